@@ -1,0 +1,74 @@
+"""The protocol of a world, real or dreamed, and the one typed way in which it may break."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from real_envs.trajectory import Observation, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to solve, such as one TextWorld game.
+
+    Attributes:
+        id: unique, stable across runs; the key by which data is split.
+        spec: what the environment needs to load it, such as ``{"path": "games/tw-7.z8"}``.
+    """
+
+    id: str
+    spec: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one action did.
+
+    ``terminated`` is the world's end (no bootstrap); ``truncated`` is a limit of ours (bootstrap). They are never merged.
+    ``stop`` may name the kind of truncation; ``info`` goes into ``Turn.info``.
+    """
+
+    observation: Observation
+    reward: float | None
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, float | str | bool] = field(default_factory=dict)
+    stop: StopReason | None = None
+
+
+class EnvFailure(Exception):
+    """The environment broke (not: the agent lost). Carries a ``StopReason`` whose ``is_failure`` is true.
+
+    The rollout turns it into a typed, counted episode that enters no loss; nobody turns it into an observation.
+    """
+
+    def __init__(self, reason: StopReason, detail: str) -> None:
+        if not reason.is_failure:
+            raise ValueError(f"{reason} is no failure")
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Env(Protocol):
+    """One episode at a time. Real and dreamed environments look the same to the rollout.
+
+    ``reset`` may be called again at any time, also after a failure. ``step`` needs a reset first and must not be called
+    after ``terminated`` or ``truncated``. Both raise ``EnvFailure`` and nothing else for faults of the environment; an
+    action the world does not understand is an ordinary step, answered by an ordinary observation.
+    """
+
+    async def reset(self, task: Task, seed: int) -> Observation: ...
+
+    async def step(self, action: str) -> StepResult: ...
+
+    async def close(self) -> None: ...
+
+
+class TaskSet(Protocol):
+    """The tasks of a benchmark by split, and environments to play them in."""
+
+    def tasks(self, split: str) -> Sequence[Task]: ...
+
+    def make_env(self) -> Env: ...

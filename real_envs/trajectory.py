@@ -1,0 +1,184 @@
+"""What happened in an episode: the record that every other package reads and writes.
+
+A trajectory starts with the observation of ``reset`` and goes on with turns. A turn is an action and what the world
+answered: ``turns[k].observation`` is seen *after* ``turns[k].action``.
+
+Example, one episode that was solved at its second turn::
+
+    Trajectory(
+        id="tw-7/expert/0", task_id="tw-7", group_id="tw-7/expert", source=Source.EXPERT, agent="expert", seed=0,
+        start="Open the chest. -= Attic =- You see a chest. There is an exit to the east.",
+        turns=(
+            Turn("go east", "-= Hall =- There is a lamp. There is an exit to the west.", reward=0.0, terminated=False),
+            Turn("take lamp", "You take the lamp. *** The End ***", reward=1.0, terminated=True),
+        ),
+        stop=StopReason.TERMINATED,
+    )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+
+class Source(StrEnum):
+    """Where the turns of an episode come from; losses and metrics are kept apart by it."""
+
+    REAL = "real"
+    DREAM = "dream"
+    EXPERT = "expert"
+
+
+class StopReason(StrEnum):
+    """Why an episode ended.
+
+    ``TERMINATED`` is the world's own end: nothing follows, so no value is bootstrapped. Truncations are ours: the world
+    would have gone on. Failures are neither: the episode says nothing about the task and enters no loss.
+    """
+
+    TERMINATED = "terminated"
+    # truncations
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"  # the policy's or the world model's context is full
+    UNSURE = "unsure"  # the guard cut a dream whose next observation the world model is not sure of
+    # failures
+    ENV_CRASHED = "env_crashed"
+    ENV_TIMEOUT = "env_timeout"
+    PREDICTION_INVALID = "prediction_invalid"  # the world model's output could not be parsed
+    ENGINE_FAILED = "engine_failed"  # generation broke: NaN log-probs, an endpoint that died, ...
+
+    @property
+    def is_failure(self) -> bool:
+        return self in _FAILURES
+
+    @property
+    def is_truncation(self) -> bool:
+        return self in _TRUNCATIONS
+
+
+_TRUNCATIONS = frozenset({StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT, StopReason.UNSURE})
+_FAILURES = frozenset(
+    {StopReason.ENV_CRASHED, StopReason.ENV_TIMEOUT, StopReason.PREDICTION_INVALID, StopReason.ENGINE_FAILED}
+)
+
+
+class Owner(IntEnum):
+    """Who made a token. Decided where the token is made, never re-derived from text."""
+
+    SCAFFOLD = 0  # chat template, forced end tokens, context copied from a log: trained by nobody
+    AGENT = 1  # sampled by the policy: trains the policy
+    ENV = 2  # the world's words: trains the world model
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an agent sees.
+
+    Attributes:
+        text: all that a policy may condition on.
+        privileged: what the simulator knows and a policy must not see (admissible commands, a plan, hidden state). Only
+            scripted agents read it; nothing renders it into tokens.
+    """
+
+    text: str
+    privileged: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An action and the world's answer.
+
+    Attributes:
+        action: the command as the environment got it.
+        observation: the text seen after the action.
+        reward: what the action earned; ``None`` where nobody measured it, which is not 0.0.
+        terminated: the world ended with this turn.
+        info: diagnostics that are no input of any model, such as ``{"confidence": 0.98}`` in a dream.
+    """
+
+    action: str
+    observation: str
+    reward: float | None
+    terminated: bool
+    info: Mapping[str, float | str | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The exact tokens a policy saw and made in one episode (token in, token out).
+
+    All tuples have one entry per token. ``logprobs`` is ``None`` wherever the policy did not sample the token;
+    ``turns`` is the index into ``Trajectory.turns`` for agent tokens and -1 for all others.
+
+    Raises:
+        ValueError: the tuples differ in length, or a log-prob and the agent's ownership disagree.
+    """
+
+    ids: tuple[int, ...]
+    owners: tuple[Owner, ...]
+    logprobs: tuple[float | None, ...]
+    turns: tuple[int, ...]
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        n = len(self.ids)
+        if not len(self.owners) == len(self.logprobs) == len(self.turns) == n:
+            raise ValueError(
+                f"a trace needs one owner, log-prob and turn per token: "
+                f"{n} ids, {len(self.owners)} owners, {len(self.logprobs)} logprobs, {len(self.turns)} turns"
+            )
+        for i, (owner, logprob) in enumerate(zip(self.owners, self.logprobs, strict=True)):
+            if (owner == Owner.AGENT) != (logprob is not None):
+                raise ValueError(f"token {i} is owned by {owner.name} but its log-prob is {logprob}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode with its provenance.
+
+    Attributes:
+        id: unique within a store.
+        task_id: the task (for TextWorld: the game) it was played in.
+        group_id: episodes that share a start and are compared with each other (a GRPO group).
+        source: real, dream or expert.
+        agent: who acted, such as ``"expert"``, ``"random"`` or ``"policy"``.
+        seed: the seed that drove the agent (and, in a dream, the world model).
+        start: the observation of ``reset``, goal included.
+        turns: what was done and seen; the first ``prefix_turns`` of them were copied from a log (branched dreams).
+        stop: why it ended.
+        policy_version, world_model_version: which weights acted and dreamed; ``None`` where there were none.
+        trace: the policy's tokens; ``None`` for scripted agents.
+        failure: one sentence on what broke where ``stop`` is a failure.
+    """
+
+    id: str
+    task_id: str
+    group_id: str
+    source: Source
+    agent: str
+    seed: int
+    start: str
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    prefix_turns: int = 0
+    policy_version: str | None = None
+    world_model_version: str | None = None
+    trace: Trace | None = None
+    failure: str | None = None
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the measured rewards, 0.0 if there were none."""
+        return float(sum(turn.reward for turn in self.turns if turn.reward is not None))
+
+    @property
+    def solved(self) -> bool:
+        """Environments normalise rewards such that a solved task has a total of 1."""
+        return not self.stop.is_failure and self.total_reward >= 1.0 - 1e-6
+
+    @property
+    def own_turns(self) -> tuple[Turn, ...]:
+        """The turns played in this episode, without the prefix copied from a log."""
+        return self.turns[self.prefix_turns :]
