@@ -26,7 +26,7 @@ class Task:
 class StepResult:
     """What one action did.
 
-    ``terminated`` is the world's end (no bootstrap); ``truncated`` is a limit of ours (bootstrap). They are never merged.
+    ``terminated`` is the world's end (no bootstrap); ``truncated`` is a limit of ours (bootstrap). Never merged.
     ``stop`` may name the kind of truncation; ``info`` goes into ``Turn.info``.
     """
 

@@ -80,10 +80,13 @@ class Observation:
         text: all that a policy may condition on.
         privileged: what the simulator knows and a policy must not see (admissible commands, a plan, hidden state). Only
             scripted agents read it; nothing renders it into tokens.
+        history: the turns that led here, where an episode starts in the middle of a logged one; ``text`` is then still
+            the observation of the log's ``reset``. Empty for a world that starts at its beginning.
     """
 
     text: str
     privileged: Mapping[str, object] = field(default_factory=dict)
+    history: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

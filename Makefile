@@ -1,0 +1,50 @@
+# Every target sets itself up on a fresh machine: it finds a Python, makes .venv and installs what constraints.txt pins.
+# A second call finds the stamp and goes straight to work. `make help` lists the targets.
+#   make demo                                   the whole flow on a laptop
+#   make train ARGS='run=mine preset=tiny'      any stage of `imagine`, with overrides
+#   make test PYTHON=/path/to/python3.12        another interpreter
+VENV ?= .venv
+ARGS ?=
+STAGES := demo demo-seeds collect fit-world-model clone train evaluate report
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
+# 3.11 comes first because the pins were tested with it. A candidate is run, not only found: a shim may not work.
+CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
+PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
+
+.PHONY: help install test clean $(STAGES)
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
+		$(MAKEFILE_LIST)
+	@echo "  stages: $(STAGES)"
+
+# torch is pinned in the same pip call as the rest: otherwise pip may first choose, and fetch, another build of it.
+# The stamp is written last, so an install that was cut off is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python $(NEW_ENOUGH) 2>/dev/null; then \
+		if [ -z "$(PYTHON)" ]; then \
+			echo "error: no Python >= 3.11 with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; \
+		fi; \
+		echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
+	fi
+	@echo "installing what constraints.txt pins; the first time this takes some minutes"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## make .venv and install the pinned dependencies
+
+$(STAGES): $(STAMP)  ## run a stage of `imagine`, such as `make demo`; settings go into ARGS='key=value ...'
+	$(BIN)/imagine $@ $(ARGS)
+
+test: $(STAMP)  ## lint, format check, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest $(ARGS)
+
+clean:  ## remove .venv, caches and build output; outputs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,275 @@
+"""The `imagine` command: ``imagine <stage> [key=value ...]``.
+
+A stage is a plain function ``(config, folder) -> None``. This file finds it, makes its typed configuration, owns the
+run folder ``<output>/<run>`` and turns the user's mistakes into one clear line and exit code 2. Nothing heavy is
+imported before the whole command line is known to be right.
+
+Exit codes: 0 done, 2 the user's mistake, 130 stopped with Ctrl-C, 1 (with a traceback) a mistake of ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagination import compose
+from imagination.schema import ConfigError, docstring, explanations, flat_defaults, schema_keys, type_name, unknown
+
+OVERVIEW = """\
+Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on
+them, and measure it in the real environment.
+
+usage: imagine <stage> [key=value ...]
+       imagine <stage> --help     what the stage does, reads and writes, with examples and its keys
+"""
+
+EXAMPLES = """\
+examples:
+  imagine demo                                          the whole flow, in minutes, without a GPU
+  imagine train run=mine preset=tiny train.updates=5    one stage: a run folder, a preset, one key
+  imagine train run=mine                                the same run goes on, with the same settings
+"""
+
+TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
+
+# The errors whose message is written for the user. They are named, not imported: most live in heavy modules.
+USER_ERRORS = (
+    ("imagination.settings", "UserError"),
+    ("imagination.report", "ReportError"),
+    ("policy.lm.backbone", "CheckpointError"),
+    ("real_envs.manifest", "StoreError"),
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One word of the command line.
+
+    Attributes:
+        name: ``fit-world-model``.
+        summary: one line for ``imagine --help``.
+        help: what it does and why, for ``imagine <stage> --help``.
+        reads: files of the run folder that must be there.
+        writes: files of the run folder that it makes.
+        examples: two or three literal command lines.
+        sections: the parts of the configuration that matter to it; its help lists their keys.
+        function: ``module:name``, imported only when the stage runs.
+    """
+
+    name: str
+    summary: str
+    help: str
+    reads: str
+    writes: str
+    examples: tuple[str, ...]
+    sections: tuple[str, ...]
+    function: str
+
+
+_STAGES = (
+    Stage(
+        name="demo",
+        summary="the whole flow at once: collect, fit, clone, dream, train, evaluate, report",
+        help="Runs every stage below with the settings of preset=demo, then prints where the report is.",
+        reads="nothing",
+        writes="everything that the stages below write",
+        examples=("imagine demo", "imagine demo run=demo-7 seed=7", "imagine demo algorithm=ppo run=demo-ppo"),
+        sections=(),
+        function="imagination.stages.demo:demo",
+    ),
+    Stage(
+        name="demo-seeds",
+        summary="the demo with several seeds, and what is left of its result",
+        help="One seed proves little. Runs the demo once a seed and reports the mean and its spread.",
+        reads="nothing",
+        writes="a folder a seed, and a report over all of them",
+        examples=("imagine demo-seeds", "imagine demo-seeds run=seeds-ppo algorithm=ppo"),
+        sections=(),
+        function="imagination.stages.demo:demo_seeds",
+    ),
+    Stage(
+        name="collect",
+        summary="play the real environment and log the episodes",
+        help="Plays games in the real environment and stores every episode. All later training starts from this log.",
+        reads="nothing",
+        writes="games/, log/, summary.json",
+        examples=("imagine collect run=mine", "imagine collect run=mine preset=tiny seed=3"),
+        sections=("games", "collect"),
+        function="imagination.stages.collect:collect",
+    ),
+    Stage(
+        name="fit-world-model",
+        summary="learn from the log what the world answers to an action",
+        help="Trains the world model on what the environment said in real episodes, never on its own dreams.",
+        reads="log/",
+        writes="models/worldmodel/, metrics.jsonl, summary.json",
+        examples=("imagine fit-world-model run=mine", "imagine fit-world-model run=mine seed=3"),
+        sections=("worldmodel", "fit"),
+        function="imagination.stages.fit:fit_world_model",
+    ),
+    Stage(
+        name="clone",
+        summary="teach the policy to act as the expert episodes do",
+        help="Behaviour cloning: cross-entropy on the agent's tokens of expert episodes. `train` starts from it.",
+        reads="log/",
+        writes="models/policy-clone/, metrics.jsonl, summary.json",
+        examples=("imagine clone run=mine", "imagine clone run=mine preset=tiny"),
+        sections=("policy", "clone"),
+        function="imagination.stages.fit:clone",
+    ),
+    Stage(
+        name="train",
+        summary="train the policy on dreamed, real and expert episodes",
+        help=(
+            "Plays episodes with the current policy, in the world model or in the real games, judges them and updates\n"
+            "the policy. Checkpoints are written on the way; the same command goes on from the last one."
+        ),
+        reads="log/, models/worldmodel/, models/policy-clone/",
+        writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl, summary.json",
+        examples=(
+            "imagine train run=mine",
+            "imagine train run=mine-ppo algorithm=ppo",
+            "imagine train run=mine train.updates=5",
+        ),
+        sections=("train", "algorithm", "dream"),
+        function="imagination.stages.train:train",
+    ),
+    Stage(
+        name="evaluate",
+        summary="measure the policy in the real environment, on tasks it never saw",
+        help="Plays held-out games in the real environment with the policy before and after training.",
+        reads="games/, models/",
+        writes="rollouts.jsonl, summary.json",
+        examples=("imagine evaluate run=mine", "imagine evaluate run=mine seed=3"),
+        sections=("evaluate",),
+        function="imagination.stages.evaluate:evaluate",
+    ),
+    Stage(
+        name="report",
+        summary="put the results of a run on one page: imagined against real",
+        help="Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.",
+        reads="summary.json, metrics.jsonl, rollouts.jsonl",
+        writes="report.html, report.md, report.json",
+        examples=("imagine report run=mine", "imagine report run=demo"),
+        sections=(),
+        function="imagination.stages.report:report",
+    ),
+)
+STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _STAGES}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(words)
+    except KeyboardInterrupt:
+        print(f"\nstopped; to go on: imagine {shlex.join(words)}", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("IMAGINE_TRACEBACK") == "1" or not _is_users(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _command(words: Sequence[str]) -> int:
+    if not words:
+        print(overview(), file=sys.stderr)
+        return 2
+    name, *overrides = words
+    if name in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if name not in STAGES:
+        raise unknown("stage", name, list(STAGES))
+    stage = STAGES[name]
+    if {"-h", "--help"} & set(overrides):
+        print(stage_help(stage))
+        return 0
+
+    config, folder = prepare(overrides)
+    function: Callable[[Any, Path], None] = _load(stage.function)
+    try:
+        function(config, folder)
+    except (KeyboardInterrupt, SystemExit) as stop:
+        if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
+            raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down
+        where = [word for word in overrides if word.startswith("output=")]  # the rest is remembered in the folder
+        again = shlex.join([stage.name, f"run={config.run}", *where])
+        print(f"\nstopped; to go on: imagine {again}", file=sys.stderr)
+        return 130
+    return 0
+
+
+def prepare(overrides: Sequence[str]) -> tuple[Any, Path]:
+    """The configuration of a run and its folder, in which both it and the overrides are now written down.
+
+    A run keeps the settings that it was started with: what is given now comes on top of what was given before. So
+    ``imagine train run=mine`` goes on after ``imagine train run=mine preset=tiny`` with the preset still in force.
+    """
+    schema = _load("imagination.settings:Config")
+    config = compose.load_config(overrides, schema)
+    folder = compose.run_folder(config.run, Path(config.output))
+    if earlier := compose.remembered_overrides(folder):
+        overrides = compose.merge_overrides(earlier, overrides)
+        config = compose.load_config(overrides, schema)
+        print(f"run '{config.run}' goes on with: {shlex.join(overrides)}", file=sys.stderr)
+    compose.save_config(config, folder)
+    compose.remember_overrides(overrides, folder)
+    return config, folder
+
+
+def _load(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the error says what the user can do. A type that was never imported cannot have been raised."""
+    kinds = [getattr(sys.modules.get(module), name, None) for module, name in USER_ERRORS]
+    return isinstance(error, (ConfigError, *(kind for kind in kinds if kind)))
+
+
+def overview() -> str:
+    """``imagine --help``."""
+    stages = "\n".join(f"  {stage.name:<17}{stage.summary}" for stage in STAGES.values())
+    return f"{OVERVIEW}\nstages:\n{stages}\n\n{EXAMPLES}\n{_groups_help()}\n{TRACEBACK}"
+
+
+def stage_help(stage: Stage) -> str:
+    """``imagine <stage> --help``; its keys and defaults are read from the dataclasses and never out of date."""
+    examples = "\n".join(f"  {example}" for example in stage.examples)
+    return (
+        f"imagine {stage.name}: {stage.summary}\n\n{stage.help}\n\n"
+        f"in <output>/<run>/, by default outputs/default/\n"
+        f"  reads   {stage.reads}\n  writes  {stage.writes}, config.yaml\n\n"
+        f"examples:\n{examples}\n\n{_groups_help()}\n{_keys_help(stage.sections)}"
+    )
+
+
+def _groups_help() -> str:
+    lines = [f"  {group}={'|'.join(names)}" for group, names in compose.groups(compose.config_folder()).items()]
+    return "groups of settings (files in configs/):\n" + "\n".join(lines) + "\n"
+
+
+def _keys_help(sections: Sequence[str]) -> str:
+    """A block a section: its dataclass's docstring, then a line a key, ``train.updates=100    an int; how often``."""
+    schema = _load("imagination.settings:Config")
+    keys, defaults, words = schema_keys(schema), flat_defaults(schema), explanations(schema)
+    blocks = ["keys and their defaults (files in configs/ may choose others):"]
+    for section in ("", *sections):
+        about = f"{section}: {docstring(keys[section])}" if section else "for every stage"
+        lines = [
+            f"  {f'{key}={default}':<36} {type_name(keys[key])}" + (f"; {words[key]}" if key in words else "")
+            for key, default in defaults.items()
+            if (key.partition(".")[0] if "." in key else "") == section
+        ]
+        blocks.append("\n".join([about, *lines]))
+    return "\n\n".join(blocks)

@@ -1,0 +1,121 @@
+"""``DreamEnv``: a world model behind the ``Env`` protocol, with start states from a log and a guard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.trajectory import Observation, StopReason, Trajectory, Turn
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A real state to dream from: the log's first observation and the turns up to the branch."""
+
+    task_id: str
+    text: str
+    history: tuple[Turn, ...] = ()
+
+
+@dataclass(frozen=True)
+class Guard:
+    """When to stop believing a dream.
+
+    Attributes:
+        min_confidence: a turn whose prediction is less likely than this ends the dream as ``UNSURE``, unpaid.
+        min_outcome_confidence: the same for reward and end alone, where the prediction pays or ends the episode.
+    """
+
+    min_confidence: float = 0.0
+    min_outcome_confidence: float = 0.0
+
+    def trusts(self, prediction: Prediction) -> bool:
+        if prediction.confidence < self.min_confidence:
+            return False
+        decides = prediction.reward != 0 or prediction.terminated
+        return not decides or prediction.outcome_confidence >= self.min_outcome_confidence
+
+
+class DreamEnv:
+    """One dreamed episode at a time; to the rollout it looks like any other environment.
+
+    ``Task.spec["start"]`` names the start state. A broken prediction is an ``EnvFailure``, an unsure one a truncation.
+    """
+
+    _sessions = count()
+
+    def __init__(self, world_model: WorldModel, starts: Mapping[str, Start], guard: Guard | None = None) -> None:
+        self._model = world_model
+        self._starts = starts
+        self._guard = guard or Guard()
+        self._start: Start | None = None
+        self._history: list[Turn] = []
+        self._session = next(DreamEnv._sessions)
+        self._seed = 0
+        self._ended = True
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        """
+        Raises:
+            KeyError: the task names a start state that is not there.
+        """
+        self._start = self._starts[task.spec["start"]]
+        self._history = list(self._start.history)
+        self._seed = seed
+        self._ended = False
+        return Observation(self._start.text, history=self._start.history)
+
+    async def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: before ``reset`` or after the end.
+            EnvFailure: the prediction is malformed or generation broke.
+        """
+        if self._start is None or self._ended:
+            raise RuntimeError("step needs a reset first, and the last episode has ended")
+        seed = (self._seed * 1_000_033 + len(self._history)) % (1 << 63)
+        try:
+            prediction = await self._model.predict(
+                self._start.text, self._history, action, seed, ("dream", self._session)
+            )
+        except ContextFull:
+            self._ended = True
+            return StepResult(Observation(""), None, False, True, stop=StopReason.CONTEXT_LIMIT)
+        except PredictionInvalid as error:
+            self._ended = True
+            raise EnvFailure(StopReason.PREDICTION_INVALID, str(error)) from error
+        except EngineFailure as error:
+            self._ended = True
+            raise EnvFailure(StopReason.ENGINE_FAILED, str(error)) from error
+        info = {"confidence": prediction.confidence, "outcome_confidence": prediction.outcome_confidence}
+        observation = Observation(prediction.observation)
+        if not self._guard.trusts(prediction):
+            self._ended = True
+            return StepResult(observation, 0.0, False, True, info, StopReason.UNSURE)
+        self._history.append(Turn(action, prediction.observation, prediction.reward, prediction.terminated))
+        self._ended = prediction.terminated
+        return StepResult(observation, prediction.reward, prediction.terminated, False, info)
+
+    async def close(self) -> None:
+        self._model.release(("dream", self._session))
+        self._ended = True
+
+
+def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]:
+    """Start states by name: the beginning of each task once, and with ``branch`` every state of the log between turns.
+
+    A state from which nothing more can happen (the last one of an episode) is no start. Names are stable across runs.
+    """
+    starts: dict[str, Start] = {}
+    for trajectory in log:
+        depth = len(trajectory.turns) if branch else 1
+        for k in range(depth):
+            history = trajectory.turns[:k]
+            digest = hashlib.sha256(repr([t.action for t in history]).encode()).hexdigest()[:12]
+            starts.setdefault(f"{trajectory.task_id}@{digest}", Start(trajectory.task_id, trajectory.start, history))
+    return starts

@@ -1,0 +1,69 @@
+"""Trajectories -> rows for the optimiser: who may train what, with which advantage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from imagination.advantage import group_relative, place_turn_rewards
+from policy.lm.batch import Row
+from policy.lm.render import ChatFormat, render_for_policy
+from real_envs.trajectory import Owner, Source, Trace, Trajectory
+
+
+def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
+    """GRPO's advantage of each episode within its group, and whether the episode counts.
+
+    Failed episodes count for nothing: neither in the loss nor in the mean of their group. Episodes without a sampled
+    token (a context full at once) have nothing to train.
+    """
+    names: dict[str, int] = {}
+    ids = torch.tensor([names.setdefault(e.group_id, len(names)) for e in episodes])
+    usable = torch.tensor([not e.stop.is_failure and e.trace is not None for e in episodes])
+    returns = torch.tensor([sum(t.reward or 0.0 for t in e.own_turns) for e in episodes])
+    advantages, counts = group_relative(returns, ids, usable, normalise_std=normalise_std)
+    return advantages.tolist(), counts.tolist()
+
+
+def policy_row(episode: Trajectory, advantage: float) -> Row | None:
+    """The row of a played episode, or ``None`` where the policy made no token.
+
+    Without a critic, what follows the last agent token is read by no loss; a truncated episode keeps it, for the value
+    of the state where it was cut.
+    """
+    trace = episode.trace
+    if trace is None or Owner.AGENT not in trace.owners:
+        return None
+    n = len(trace.ids) if episode.stop.is_truncation else _last_agent_token(trace) + 1
+    made = [owner == Owner.AGENT for owner in trace.owners[:n]]
+    # an action that the world could not answer (its context was full) has no turn, and earned nothing
+    past = [0.0] * episode.prefix_turns  # what the log earned is nothing the policy did
+    earned = torch.tensor([[*past, *(turn.reward or 0.0 for turn in episode.own_turns), 0.0]])
+    index = torch.tensor([trace.turns[:n]])
+    return Row(
+        ids=trace.ids[:n],
+        action_mask=made,
+        source=episode.source,
+        behavior_logprobs=[float("nan") if logprob is None else logprob for logprob in trace.logprobs[:n]],
+        advantages=[advantage if mine else 0.0 for mine in made],
+        rl_weight=[1.0 if mine else 0.0 for mine in made],
+        rewards=place_turn_rewards(earned, index)[0].tolist(),
+        truncated=episode.stop.is_truncation,
+    )
+
+
+def _last_agent_token(trace: Trace) -> int:
+    return max(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT)
+
+
+def imitation_row(chat: ChatFormat, episode: Trajectory, source: Source | None = None) -> Row:
+    """The row of a logged episode: cross-entropy on its actions, as there are no log-probs to make a ratio of."""
+    tokens = render_for_policy(chat, episode)
+    made = [owner == Owner.AGENT for owner in tokens.owners]
+    return Row(
+        ids=tokens.ids,
+        action_mask=made,
+        source=source or episode.source,
+        ce_weight=[1.0 if mine else 0.0 for mine in made],
+    )

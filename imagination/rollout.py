@@ -1,0 +1,115 @@
+"""The only turn loop. One episode is one coroutine; batching hides in the engine, isolation in the environment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from policy.agent import Actor, Agent
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.env import Env, EnvFailure, Task
+from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What to play: a task, under which names, from which seed."""
+
+    id: str
+    task: Task
+    group_id: str
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What is stamped on every trajectory of a rollout."""
+
+    source: Source
+    policy_version: str | None = None
+    world_model_version: str | None = None
+
+
+async def play(env: Env, agent: Agent, episode: Episode, provenance: Provenance, max_turns: int) -> Trajectory:
+    """Plays one episode, real or dreamed.
+
+    The world's end, our limits and faults are told apart in ``Trajectory.stop``. Faults of environment or engine do not
+    raise: they become a typed trajectory, which no loss reads. ``max_turns`` counts the turns of this episode, not the
+    turns of a logged history before it.
+    """
+    turns: list[Turn] = []
+    observation = Observation("")
+    actor: Actor | None = None
+    stop, failure = StopReason.TURN_LIMIT, None
+    try:
+        observation = await env.reset(episode.task, episode.seed)
+        actor = agent.start(observation, episode.seed)
+        for _ in range(max_turns):
+            action = await actor.act()
+            result = await env.step(action)
+            if result.stop is StopReason.CONTEXT_LIMIT:
+                stop = result.stop  # the world could not answer: there is no turn to record
+                break
+            turns.append(Turn(action, result.observation.text, result.reward, result.terminated, result.info))
+            if result.terminated:
+                stop = StopReason.TERMINATED
+                break
+            actor.observe(result.observation)  # also where we cut: a critic bootstraps from the state after it
+            if result.truncated:
+                stop = result.stop or StopReason.TURN_LIMIT
+                break
+    except ContextFull:
+        stop = StopReason.CONTEXT_LIMIT
+    except (EnvFailure, EngineFailure) as error:
+        stop, failure = error.reason, str(error)
+    trace = actor.trace() if actor is not None else None
+    if actor is not None:
+        actor.close()
+    return Trajectory(
+        id=episode.id,
+        task_id=episode.task.id,
+        group_id=episode.group_id,
+        source=provenance.source,
+        agent=agent.name,
+        seed=episode.seed,
+        start=observation.text,
+        turns=(*observation.history, *turns),
+        stop=stop,
+        prefix_turns=len(observation.history),
+        policy_version=provenance.policy_version,
+        world_model_version=provenance.world_model_version,
+        trace=trace,
+        failure=failure,
+    )
+
+
+async def play_all(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | Callable[[Episode], Agent],
+    provenance: Provenance | Callable[[Episode], Provenance],
+    max_turns: int,
+    concurrency: int = 64,
+    on_done: Callable[[Trajectory], None] | None = None,
+) -> list[Trajectory]:
+    """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``."""
+    results: list[Trajectory | None] = [None] * len(episodes)
+    queue: Iterable[tuple[int, Episode]] = iter(enumerate(episodes))
+
+    async def worker() -> None:
+        env = make_env()
+        try:
+            for index, episode in queue:
+                player = agent(episode) if callable(agent) else agent
+                stamp = provenance(episode) if callable(provenance) else provenance
+                results[index] = trajectory = await play(env, player, episode, stamp, max_turns)
+                if on_done is not None:
+                    on_done(trajectory)
+        finally:
+            await env.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(episodes))):
+            group.create_task(worker())
+    return [trajectory for trajectory in results if trajectory is not None]

@@ -1,0 +1,129 @@
+"""What several stages need: the run folder, models with their engines, Lightning trainers that resume."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from policy.agent import LanguageModelAgent
+from policy.lm.backbone import load_checkpoint, with_lora
+from policy.lm.engine import InProcessEngine
+from policy.lm.render import ChatFormat
+from policy.lm.settings import ModelSettings
+from worldmodel.text import TextWorldModel
+
+
+def open_run(config: Config, folder: Path) -> RunFolder:
+    """The folder of this run, and torch set up for it."""
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    L.seed_everything(config.seed, verbose=False)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")
+    return RunFolder(folder, config.seed)
+
+
+def need(path: Path, stage: str) -> Path:
+    """
+    Raises:
+        UserError: an earlier stage has not written ``path`` yet.
+    """
+    if not path.exists():
+        raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= first")
+    return path
+
+
+def weights_version(model: torch.nn.Module) -> str:
+    """A short hash of all weights, the provenance of what the model makes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def load_model(folder: Path, stage: str, settings: ModelSettings) -> tuple[Any, ChatFormat]:
+    """A model of this run with its chat format; adapters are put on where the settings ask for them."""
+    model, tokenizer = load_checkpoint(str(need(folder, stage)), settings.dtype)
+    return model, ChatFormat(tokenizer)
+
+
+def adapted(model: Any, settings: ModelSettings) -> Any:
+    """The model as it is trained: with LoRA where ``lora.rank`` is not 0."""
+    return with_lora(model, settings.lora) if settings.lora.rank else model
+
+
+def context_of(model: Any, settings: ModelSettings) -> int:
+    """The longest sequence to use: what the settings say, within what the model can."""
+    return min(settings.context, int(model.config.max_position_embeddings))
+
+
+def make_agent(model: Any, chat: ChatFormat, config: Config, temperature: float, name: str) -> LanguageModelAgent:
+    """A policy that plays, sampling from ``model`` as it is at that moment."""
+    engine = InProcessEngine(model, context_of(model, config.policy))
+    return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
+
+
+def load_world_model(run: RunFolder, config: Config, temperature: float) -> TextWorldModel:
+    """The run's world model, ready to predict."""
+    model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
+    model.requires_grad_(False)
+    engine = InProcessEngine(model, context_of(model, config.worldmodel))
+    return TextWorldModel(engine, chat, weights_version(model), config.dream.max_tokens, temperature)
+
+
+class _SaveState(Callback):
+    """Saves the training state every few steps, atomically: a killed run goes on from the last one."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        self._path, self._every = path, every
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (batch_idx + 1) % self._every == 0:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self._path.with_suffix(".tmp")
+            trainer.save_checkpoint(partial)
+            os.replace(partial, self._path)
+
+
+def make_trainer(run: RunFolder, stage: str, every: int, precision: str, limit: int | None = None) -> L.Trainer:
+    """A trainer with TensorBoard logs, a progress bar and resumable state.
+
+    Args:
+        every: save the state after so many batches.
+        limit: stop after so many batches of this call (to test resuming).
+    """
+    callbacks: list[Callback] = [_SaveState(run.training_state(stage), every), TQDMProgressBar(refresh_rate=5)]
+    return L.Trainer(
+        max_epochs=1,
+        accelerator="auto",
+        devices=1,
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        logger=TensorBoardLogger(run.path, name="tensorboard", version=stage),
+        callbacks=callbacks,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        limit_train_batches=limit,
+    )
+
+
+def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
+    """Path of the saved training state and the number of batches it has done; ``(None, 0)`` for a fresh start."""
+    path = run.training_state(stage)
+    if not path.exists():
+        return None, 0
+    state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
+    return str(path), int(progress["completed"])

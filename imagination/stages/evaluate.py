@@ -1,0 +1,188 @@
+"""Stage ``evaluate``: the verdict in the real games, beside what the dream believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from imagination.dream_env import DreamEnv, Guard, Start
+from imagination.evaluation import summarise
+from imagination.rollout import Episode, Provenance, play, play_all
+from imagination.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.stages.common import load_model, load_world_model, make_agent, open_run, weights_version
+from imagination.stages.progress import bar
+from policy.agent import LanguageModelAgent
+from real_envs.env import Task
+from real_envs.isolation import real_steps_taken
+from real_envs.textworld import TextWorldTasks
+from real_envs.trajectory import Observation, Source, Trajectory
+from worldmodel.audit import audit_metrics, judge
+
+REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
+SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
+
+
+def evaluate(config: Config, folder: Path) -> None:
+    """Plays the cloned and the trained policy in real and dreamed games; audits the world model on both."""
+    run = open_run(config, folder)
+    run.forget("evaluate")
+    with run.timed("evaluate"):
+        asyncio.run(_evaluate(config, run))
+
+
+async def _evaluate(config: Config, run: RunFolder) -> None:
+    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    before = real_steps_taken()
+    played: dict[str, list[Trajectory]] = {}
+    dreams: list[Trajectory] = []
+    policies: dict[str, Any] = {}
+    starts: dict[str, Start] = {}
+    for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
+        model, chat = load_model(run.model(folder), stage, config.policy)
+        agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
+        version = weights_version(model)
+        results: dict[str, Any] = {}
+        for split in ("train", "heldout"):
+            episodes = await _real(config, tasks, agent, version, which, split)
+            run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
+            results[f"{split}_tasks"] = summarise(episodes).success.to_json()
+            played[f"{which}/{split}"] = episodes
+        for episode in played[f"{which}/train"]:
+            if not episode.stop.is_failure:
+                starts.setdefault(episode.task_id, Start(episode.task_id, episode.start))
+        dreams = await _dreams(config, run, tasks, agent, version, which, starts)
+        run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
+        results["dream_success"] = summarise(dreams).success.to_json()
+        policies[which] = results
+    await _replay(config, run, tasks, dreams)
+    await tasks.close()
+    judge_model = load_world_model(run, config, temperature=0.0)
+    on_policy = {
+        which: audit_metrics(await judge(judge_model, played[f"{which}/train"][::2])) for which in ("before", "after")
+    }
+    run.update(
+        {
+            "policy": policies,
+            "real_steps": {"evaluate": real_steps_taken() - before},
+            "world_model": {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]},
+        }
+    )
+
+
+async def _real(
+    config: Config, tasks: TextWorldTasks, agent: LanguageModelAgent, version: str, which: str, split: str
+) -> list[Trajectory]:
+    count = config.evaluate.episodes if split == "train" else config.evaluate.heldout_episodes
+    episodes = _plan(config, tasks.tasks(split), count, f"real/{which}/{split}")
+    with bar(f"play {which}, {split} games", len(episodes)) as advance:
+        return await _counted(
+            advance, episodes, tasks.make_env, agent, Provenance(Source.REAL, version), config, concurrency=64
+        )
+
+
+async def _dreams(
+    config: Config,
+    run: RunFolder,
+    tasks: TextWorldTasks,
+    agent: LanguageModelAgent,
+    version: str,
+    which: str,
+    starts: dict[str, Start],
+) -> list[Trajectory]:
+    model = load_world_model(run, config, config.dream.temperature)
+    guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
+    known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
+    episodes = _plan(config, known, config.evaluate.episodes, f"dream/{which}")
+    stamp = Provenance(Source.DREAM, version, model.version)
+    with bar(f"dream {which}", len(episodes)) as advance:
+        return await _counted(
+            advance, episodes, lambda: DreamEnv(model, starts, guard), agent, stamp, config, concurrency=128
+        )
+
+
+def _plan(config: Config, tasks: Sequence[Task], count: int, prefix: str) -> list[Episode]:
+    return [
+        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", seed=config.seed * 1_000_000 + n * 1000 + k)
+        for n, task in enumerate(tasks)
+        for k in range(count)
+    ]
+
+
+async def _counted(
+    advance: Any,
+    episodes: Sequence[Episode],
+    make_env: Any,
+    agent: LanguageModelAgent,
+    stamp: Provenance,
+    config: Config,
+    concurrency: int,
+) -> list[Trajectory]:
+    done = 0
+
+    def count(_: Trajectory) -> None:
+        nonlocal done
+        done += 1
+        advance(done)
+
+    return await play_all(episodes, make_env, agent, stamp, config.evaluate.max_turns, concurrency, on_done=count)
+
+
+def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """The first few of each task: enough to read, whatever the number of episodes."""
+    seen: dict[str, int] = {}
+    kept = []
+    for episode in episodes:
+        seen[episode.task_id] = seen.get(episode.task_id, 0) + 1
+        if seen[episode.task_id] <= SAMPLES:
+            kept.append(episode)
+    return kept
+
+
+@dataclass(slots=True)
+class _Replayed:
+    """An actor that repeats the actions of another episode."""
+
+    actions: list[str]
+
+    async def act(self) -> str:
+        return self.actions.pop(0)
+
+    def observe(self, observation: Observation) -> None:
+        pass
+
+    def trace(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    actions: tuple[str, ...]
+    name: str = "replay"
+
+    def start(self, observation: Observation, seed: int) -> _Replayed:
+        return _Replayed(list(self.actions))
+
+
+async def _replay(config: Config, run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
+    """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
+    by_id = {task.id: task for task in tasks.tasks("train")}
+    step = max(1, len(dreams) // REPLAYS)
+    chosen = [d for d in dreams[::step] if d.turns and not d.stop.is_failure]
+    env = tasks.make_env()
+    twins: list[Trajectory] = []
+    for dream in chosen:
+        agent = _Replay(tuple(turn.action for turn in dream.turns))
+        episode = Episode(f"replay/{dream.id}", by_id[dream.task_id], dream.group_id, dream.seed)
+        twins.append(await play(env, agent, episode, Provenance(Source.REAL), max_turns=len(dream.turns)))
+    await env.close()
+    sampled = {d.id for d in _samples(dreams)}
+    run.add_rollouts("evaluate", [d for d in chosen if d.id not in sampled], which="after", split="train")
+    pairs = {twin.id: dream.id for twin, dream in zip(twins, chosen, strict=True)}
+    run.add_rollouts("evaluate", twins, pairs, which="replay", split="train")

@@ -1,0 +1,156 @@
+"""Stages ``fit-world-model`` and ``clone``: both models learn from the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from imagination.experience import imitation_row
+from imagination.module import SupervisedModule
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, FitSettings, UserError
+from imagination.stages.common import (
+    adapted,
+    context_of,
+    load_world_model,
+    make_trainer,
+    need,
+    open_run,
+    resume_from,
+)
+from imagination.stream import StepStream, SupervisedBatches
+from policy.lm.backbone import build_model, load_checkpoint, save_checkpoint
+from policy.lm.batch import Row
+from policy.lm.render import ChatFormat, prediction_text, status_line
+from policy.lm.settings import ModelSettings
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.store import TrajectoryStore, is_validation
+from real_envs.trajectory import Trajectory
+from worldmodel.audit import audit_metrics, judge
+from worldmodel.objective import transition_weights, world_model_row
+
+
+def read_log(run: RunFolder, config: Config) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Episodes of the training games: those to train on and those held out for validation; failures are left out.
+
+    Raises:
+        StoreError: the log is missing or broken.
+        UserError: nothing is left to train on.
+    """
+    store = TrajectoryStore.open(need(run.log, "collect"))
+    usable = [t for t in store.read("train") if t.turns and not t.stop.is_failure]
+    held = [t for t in usable if is_validation(t.id, config.collect.validation)]
+    kept = {t.id for t in held}
+    train = [t for t in usable if t.id not in kept]
+    if not train:
+        raise UserError(f"{run.log}: no usable episode in split 'train'; collect more, or lower collect.validation")
+    return train, held
+
+
+def fit_world_model(config: Config, folder: Path) -> None:
+    """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
+    run = open_run(config, folder)
+    with run.timed("fit_world_model"):
+        train, held = read_log(run, config)
+        model, tokenizer = _start(run, config, config.worldmodel, train, config.seed + 1)
+        chat = ChatFormat(tokenizer)
+        limit = context_of(model, config.worldmodel)
+        weights = transition_weights(train)
+        rows = [world_model_row(chat, t, w) for t, w in zip(train, weights, strict=True)]
+        rows = [cut(row, limit) for row in rows]
+        supervise(run, "fit_world_model", model, tokenizer, rows, config.fit, config.seed)
+        save_checkpoint(model, tokenizer, run.model("worldmodel"))
+        run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, held)})
+
+
+def _measure(run: RunFolder, config: Config, held: Sequence[Trajectory]) -> dict[str, Any]:
+    """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
+    world_model = load_world_model(run, config, temperature=0.0)
+    metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model, held)))
+    store = TrajectoryStore.open(run.log)
+    try:
+        elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]
+    except ValueError:  # a log of one's own may have no held-out tasks
+        return metrics
+    metrics["heldout_tasks"] = audit_metrics(asyncio.run(judge(world_model, elsewhere)))
+    return metrics
+
+
+def clone(config: Config, folder: Path) -> None:
+    """Behaviour cloning on the mediocre part of the log. Writes ``models/policy-clone``."""
+    run = open_run(config, folder)
+    with run.timed("clone"):
+        train, _ = read_log(run, config)
+        chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]
+        if not chosen:
+            agents = sorted({t.agent for t in train})
+            raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
+        model, tokenizer = _start(run, config, config.policy, train, config.seed + 2)
+        chat = ChatFormat(tokenizer)
+        limit = context_of(model, config.policy)
+        rows = [cut(imitation_row(chat, t), limit) for t in chosen]
+        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed)
+        save_checkpoint(model, tokenizer, run.model("policy-clone"))
+        run.update({"real_steps": {"clone": 0}})
+
+
+def cut(row: Row, limit: int) -> Row:
+    """The row without what lies beyond the context."""
+    if len(row.ids) <= limit:
+        return row
+    return Row(row.ids[:limit], row.action_mask[:limit], row.source, ce_weight=row.ce_weight[:limit])
+
+
+def supervise(
+    run: RunFolder,
+    stage: str,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    settings: FitSettings,
+    seed: int,
+    limit: int | None = None,
+) -> None:
+    """Trains ``model`` in place; goes on from a saved training state if the stage was stopped."""
+    state, done = resume_from(run, stage)
+    run.forget(stage, done)
+    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics))
+    pad = tokenizer.pad_token_id
+    batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
+    stream = StepStream(settings.steps, lambda: module.global_step, batches)
+    trainer = make_trainer(run, stage, every=max(1, settings.steps // 5), precision=settings.precision, limit=limit)
+    trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+
+
+def _start(
+    run: RunFolder, config: Config, settings: ModelSettings, log: Sequence[Trajectory], seed: int
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
+    if settings.model:
+        model, tokenizer = load_checkpoint(settings.model, settings.dtype)
+        return adapted(model, settings), tokenizer
+    tokenizer = run_tokenizer(run, config, log)
+    return build_model(settings, tokenizer, seed), tokenizer
+
+
+def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> PreTrainedTokenizerBase:
+    """The tokenizer of models that start from scratch: trained once a run, shared by both."""
+    folder = run.path / "tokenizer"
+    if not (folder / "tokenizer.json").exists():
+        outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
+        texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
+        texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
+        phrases = sorted(status_line(*outcome) for outcome in outcomes)
+        train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
+    return _load_tokenizer(folder)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer

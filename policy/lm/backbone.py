@@ -1,0 +1,112 @@
+"""A causal LM from a small configuration (from scratch) or from a checkpoint (hub id or folder), optionally with LoRA.
+
+Checkpoints are plain Hugging Face folders: safetensors, config, tokenizer, chat template. Anything that reads those
+(``AutoModelForCausalLM.from_pretrained``, vLLM) reads ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from policy.lm.settings import LoraSettings, ModelSettings
+from policy.lm.tokenizer import vocabulary_fingerprint
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the folder and the reason."""
+
+
+def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """A model with random weights in the shape of Qwen2 (Yang et al. 2024, arXiv 2407.10671)."""
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.hidden,
+        num_hidden_layers=settings.layers,
+        num_attention_heads=settings.heads,
+        num_key_value_heads=settings.kv_heads,
+        intermediate_size=settings.mlp,
+        max_position_embeddings=settings.context,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads a model and its tokenizer from a hub id or a folder.
+
+    Raises:
+        CheckpointError: it cannot be read, or the tokenizer knows more tokens than the model has embeddings for.
+    """
+    path = Path(name)
+    if path.is_dir() and not (path / "config.json").exists():
+        raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise CheckpointError(
+            f"{name}: wrong vocabulary: the tokenizer has {len(tokenizer)} tokens but the model embeds only {rows}"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:
+    """Wraps the model with trainable low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=settings.dropout,
+            target_modules=settings.target_modules,
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if hasattr(model, "merge_and_unload"):
+        import copy
+
+        model = copy.deepcopy(model).merge_and_unload()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def require_same_vocabulary(name: str, found: PreTrainedTokenizerBase, expected: PreTrainedTokenizerBase) -> None:
+    """
+    Raises:
+        CheckpointError: the checkpoint called ``name`` has another vocabulary than the one expected.
+    """
+    if vocabulary_fingerprint(found) != vocabulary_fingerprint(expected):
+        raise CheckpointError(
+            f"{name}: wrong vocabulary: {len(found)} tokens that differ from the {len(expected)} of this run; "
+            "use the tokenizer that the checkpoint was trained with"
+        )

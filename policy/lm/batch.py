@@ -1,0 +1,125 @@
+"""``TokenBatch``: what the losses see. Every tensor is ``[batch, time]``, each value at its token's own position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from real_envs.trajectory import Source
+
+_PER_TOKEN = (
+    "attention_mask",
+    "action_mask",
+    "behavior_logprobs",
+    "advantages",
+    "rl_weight",
+    "ce_weight",
+    "rewards",
+    "values",
+    "returns",
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence on its way into a batch, as plain lists with one entry per token.
+
+    ``rl_weight`` and ``ce_weight`` route a token to a loss component (0 = not at all); ``behavior_logprobs`` is NaN
+    where the policy did not sample the token: absent, not zero.
+    """
+
+    ids: Sequence[int]
+    action_mask: Sequence[bool]
+    source: Source
+    behavior_logprobs: Sequence[float] = ()
+    advantages: Sequence[float] = ()
+    rl_weight: Sequence[float] = ()
+    ce_weight: Sequence[float] = ()
+    rewards: Sequence[float] = ()
+    truncated: bool = False
+
+
+@dataclass(slots=True)
+class TokenBatch:
+    """A padded batch.
+
+    ``rewards`` stand on the last token of the action that earned them. ``truncated`` episodes bootstrap from the state
+    after their last token. ``values`` and ``returns`` are NaN until a critic has filled them in.
+    """
+
+    input_ids: torch.Tensor  # long
+    attention_mask: torch.Tensor  # bool, true on real tokens
+    action_mask: torch.Tensor  # bool, true on the tokens that the trained model made
+    behavior_logprobs: torch.Tensor  # float, NaN where absent
+    advantages: torch.Tensor  # float
+    rl_weight: torch.Tensor  # float
+    ce_weight: torch.Tensor  # float
+    rewards: torch.Tensor  # float
+    values: torch.Tensor  # float, NaN without a critic
+    returns: torch.Tensor  # float, NaN without a critic
+    truncated: torch.Tensor  # bool, [batch]
+    source: list[Source] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shape = self.input_ids.shape
+        for name in _PER_TOKEN:
+            found = getattr(self, name).shape
+            if found != shape:
+                raise ValueError(f"{name} is {tuple(found)} but input_ids is {tuple(shape)}")
+        if len(self.source) != shape[0]:
+            raise ValueError(f"{len(self.source)} sources for {shape[0]} rows")
+
+    @property
+    def trained_mask(self) -> torch.Tensor:
+        """Tokens that any loss component reads."""
+        return (self.rl_weight != 0) | (self.ce_weight != 0)
+
+
+def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
+    """Pads on the right to the longest row.
+
+    Raises:
+        ValueError: no rows, or a row whose lists differ in length.
+    """
+    if not rows:
+        raise ValueError("cannot make a batch of no rows")
+    width = max(len(row.ids) for row in rows)
+
+    def fill(values: Sequence[Sequence[float]], missing: float, dtype: torch.dtype) -> torch.Tensor:
+        out = torch.full((len(rows), width), missing, dtype=dtype)
+        for i, (row, value) in enumerate(zip(rows, values, strict=True)):
+            if len(value) == 0:
+                continue
+            if len(value) != len(row.ids):
+                raise ValueError(f"row {i}: {len(value)} values for {len(row.ids)} tokens")
+            out[i, : len(value)] = torch.tensor(value, dtype=dtype)
+        return out
+
+    return TokenBatch(
+        input_ids=fill([r.ids for r in rows], pad, torch.long),
+        attention_mask=fill([[True] * len(r.ids) for r in rows], False, torch.bool),
+        action_mask=fill([r.action_mask for r in rows], False, torch.bool),
+        behavior_logprobs=fill([r.behavior_logprobs for r in rows], float("nan"), torch.float32),
+        advantages=fill([r.advantages for r in rows], 0.0, torch.float32),
+        rl_weight=fill([r.rl_weight for r in rows], 0.0, torch.float32),
+        ce_weight=fill([r.ce_weight for r in rows], 0.0, torch.float32),
+        rewards=fill([r.rewards for r in rows], 0.0, torch.float32),
+        values=fill([() for _ in rows], float("nan"), torch.float32),
+        returns=fill([() for _ in rows], float("nan"), torch.float32),
+        truncated=torch.tensor([r.truncated for r in rows]),
+        source=[r.source for r in rows],
+    )
+
+
+def by_length(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
+    """Micro-batches of rows of similar length with at most ``max_tokens`` padded tokens each (one row at least)."""
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda r: len(r.ids)):
+        if batch and len(row.ids) * (len(batch) + 1) > max_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch

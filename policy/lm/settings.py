@@ -1,0 +1,36 @@
+"""Settings of a language model, apart from the code that needs torch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LoraSettings:
+    """Low-rank adapters (peft) on a pretrained model; ``rank=0`` trains all weights.
+
+    Merged into the weights when the checkpoint is saved, so that every reader sees a plain model.
+    """
+
+    rank: int = 0
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: str = "all-linear"
+
+
+@dataclass
+class ModelSettings:
+    """Which causal LM to use.
+
+    ``model`` is a hub id or a folder; empty builds a Qwen2-shaped model from scratch out of the sizes below it.
+    """
+
+    model: str = ""
+    hidden: int = 192
+    layers: int = 4
+    heads: int = 3
+    kv_heads: int = 3
+    mlp: int = 512
+    context: int = 1024
+    dtype: str = "float32"
+    lora: LoraSettings = field(default_factory=LoraSettings)

@@ -1,0 +1,287 @@
+"""Logged episodes on disk: the format ``imagination-trajectories``, version 1, and the class that reads and writes it.
+
+A store is a folder of Parquet shards and one ``manifest.json``. It only grows: a shard is never changed, and the
+manifest is replaced last and atomically, so that it names complete shards only. Files that it does not name are left
+over from a crash; nobody reads them and the next append may overwrite them. One writer at a time. Example::
+
+    {"format": "imagination-trajectories", "version": 1,
+     "splits": {"train": ["tw-7", "tw-8"], "test": ["tw-9"]},
+     "shards": [{"file": "shard-00000.parquet", "episodes": 128, "turns": 1403, "bytes": 90210, "sha256": "5f1d..."}],
+     "meta": {"benchmark": "textworld", "commit": "d283f0a"}}
+
+All five keys are there and no others; whatever is yours goes into ``meta``. ``splits`` maps a name to task ids; no task
+is in two splits. ``shards`` are in reading order; ``file`` is a name without a folder, ``bytes`` the file's size and
+``sha256`` the hex digest of its content.
+
+A shard (any compression; ours is zstd) has one row an episode and these columns; further ones are ignored. What is
+marked ``?`` may be null. Nothing is encoded inside a string, and a null is never a zero::
+
+    id, task_id, group_id, agent, start   string   ids are unique in the store, task_id is in one of the splits
+    source                                string   real | dream | expert
+    stop                                  string   a value of StopReason: terminated, turn_limit, env_crashed, ...
+    seed, prefix_turns                    int64
+    turns     list<struct<action: string, observation: string, reward: double?, terminated: bool,
+                          info: list<struct<key: string, number: double?, text: string?, flag: bool?>>?>>
+              the observation is seen after the action; a reward is finite, and null where nobody measured it; an entry
+              of info has exactly one of its three values
+    policy_version?, world_model_version?, failure?   string
+    trace?    struct<ids: list<int64>, owners: list<int64>, logprobs: list<double?>, turns: list<int64>,
+                     temperature: double>   one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env
+
+An episode without turns is fine where the environment failed at reset. A log in which no episode has an action teaches
+nobody anything, and ``read`` refuses it. An empty action is an agent's mistake: it is kept, but counts as none here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+
+import pyarrow as pa
+
+from real_envs.manifest import MANIFEST, Shard, StoreError, dump, parse, write_atomically
+from real_envs.rows import SCHEMA, FieldError, decode, encode, nearest
+from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, to_parquet
+from real_envs.tally import Summary, Tally
+from real_envs.trajectory import Trajectory
+
+__all__ = ["StoreError", "Summary", "Tally", "TrajectoryStore", "Writer", "is_validation"]
+
+
+def is_validation(trajectory_id: str, share: float) -> bool:
+    """Whether an episode is held out from its split: about ``share`` of all ids, always the same ones.
+
+    The first 48 bits of the id's SHA-256, read as a fraction, lie below ``share``. A larger share only adds episodes.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share must lie between 0 and 1, not {share}")
+    digest = hashlib.sha256(trajectory_id.encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48 < share
+
+
+class TrajectoryStore:
+    """Episodes in a folder, from ``create`` or ``open``. Every fault is a ``StoreError`` and changes nothing on disk.
+
+    Example::
+
+        store = TrajectoryStore.create("logs/tw", splits={"train": ["tw-7"], "test": ["tw-9"]}, meta={"seed": 0})
+        with store.writer(shard_turns=4096) as writer:  # Ctrl-C loses the running episode only
+            writer.add(trajectory)
+        train = [t for t in store.read("train") if not is_validation(t.id, 0.1)]
+    """
+
+    def __init__(self, folder: Path, manifest: bytes) -> None:
+        self.folder = folder
+        self._path = folder / MANIFEST
+        self._on_disk = manifest  # to notice another writer
+        self._manifest = parse(self._path, manifest)
+        self._verified: set[str] = set()  # files whose hash was right; they are not hashed again
+        self._ids: set[str] | None = None  # of all episodes, once somebody asked
+
+    @property
+    def splits(self) -> Mapping[str, tuple[str, ...]]:
+        return self._manifest.splits
+
+    @property
+    def meta(self) -> Mapping[str, object]:
+        return self._manifest.meta
+
+    @classmethod
+    def create(
+        cls, folder: str | Path, splits: Mapping[str, Sequence[str]], meta: Mapping[str, object] | None = None
+    ) -> TrajectoryStore:
+        """An empty store in a new folder, or in one that holds no store yet."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        try:
+            content = dump(splits, meta or {})
+            parse(path, content, "Nothing was created.")
+        except StoreError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise StoreError.about(path, f"splits or meta cannot be JSON: {error}", "Use plain values.") from None
+        store = cls(folder, content)
+        if path.exists() or any(folder.glob("shard-*.parquet")):
+            raise StoreError.about(folder, "there is a store already", "Open it, or create one in another folder.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError.about(folder, f"cannot be made: {error}", "Give another folder.") from error
+        write_atomically(path, content)
+        return store
+
+    @classmethod
+    def open(cls, folder: str | Path) -> TrajectoryStore:
+        """A store that exists. Looks at the manifest and the sizes of the shards; ``read`` checks their content."""
+        folder = Path(folder)
+        path = folder / MANIFEST
+        if not folder.is_dir():
+            raise StoreError.about(folder, "no such folder", "Check the path, or collect episodes into it first.")
+        try:
+            store = cls(folder, path.read_bytes())
+        except FileNotFoundError:
+            advice = "Check the path; TrajectoryStore.create makes a new store."
+            raise StoreError.about(path, "no such file, so its folder is no store", advice) from None
+        except OSError as error:
+            raise StoreError.about(path, f"cannot be read: {error}", "Check its rights.") from error
+        for shard in store._manifest.shards:
+            check_size(folder, shard)
+        return store
+
+    def tasks(self, split: str) -> tuple[str, ...]:
+        """The task ids of a split, in the manifest's order."""
+        if split not in self.splits:
+            raise StoreError.about(self._path, f"unknown split '{split}'", nearest(split, self.splits))
+        return self.splits[split]
+
+    def ids(self) -> frozenset[str]:
+        """The ids of all episodes, such as to skip what is collected already."""
+        return frozenset(self._known_ids())
+
+    def append(self, trajectories: Iterable[Trajectory]) -> None:
+        """Adds one shard, all or nothing. An id that is there already or a task that is in no split is an error."""
+        checked: dict[str, Trajectory] = {}
+        for trajectory in trajectories:
+            self._admit(trajectory, checked)
+        self._append(list(checked.values()))
+
+    def writer(self, shard_turns: int = 4096) -> Writer:
+        """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end."""
+        return Writer(self, shard_turns)
+
+    def read(self, split: str | None = None, *, require_actions: bool = True) -> Iterator[Trajectory]:
+        """The episodes of a split, or all, streamed in the order in which they were appended.
+
+        Names, emptiness and a log without actions are errors of this call; later shards are checked when they are read.
+        ``require_actions=False`` is for those who look at failures.
+        """
+        tasks = None if split is None else frozenset(self.tasks(split))
+        episodes, head = self._scan(tasks), []
+        for trajectory in episodes:
+            head.append(trajectory)
+            if not require_actions or any(turn.action.strip() for turn in trajectory.turns):
+                return chain(head, episodes)
+        what = "the store" if split is None else f"split '{split}'"
+        if not head:
+            raise StoreError.about(self._path, f"{what} has no episodes", "Collect some, or ask for another split.")
+        reason = f"no episode of {what} has an action ({len(head)} episodes, {sum(len(t.turns) for t in head)} turns)"
+        raise StoreError.about(self._path, reason, "Nothing can be learned from it: see summary() for failures.")
+
+    def summary(self) -> Summary:
+        """Counts episodes, turns, solved ones and failures. Reads all shards, but no traces."""
+        summary = Summary(Tally(), {split: Tally() for split in self.splits}, {})
+        for trajectory in self._scan(None, [name for name in SCHEMA.names if name != "trace"]):
+            by_agent = summary.by_agent.setdefault(trajectory.agent, Tally())
+            for tally in (summary.total, summary.by_split[self._manifest.split_of[trajectory.task_id]], by_agent):
+                tally.add(trajectory)
+        return summary
+
+    # writing
+
+    def _known_ids(self) -> set[str]:
+        if self._ids is None:
+            self._ids = {str(row["id"]) for shard in self._manifest.shards for _, row in self._rows(shard, ["id"], ())}
+        return self._ids
+
+    def _admit(self, trajectory: Trajectory, pending: dict[str, Trajectory]) -> None:
+        """Puts an episode that reads back as it is into ``pending``, by id."""
+        try:
+            checked = decode(encode(trajectory))
+        except FieldError as error:
+            raise StoreError.about(self.folder, f"episode '{trajectory.id}', {error}", "Nothing was written.") from None
+        if checked.task_id not in self._manifest.split_of:
+            reason = f"episode '{checked.id}', field 'task_id' is '{checked.task_id}', which is in no split"
+            raise StoreError.about(self.folder, reason, nearest(checked.task_id, self._manifest.split_of))
+        if checked.id in pending or checked.id in self._known_ids():
+            raise StoreError.about(
+                self.folder, f"episode '{checked.id}' is there already", "Give each one an id of its own."
+            )
+        pending[checked.id] = checked
+
+    def _append(self, trajectories: Sequence[Trajectory]) -> None:
+        if not trajectories:
+            return
+        try:
+            unchanged = self._path.read_bytes() == self._on_disk
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            raise StoreError.about(
+                self._path, "was changed by someone else since it was opened", "Open the store again."
+            )
+        used, number = {shard.file for shard in self._manifest.shards}, len(self._manifest.shards)
+        while (file := f"shard-{number:05d}.parquet") in used:
+            number += 1
+        try:
+            content = to_parquet([encode(trajectory) for trajectory in trajectories])
+        except pa.ArrowException as error:
+            raise StoreError.about(
+                self.folder / file, f"cannot be written: {error}", "Append fewer episodes."
+            ) from error
+        turns = sum(len(t.turns) for t in trajectories)
+        shard = Shard(file, len(trajectories), turns, len(content), hashlib.sha256(content).hexdigest())
+        manifest = replace(self._manifest, shards=(*self._manifest.shards, shard))
+        on_disk, ids = manifest.to_bytes(), self._known_ids() | {t.id for t in trajectories}
+        write_atomically(self.folder / file, content)
+        write_atomically(self._path, on_disk)  # from here on, the shard counts
+        self._manifest, self._on_disk, self._ids = manifest, on_disk, ids
+
+    # reading
+
+    def _rows(
+        self, shard: Shard, columns: Sequence[str], skip: Collection[str]
+    ) -> Iterator[tuple[int, dict[str, object]]]:
+        check_size(self.folder, shard)
+        if shard.file not in self._verified:
+            check_hash(self.folder, shard)
+            self._verified.add(shard.file)
+        return read_rows(self.folder, shard, columns, skip)
+
+    def _scan(self, tasks: frozenset[str] | None, columns: Sequence[str] = tuple(SCHEMA.names)) -> Iterator[Trajectory]:
+        """The episodes of some tasks, or all. A task that is in no split is an error in any case."""
+        skip = frozenset() if tasks is None else self._manifest.split_of.keys() - tasks
+        seen: set[str] = set()
+        for shard in self._manifest.shards:
+            for number, row in self._rows(shard, columns, skip):
+                try:
+                    trajectory = decode(row)
+                    if trajectory.task_id not in self._manifest.split_of:
+                        raise FieldError("task_id", f"is '{trajectory.task_id}', which is in no split")
+                    if trajectory.id in seen:
+                        raise FieldError("id", f"is '{trajectory.id}', like that of an earlier row")
+                except FieldError as error:
+                    advice = f"Correct the program that wrote it (rows count from 0). {DAMAGED}"
+                    raise StoreError.about(self.folder / shard.file, f"row {number}, {error}", advice) from None
+                seen.add(trajectory.id)
+                yield trajectory
+
+
+class Writer:
+    """Appends episodes shard by shard. Leaving the ``with`` block, in whatever way, appends the rest."""
+
+    def __init__(self, store: TrajectoryStore, shard_turns: int) -> None:
+        self._store, self._shard_turns = store, shard_turns
+        self._pending: dict[str, Trajectory] = {}
+        self._turns = 0
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Takes a finished episode; a bad one is an error here and now, and is not taken."""
+        self._store._admit(trajectory, self._pending)
+        self._turns += max(1, len(trajectory.turns))
+        if self._turns >= self._shard_turns:
+            self.flush()
+
+    def flush(self) -> None:
+        """Appends what was added so far."""
+        self._store._append(list(self._pending.values()))
+        self._pending, self._turns = {}, 0
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.flush()

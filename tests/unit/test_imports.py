@@ -1,0 +1,141 @@
+"""Imports go one way. If this fails, a package can no longer be used, tested or installed without the ones above it.
+
+The files are read with `ast`, so a lazy import inside a function counts too, and so does `if TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("real_envs", "policy", "worldmodel", "imagination")
+
+# What of ours each package may import besides itself.
+MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
+    "real_envs": (),
+    "policy": ("real_envs",),
+    "worldmodel": ("real_envs", "policy.lm"),
+    "imagination": ("real_envs", "policy", "worldmodel"),
+}
+
+# The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "vllm": ("policy/lm/vllm_engine.py",),
+    "lightning": (
+        "imagination/stream.py",
+        "imagination/module.py",
+        "imagination/stages.py",
+        "imagination/stages/",
+        "imagination/training.py",
+    ),
+    "hydra": ("imagination/cli.py", "imagination/compose.py"),
+    "omegaconf": ("imagination/cli.py", "imagination/compose.py"),
+    "torch": ("policy/", "worldmodel/", "imagination/"),
+}
+# Other names under which the same library comes.
+ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
+
+
+def imported(path: Path, module: str) -> Iterator[tuple[int, str]]:
+    """(line, full dotted name) of each import: `from policy import lm` is `policy.lm`; relative ones are resolved."""
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id
+            if called in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+                yield node.lineno, str(node.args[0].value)
+
+
+def within(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(allowed + ".")
+
+
+def violations(root: Path) -> list[str]:
+    """Every breach of the rules in the tree below ``root``, as `file:line what`."""
+    found = []
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            file = path.relative_to(root).as_posix()
+            module = file.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+            if path.name == "utils.py":
+                found.append(f"{file}:1 name it after what it does")
+            for line, name in imported(path, module):
+                top = name.partition(".")[0]
+                if top in PACKAGES and top != package and not any(within(name, ok) for ok in MAY_IMPORT[package]):
+                    found.append(f"{file}:{line} {package} must not import {name}")
+                places = ONLY_IN.get(ALIASES.get(top, top))
+                if places and not any(
+                    file == place or (place[-1] == "/" and file.startswith(place)) for place in places
+                ):
+                    found.append(f"{file}:{line} {top} belongs only in {', '.join(places)}")
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    assert violations(ROOT) == []
+
+
+def test_the_packages_are_really_read() -> None:
+    read = {path.parts[len(ROOT.parts)] for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert read == set(PACKAGES)
+    assert (3, "real_envs.env.Env") not in imported(ROOT / "real_envs/env.py", "real_envs.env")
+    assert "real_envs.trajectory.Observation" in dict(
+        (name, line) for line, name in imported(ROOT / "real_envs/env.py", "real_envs.env")
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "breach"),
+    [
+        ("real_envs/a.py", "import policy", "real_envs must not import policy"),
+        ("real_envs/deep/a.py", "from worldmodel.text import T", "real_envs must not import worldmodel.text.T"),
+        ("real_envs/a.py", "def f():\n    import torch", "torch belongs only in"),
+        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.rollout"),
+        ("policy/lm/a.py", "import worldmodel.text", "policy must not import worldmodel.text"),
+        ("worldmodel/a.py", "from policy.agent import Agent", "worldmodel must not import policy.agent.Agent"),
+        ("worldmodel/a.py", "from policy import lmx", "worldmodel must not import policy.lmx"),
+        ("worldmodel/a.py", "import policy", "worldmodel must not import policy"),
+        ("worldmodel/a.py", "import importlib\nimportlib.import_module('imagination')", "must not import imagination"),
+        ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm belongs only in policy/lm/vllm_engine.py"),
+        ("imagination/losses.py", "from lightning.pytorch import Trainer", "lightning belongs only in"),
+        ("imagination/losses.py", "import pytorch_lightning", "pytorch_lightning belongs only in"),
+        ("imagination/settings.py", "from omegaconf import OmegaConf", "omegaconf belongs only in"),
+        ("worldmodel/a.py", "import hydra.utils", "hydra belongs only in"),
+        ("imagination/deep/utils.py", "", "name it after what it does"),
+    ],
+)
+def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breach: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    found = violations(tmp_path)
+    assert len(found) == 1
+    assert found[0].startswith(f"{file}:")
+    assert breach in found[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("real_envs/a.py", "from real_envs.env import Env\nfrom . import b\nfrom .importers import c\nimport numpy"),
+        ("policy/lm/vllm_engine.py", "import vllm, torch\nfrom real_envs.env import Task"),
+        ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
+        ("imagination/stages/train.py", "import lightning\nfrom policy.agent import A\nfrom ..rollout import r"),
+        ("imagination/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    assert violations(tmp_path) == []

@@ -1,0 +1,156 @@
+"""If these fail, somebody's own log is imported with other rewards, ends or actions than it states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from real_envs.importers import Coverage, coverage
+from real_envs.importers.jsonl import import_jsonl
+from real_envs.store import StoreError, TrajectoryStore
+from real_envs.trajectory import Source, StopReason, Turn
+
+STEP = {"action": "search mug", "observation": "3 results"}
+END = {"action": "buy", "observation": "Thank you!", "reward": 1, "terminated": True}
+LINE = {"task_id": "shop-3", "start": "Buy a mug.", "turns": [STEP, END]}
+
+
+def write(tmp_path: Path, *lines: object) -> Path:
+    path = tmp_path / "shop.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+def test_two_lines_become_two_episodes_with_what_they_state_and_no_more(tmp_path: Path) -> None:
+    open_ended = {
+        "task_id": "shop-4",
+        "start": "Kaufe Tee. ☕",
+        "turns": [STEP | {"reward": 0}],
+        "agent": "expert",
+        "id": "x",
+    }
+    first, second = import_jsonl(write(tmp_path, LINE, "", open_ended))
+    assert first.turns == (
+        Turn("search mug", "3 results", reward=None, terminated=False),
+        Turn("buy", "Thank you!", reward=1.0, terminated=True),
+    )
+    assert (first.id, first.agent, first.source, first.stop) == ("shop/1", "log", Source.REAL, StopReason.TERMINATED)
+    assert (second.id, second.source, second.stop) == ("x", Source.EXPERT, StopReason.TURN_LIMIT)
+    assert second.turns[0].reward == 0.0
+    assert second.start == "Kaufe Tee. ☕"
+    assert second.group_id == "shop-4/expert"
+
+
+def test_the_end_may_be_stated_by_stop_alone(tmp_path: Path) -> None:
+    (episode,) = import_jsonl(write(tmp_path, LINE | {"turns": [STEP, STEP], "stop": "terminated"}))
+    assert [turn.terminated for turn in episode.turns] == [False, True]
+
+
+def test_null_stands_for_left_out(tmp_path: Path) -> None:
+    turn = STEP | {"reward": None, "terminated": None}
+    (episode,) = import_jsonl(write(tmp_path, LINE | {"turns": [turn], "id": None, "stop": None, "agent": None}))
+    assert (episode.id, episode.agent, episode.stop) == ("shop/1", "log", StopReason.TURN_LIMIT)
+    assert episode.turns[0].reward is None
+
+
+def test_an_episode_that_failed_at_reset_needs_no_turns(tmp_path: Path) -> None:
+    failed, _ = import_jsonl(write(tmp_path, LINE | {"turns": [], "stop": "env_timeout"}, LINE))
+    assert failed.stop is StopReason.ENV_TIMEOUT
+    assert failed.failure is not None
+    assert "env_timeout" in failed.failure
+
+
+def test_coverage_counts_by_hand(tmp_path: Path) -> None:
+    failed = LINE | {"turns": [], "stop": "env_crashed"}
+    unmeasured = LINE | {"turns": [STEP, STEP, STEP | {"reward": 0.0}]}
+    report = coverage(import_jsonl(write(tmp_path, LINE, failed, unmeasured)))
+    assert report == Coverage(episodes=3, turns=5, rewarded_turns=2, terminated_episodes=1, failed_episodes=1)
+    assert str(report) == "3 episodes, 5 turns, 2 of them with a reward; 1 episodes end terminated, 1 failed"
+
+
+def test_what_is_imported_can_be_stored_as_it_is(tmp_path: Path) -> None:
+    episodes = import_jsonl(write(tmp_path, LINE, LINE))
+    store = TrajectoryStore.create(tmp_path / "log", {"train": ["shop-3"]})
+    store.append(episodes)
+    assert list(store.read("train")) == episodes
+
+
+def test_windows_line_ends_and_a_byte_order_mark_are_no_trouble(tmp_path: Path) -> None:
+    path = tmp_path / "shop.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LINE).encode() + b"\r\n" + json.dumps(LINE).encode() + b"\r\n")
+    assert [episode.id for episode in import_jsonl(path)] == ["shop/1", "shop/2"]
+
+
+def turn(**changes: object) -> dict:
+    return LINE | {"turns": [STEP, STEP | changes, END]}
+
+
+def without(record: dict, key: str) -> dict:
+    return {name: value for name, value in record.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ('{"task_id": ', ("is no JSON object",)),
+        ("[1, 2]", ("is no JSON object", "[1, 2]")),
+        (without(LINE, "task_id"), ("'task_id' is null or missing",)),
+        (LINE | {"start": 3}, ("'start' is 3, not text",)),
+        (without(LINE, "turns"), ("'turns' is null or missing, not a list",)),
+        (LINE | {"turns": {"action": "x"}}, ("'turns' is {", "not a list")),
+        (LINE | {"turns": ["buy"]}, ("'turns[0]' is 'buy'",)),
+        (LINE | {"turns": []}, ("'turns' is empty", "env_crashed")),
+        (LINE | {"turns": [without(STEP, "action")]}, ("'turns[0].action' is null or missing",)),
+        (turn(action=None), ("'turns[1].action' is null",)),
+        (turn(observation=["a"]), ("'turns[1].observation' is ['a'], not text",)),
+        (turn(observation="\ud800"), ("'turns[1].observation'", "surrogate")),
+        (turn(reward="1"), ("'turns[1].reward' is '1', not a number",)),
+        (turn(reward=True), ("'turns[1].reward' is True, not a number",)),
+        (turn(reward=float("nan")), ("'turns[1].reward' is nan", "finite")),
+        (turn(reward=10**400), ("'turns[1].reward' is 1000", "64 bits")),
+        (turn(terminated="yes"), ("'turns[1].terminated' is 'yes', not true or false",)),
+        (turn(terminated=True), ("'turns[1].terminated' is true, but turns follow",)),
+        (turn(rewards=1), ("'turns[1].rewards' is unknown", "did you mean 'reward'?")),
+        (LINE | {"taskid": "x"}, ("'taskid' is unknown", "did you mean 'task_id'?")),
+        (LINE | {"stop": "done"}, ("'stop' is 'done'", "terminated")),
+        (LINE | {"stop": ["done"]}, ("'stop' is ['done'], not text",)),
+        (LINE | {"stop": "turn_limit"}, ("'stop' is 'turn_limit'", "'terminated' of the last turn is true")),
+        (
+            LINE | {"stop": "terminated", "turns": [STEP | {"terminated": False}]},
+            ("'stop' is 'terminated'", "'terminated' of the last turn is false"),
+        ),
+        (LINE | {"agent": 1}, ("'agent' is 1, not text",)),
+        (LINE | {"id": "first"}, ("'id' is 'first'", "line 1")),
+    ],
+)
+def test_a_bad_line_is_named_by_file_line_and_field(tmp_path: Path, bad: object, words: tuple[str, ...]) -> None:
+    path = write(tmp_path, LINE | {"id": "first"}, "", bad, LINE)
+    before = path.read_bytes()
+    with pytest.raises(StoreError) as caught:
+        import_jsonl(path)
+    for word in (f"{path}: line 3", *words):
+        assert word in str(caught.value)
+    assert path.read_bytes() == before
+
+
+def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "shop.jsonl"
+    path.write_bytes(json.dumps(LINE).encode() + b'\n{"task_id": "\xff"}\n')
+    with pytest.raises(StoreError, match=r"shop\.jsonl: line 2 is no JSON object: 'utf-8' codec"):
+        import_jsonl(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"none\.jsonl: cannot be read: No such file"):
+        import_jsonl(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [(), ("", " "), (LINE | {"turns": [STEP | {"action": " "}]},), (LINE | {"turns": [], "stop": "env_crashed"},)],
+)
+def test_a_file_in_which_nobody_acts_is_an_error(tmp_path: Path, lines: tuple[object, ...]) -> None:
+    with pytest.raises(StoreError, match=r"shop\.jsonl: no episode has an action"):
+        import_jsonl(write(tmp_path, *lines))

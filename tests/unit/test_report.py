@@ -1,0 +1,379 @@
+"""A report must be complete, say what the numbers say, and show text of games and models as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from imagination.evaluation import Proportion
+from imagination.plots import binned, series, trend
+from imagination.report import ReportError, build_report, load_run, terminal_table, write_report
+from imagination.twins import Difference, find_twins, first_difference, still_true, word_diff
+
+EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
+Json = dict[str, Any]
+
+
+def turn(observation: str, reward: float | None = 0.0, terminated: bool = False, action: str = "go east") -> Json:
+    info = {"confidence": 0.83}
+    return {"action": action, "observation": observation, "reward": reward, "terminated": terminated, "info": info}
+
+
+def row(id_: str, source: str, which: str, turns: list[Json], solved: bool = False, **more: Any) -> Json:
+    return {
+        "id": id_, "stage": "evaluate", "which": which, "split": "train", "task_id": "tw-1", "group_id": "tw-1/0",
+        "source": source, "agent": "policy", "seed": 0, "start": "-= Attic =-", "turns": turns,
+        "stop": "terminated" if solved else "turn_limit", "prefix_turns": 0, "solved": solved, **more,
+    }  # fmt: skip
+
+
+def summary() -> Json:
+    def p(successes: int, n: int) -> Json:
+        return Proportion(successes, n).to_json()
+
+    audit = dict.fromkeys(("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy"), 0.9)
+    return {
+        "real_steps": {"collect": 12400, "fit_world_model": 0, "clone": 0, "train": 0, "evaluate": 600},
+        "dreamed_turns": 184320,
+        "wall_seconds": {"collect": 40.0, "fit_world_model": 300.5, "train": 610.0},
+        "world_model": {**audit, "n": 500, "on_policy": {**audit, "n": 100}},
+        "policy": {
+            "before": {"train_tasks": p(20, 64), "heldout_tasks": p(18, 64), "dream_success": p(87, 256)},
+            "after": {"train_tasks": p(41, 64), "heldout_tasks": p(26, 64), "dream_success": p(179, 256)},
+        },
+        "seed": 0,
+        "hardware": "2 CPU cores",
+        "versions": {"torch": "2.9"},
+    }
+
+
+def rollouts() -> list[Json]:
+    dreamed = [turn("A hall."), turn("A red lamp."), turn("The coin is yours.", 1.0, True, action="take coin")]
+    played = [turn("A  hall.\n"), turn("A blue lamp."), turn("You see no coin.", action="take coin")]
+    return [
+        row("d0", "dream", "after", dreamed, solved=True),
+        row("r0", "real", "replay", played, twin_of="d0"),
+        row("e0", "real", "before", [turn(EVIL)]),
+        row("e1", "real", "after", [turn("You win.", 1.0, True)], solved=True),
+    ]
+
+
+def write_run(folder: Path, summary: Json, rollouts: list[Json], metrics: list[Json] | None = None) -> Path:
+    if metrics is None:
+        metrics = [{"stage": "fit_world_model", "step": s, "time": s, "loss": 3 / (s + 1)} for s in range(60)]
+        metrics += [
+            {"stage": "train", "step": s, "time": s, "dream_success": s / 60, "tokens_dream": 0.8, "tokens_real": 0.2,
+             "kl": 0.01, "entropy": float("nan") if s == 3 else 1.0, "clip_fraction": 0.1}
+            for s in range(60)
+        ]  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text("seed: 0\nname: <b>\n")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rollouts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_run(tmp_path_factory.mktemp("runs") / "my-run", summary(), rollouts())
+    assert write_report(folder) == folder / "report.html"
+    return folder
+
+
+def page(folder: Path) -> str:
+    return (folder / "report.html").read_text()
+
+
+# report.json
+
+
+def test_the_report_keeps_the_numbers_of_the_run_and_adds_what_follows(run_folder: Path) -> None:
+    report = json.loads((run_folder / "report.json").read_text())
+    for key, value in summary().items():
+        assert report[key] == value
+    assert report["optimism_gap"]["before"] == pytest.approx(87 / 256 - 20 / 64)
+    assert report["optimism_gap"]["after"] == pytest.approx(179 / 256 - 41 / 64)
+    assert report["twins"] == {
+        "n": 1,
+        "never_parted": 0,
+        "false_success": 1,
+        "still_true": [[0, 1, 1], [1, 1, 1], [2, 0, 1]],
+    }
+    assert not report["partial"]
+    assert report["notes"] == []
+
+
+def test_the_verdict_says_the_numbers(run_folder: Path) -> None:
+    verdict = json.loads((run_folder / "report.json").read_text())["verdict"]
+    assert verdict[0] == (
+        "Trained with 0 real steps: real success on training tasks rose from 0.31 [0.21, 0.43] to 0.64 [0.52, 0.75]; "
+        "the dream believed 0.70."
+    )
+    # 18/64 and 26/64: by Newcombe's interval the change may be none, so it must not be called a rise
+    assert verdict[1] == "On tasks it never trained on, it went from 0.28 [0.19, 0.40] to 0.41 [0.29, 0.53]."
+    assert "may be chance" in verdict[2]
+    assert "12,400 real steps" in verdict[3]
+
+
+def test_a_fall_is_called_a_fall(tmp_path: Path) -> None:
+    numbers = summary()
+    numbers["policy"]["before"], numbers["policy"]["after"] = numbers["policy"]["after"], numbers["policy"]["before"]
+    numbers["real_steps"]["train"] = 1
+    verdict = build_report(load_run(write_run(tmp_path / "run", numbers, [])))["verdict"]
+    assert verdict[0].startswith("Trained with 1 real step: real success on training tasks fell from 0.64")
+
+
+# partial and broken runs
+
+
+def test_a_missing_number_names_the_stage_that_has_not_run(tmp_path: Path) -> None:
+    numbers = summary()
+    del numbers["policy"]["after"], numbers["real_steps"]["clone"]
+    folder = write_run(tmp_path / "run", numbers, rollouts())
+    with pytest.raises(ReportError) as error:
+        write_report(folder)
+    assert "stage 'clone' has not run yet: no real_steps.clone" in str(error.value)
+    assert "stage 'evaluate (after training)' has not run yet: no policy.after.train_tasks" in str(error.value)
+    assert not (folder / "report.json").exists()
+
+    write_report(folder, partial=True)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["partial"]
+    assert report["policy"]["after"] == {"train_tasks": None, "heldout_tasks": None, "dream_success": None}
+    assert report["optimism_gap"]["after"] is None
+    assert any("'clone' has not run yet" in note for note in report["notes"])
+    assert "no evaluation after training yet" in report["verdict"][0]
+    assert "This run is not finished" in page(folder)
+
+
+@pytest.mark.parametrize("partial_summary", [{}, {"seed": 3}, {"policy": {"after": summary()["policy"]["after"]}}])
+def test_any_beginning_of_a_run_can_be_reported(tmp_path: Path, partial_summary: Json) -> None:
+    folder = write_run(tmp_path / "run", partial_summary, [], metrics=[])
+    write_report(folder, partial=True)
+    table = terminal_table(json.loads((folder / "report.json").read_text()))
+    assert len(table.rows) == 2
+
+
+def test_an_unmeasurable_number_is_null_with_a_sentence_and_needs_no_permission(tmp_path: Path) -> None:
+    numbers = summary()
+    numbers["world_model"]["reward_precision"] = float("nan")  # no reward was predicted
+    numbers["policy"]["after"]["dream_success"] = None  # a run that never dreams
+    report = build_report(load_run(write_run(tmp_path / "run", numbers, [])))
+    assert not report["partial"]
+    assert report["world_model"]["reward_precision"] is None
+    assert [note.split()[0] for note in report["notes"]] == [
+        "world_model.reward_precision",
+        "policy.after.dream_success",
+    ]
+    assert "the dream believed" not in report["verdict"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("real_steps.train", 1.5),
+        ("real_steps.train", True),
+        ("world_model.exact_match", 91.4),
+        ("policy.after.train_tasks", 0.64),
+        ("policy.after.train_tasks", {"success": 41, "n": 64, "ci95": [0.5, 0.7]}),
+        ("wall_seconds", 950.0),
+        ("policy.before", 1),
+    ],
+)
+def test_a_number_of_the_wrong_kind_is_refused_by_name(tmp_path: Path, path: str, value: object) -> None:
+    numbers = summary()
+    *parents, key = path.split(".")
+    holder = numbers
+    for parent in parents:
+        holder = holder[parent]
+    holder[key] = value
+    with pytest.raises(ReportError, match=re.escape(path)):
+        build_report(load_run(write_run(tmp_path / "run", numbers, [])))
+
+
+def test_a_torn_last_line_is_skipped_and_a_torn_line_before_it_is_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", summary(), [])
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text('{"stage": "train", "step": 0}\n{"stage": "tr')
+    assert len(load_run(folder).metrics) == 1
+    metrics.write_text('{"stage": "tr\n{"stage": "train", "step": 0}\n')
+    with pytest.raises(ReportError, match="line 1"):
+        load_run(folder)
+    with pytest.raises(ReportError, match="no run folder"):
+        load_run(tmp_path / "nowhere")
+
+
+# report.html
+
+
+class Page(HTMLParser):
+    """Collects tags, addresses and visible text; checks that what is opened is closed."""
+
+    VOID = ("meta", "br", "img", "link", "circle", "line", "path", "use", "rect")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "action", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_needs_nothing_but_itself(run_folder: Path) -> None:
+    text = page(run_folder)
+    parsed = Page(text)
+    assert all(address.startswith("#") for address in parsed.addresses)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    assert not {"script", "link", "img", "iframe"} & set(parsed.tags)
+    assert parsed.tags.count("svg") >= 6
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_pictures_take_their_colours_from_the_page(run_folder: Path) -> None:
+    svgs = re.findall(r"<svg.*?</svg>", page(run_folder), flags=re.DOTALL)
+    assert not re.search(r"#0[1-7]0[1-7]0[1-7]", "".join(svgs))  # a placeholder left over is a near-black line
+    assert any("var(--dream)" in svg for svg in svgs)
+
+
+def test_text_of_games_and_models_is_shown_and_never_run(run_folder: Path) -> None:
+    assert EVIL in "".join(Page(page(run_folder)).text)
+    assert "<b>" not in (run_folder / "report.html").read_text().split("config.yaml")[1].split("</pre>")[0]
+
+
+def test_every_field_that_a_model_or_a_game_can_write_is_escaped(tmp_path: Path) -> None:
+    dreamed, played = turn(EVIL, action=EVIL), turn("no", action=EVIL)
+    rows = [
+        row("d0", "dream", "after", [dreamed], task_id=EVIL, start=EVIL),
+        row("r0", "real", "replay", [played], task_id=EVIL, start=EVIL, twin_of="d0"),
+        row("e0", "real", "after", [dreamed], task_id=EVIL, start=EVIL * 20),
+    ]
+    numbers = {**summary(), "hardware": EVIL, "versions": {EVIL: EVIL}}
+    numbers["wall_seconds"][EVIL] = 3.0
+    folder = write_run(tmp_path / "run", numbers, rows)
+    write_report(folder)
+    assert not {"script", "img"} & set(Page(page(folder)).tags)
+    outside = re.sub(r"^(`{3,})diff\n.*?^\1$", "", (folder / "report.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert "<script" not in outside
+
+
+def test_the_first_difference_is_marked_at_its_turn_and_only_there(run_folder: Path) -> None:
+    turns = re.findall(r'<li class="turn (\w+)" data-turn="(\d+)">(.*?)</li>', page(run_folder), flags=re.DOTALL)
+    assert [(state, number) for state, number, _ in turns] == [("agree", "1"), ("first", "2"), ("after", "3")]
+    assert "Turn 2: here they part, the words differ" in turns[1][2]
+    assert "<mark>red</mark>" in turns[1][2]
+    assert "<mark>blue</mark>" in turns[1][2]
+    assert "<mark>" not in turns[0][2]
+    assert "here they part" not in turns[0][2] + turns[2][2]
+    assert "confidence 83 %" in turns[0][2]
+
+
+# report.md and the terminal
+
+
+def test_markdown_and_terminal_show_the_same_numbers(run_folder: Path) -> None:
+    report = json.loads((run_folder / "report.json").read_text())
+    console = Console(width=80, record=True, file=(run_folder / "console.txt").open("w"))
+    console.print(terminal_table(report))
+    printed = console.export_text()
+    markdown = (run_folder / "report.md").read_text()
+    for number in ("0.31 [0.21, 0.43]", "0.41 [0.29, 0.53]", "0.70 [0.64, 0.75]", "n=256", "+0.06"):
+        assert all(part in printed for part in number.split(" ", 1))
+        assert number in markdown
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "-   A red lamp.\n+   A blue lamp." in markdown
+
+
+def test_an_observation_cannot_leave_its_fence(tmp_path: Path) -> None:
+    rows = [
+        row("d0", "dream", "after", [turn("``````\n# gotcha")]),
+        row("r0", "real", "replay", [turn("no")], twin_of="d0"),
+    ]
+    folder = write_run(tmp_path / "run", summary(), rows)
+    write_report(folder)
+    assert re.search(r"^`{9,}diff$", (folder / "report.md").read_text(), flags=re.MULTILINE)
+
+
+# twins
+
+
+def test_what_counts_as_a_difference() -> None:
+    same = turn("A hall.")
+    assert first_difference([same], [turn("A   hall.\n")]) == (None, None)  # white space
+    assert first_difference([same], [turn("A hall.", reward=None)]) == (None, None)  # nobody measured it
+    assert first_difference([same], [same, turn("More.")]) == (None, None)  # the dream was cut, not wrong
+    assert first_difference([same, same], [same, turn("A hall.", reward=1.0)]) == (1, Difference.REWARD)
+    assert first_difference([turn("A hall.", terminated=True)], [same, same]) == (0, Difference.END)
+
+
+def test_a_replay_that_crashed_is_no_twin() -> None:
+    rows = rollouts()
+    rows[1]["stop"] = "env_crashed"
+    assert find_twins(rows) == []
+
+
+def test_dreams_that_end_true_leave_the_count_of_the_curve() -> None:
+    hall, cave = turn("A hall."), turn("A cave.")
+    lives = [([hall], [hall]), ([hall, hall], [hall, cave]), ([hall] * 3, [hall] * 3), ([hall], [cave])]
+    rows = []
+    for i, (dreamed, played) in enumerate(lives):
+        rows += [row(f"d{i}", "dream", "after", dreamed), row(f"r{i}", "real", "replay", played, twin_of=f"d{i}")]
+    # turn 1: 1 of 4 parts -> 3/4; turn 2: of the 2 that go on 1 parts -> 3/8; turn 3: 1 goes on and stays true
+    assert still_true(find_twins(rows)) == [(0, 1.0, 4), (1, 0.75, 4), (2, 0.375, 2), (3, 0.375, 1)]
+
+
+def test_turns_copied_from_a_log_do_not_lengthen_a_dream() -> None:
+    hall, cave = turn("A hall."), turn("A cave.")
+    rows = [
+        row("d0", "dream", "after", [hall, hall, hall], prefix_turns=2),
+        row("r0", "real", "replay", [hall, hall, cave], twin_of="d0"),
+    ]
+    assert still_true(find_twins(rows)) == [(0, 1.0, 1), (1, 0.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [("a red lamp", "a blue lamp"), ("", "x"), ("one\n\ntwo  three", "one two three"), ("q", "")]
+)
+def test_the_pieces_of_a_diff_are_the_text(a: str, b: str) -> None:
+    left, right = word_diff(a, b)
+    assert "".join(text for text, _ in left) == a
+    assert "".join(text for text, _ in right) == b
+
+
+# curves
+
+
+def test_series_leave_out_what_was_not_measured_and_bins_keep_the_mean() -> None:
+    rows = [{"stage": "train", "step": s, "kl": v} for s, v in ((2, 3.0), (0, 1.0), (1, float("nan")), (3, None))]
+    assert series(rows, "train", "kl") == [(0.0, 1.0), (2.0, 3.0)]
+    points = [(float(i), float(i)) for i in range(1000)]
+    assert len(binned(points, 240)) == 240
+    assert binned(points, 10)[0] == (49.5, 49.5)
+    assert trend(points)[0] == (0.0, 2.0)  # the mean of 0 to 4
+    assert trend(points)[500] == (500.0, 500.0)

@@ -1,0 +1,112 @@
+"""How right is the world model? Its greedy predictions beside what the real world answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One turn of a real episode and what the model predicted for it; ``None`` where the prediction was no prediction."""
+
+    trajectory_id: str
+    index: int
+    turn: Turn
+    predicted: Prediction | None
+
+    @property
+    def exact(self) -> bool:
+        """The stripped observation, the reward and the end are all right."""
+        p = self.predicted
+        return (
+            p is not None
+            and p.observation.strip() == self.turn.observation.strip()
+            and p.reward == (self.turn.reward or 0.0)
+            and p.terminated == self.turn.terminated
+        )
+
+
+def token_f1(predicted: str, true: str) -> float:
+    """F1 of the two bags of words, in [0, 1] (SQuAD's definition; Rajpurkar et al. 2016). Both empty count as 1."""
+    a, b = Counter(predicted.split()), Counter(true.split())
+    if not a and not b:
+        return 1.0
+    common = sum((a & b).values())
+    return 2 * common / (sum(a.values()) + sum(b.values()))
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
+    """The numbers of the audit card; ``None`` where there was nothing to measure (no reward, none predicted).
+
+    ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how many
+    did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
+    Malformed predictions count as wrong everywhere, and as ``invalid``.
+    """
+    paid = [j.turn.reward or 0.0 for j in judged]
+    claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
+    both = sum(p != 0 and p == c for p, c in zip(paid, claimed, strict=True))
+    n = len(judged)
+    ends = sum(j.predicted is not None and j.predicted.terminated == j.turn.terminated for j in judged)
+    f1 = sum(token_f1(j.predicted.observation, j.turn.observation) for j in judged if j.predicted)
+    confidence = [(j.predicted.confidence, j.exact) for j in judged if j.predicted]
+    return {
+        "exact_match": _ratio(sum(j.exact for j in judged), n),
+        "token_f1": f1 / n if n else None,
+        "reward_precision": _ratio(both, sum(c != 0 for c in claimed)),
+        "reward_recall": _ratio(both, sum(p != 0 for p in paid)),
+        "end_accuracy": _ratio(ends, n),
+        "ece": expected_calibration_error(confidence),
+        "invalid": sum(j.predicted is None for j in judged),
+        "n": n,
+    }
+
+
+def expected_calibration_error(pairs: Sequence[tuple[float, bool]], bins: int = 10) -> float | None:
+    """Mean gap between confidence and accuracy over equal-width bins, weighted by size (Naeini et al. 2015)."""
+    if not pairs:
+        return None
+    groups: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
+    for confidence, right in pairs:
+        groups[min(int(confidence * bins), bins - 1)].append((confidence, right))
+    gap = sum(abs(sum(c for c, _ in g) - sum(r for _, r in g)) for g in groups if g)
+    return gap / len(pairs)
+
+
+async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurrency: int = 64) -> list[Judged]:
+    """Predicts every turn of every episode from its real history; the model should predict greedily.
+
+    Turns that no longer fit the model's context are left out: they are no prediction, right or wrong.
+    """
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(trajectory: Trajectory) -> list[Judged]:
+        found: list[Judged] = []
+        session = ("audit", trajectory.id)
+        async with gate:
+            for k, turn in enumerate(trajectory.turns):
+                if k < trajectory.prefix_turns:
+                    continue
+                try:
+                    predicted: Prediction | None = await model.predict(
+                        trajectory.start, trajectory.turns[:k], turn.action, seed=0, session=session
+                    )
+                except (PredictionInvalid, EngineFailure):
+                    predicted = None
+                except ContextFull:
+                    break
+                found.append(Judged(trajectory.id, k, turn, predicted))
+            model.release(session)
+        return found
+
+    return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
