@@ -21,8 +21,9 @@ class RunFolder:
     Files are appended to or replaced atomically; a stage that starts anew first drops what it wrote before.
     """
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path, seed: int, settings: str = "") -> None:
         self.path = path
+        self.settings = settings  # fingerprint of the configuration: what a saved state may be gone on from with
         path.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         if not self.summary:

@@ -31,11 +31,11 @@ class CollectSettings:
     no model trains on; ``heldout_episodes`` per held-out game serve only to measure the world model there.
     """
 
-    episodes: int = 150
+    episodes: int = 400
     heldout_episodes: int = 10
-    max_turns: int = 20
+    max_turns: int = 12
     validation: float = 0.05
-    workers: int = 2
+    workers: int = 4
 
 
 @dataclass
@@ -62,17 +62,18 @@ class CloneSettings(FitSettings):
 class DreamSettings:
     """How the world model is dreamed in.
 
-    ``branch`` is the share of groups that start in the middle of a logged episode (short branched rollouts, MBPO, Janner
-    et al. 2019); ``temperature`` 0 dreams the most likely world. The guard ends a dream, unpaid, where the world model
-    gives its own prediction less than ``min_confidence``.
+    ``branch`` is the share of groups that start in the middle of a logged episode (short branched rollouts; MBPO,
+    Janner et al. 2019); ``temperature`` 0 dreams the most likely world. The guard ends a dream, unpaid, where the
+    world model gives its own prediction less than ``min_confidence``, or a reward or end less than
+    ``min_outcome_confidence``.
     """
 
-    max_turns: int = 15
+    max_turns: int = 12
     branch: float = 0.5
     temperature: float = 1.0
     min_confidence: float = 0.0
     min_outcome_confidence: float = 0.5
-    max_tokens: int = 160
+    max_tokens: int = 96
 
 
 @dataclass
@@ -115,7 +116,7 @@ class EvaluateSettings:
 
     episodes: int = 32
     heldout_episodes: int = 32
-    max_turns: int = 15
+    max_turns: int = 12
     temperature: float = 1.0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import open_run
+from imagination.stages.common import finish, open_run
 from imagination.stages.progress import bar
 from real_envs.behaviours import deal, mixture
 from real_envs.isolation import real_steps_taken
@@ -27,6 +27,7 @@ def collect(config: Config, folder: Path) -> None:
         splits = generate_games(config, run)
         store = _open_store(run, splits)
         asyncio.run(_collect(config, run, store))
+    finish(run, "collect")
 
 
 def generate_games(config: Config, run: RunFolder) -> dict[str, list[str]]:
@@ -85,7 +86,7 @@ async def _collect(config: Config, run: RunFolder, store: TrajectoryStore) -> No
             lambda episode: agents[episode.id],
             lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
             config.collect.max_turns,
-            concurrency=config.collect.workers * 2,
+            concurrency=config.collect.workers,
             on_done=keep,
         )
     await tasks.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,19 @@ from policy.lm.settings import ModelSettings
 from worldmodel.text import TextWorldModel
 
 
+def fingerprint(config: Config) -> str:
+    """A short hash of all settings but the names of folders: the same work has the same one."""
+    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output")}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def open_run(config: Config, folder: Path) -> RunFolder:
     """The folder of this run, and torch set up for it."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
     L.seed_everything(config.seed, verbose=False)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
-    return RunFolder(folder, config.seed)
+    return RunFolder(folder, config.seed, fingerprint(config))
 
 
 def need(path: Path, stage: str) -> Path:
@@ -86,8 +94,11 @@ def load_world_model(run: RunFolder, config: Config, temperature: float) -> Text
 class _SaveState(Callback):
     """Saves the training state every few steps, atomically: a killed run goes on from the last one."""
 
-    def __init__(self, path: Path, every: int) -> None:
-        self._path, self._every = path, every
+    def __init__(self, path: Path, every: int, settings: str) -> None:
+        self._path, self._every, self._settings = path, every, settings
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["settings"] = self._settings
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % self._every == 0:
@@ -104,7 +115,10 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, limit: 
         every: save the state after so many batches.
         limit: stop after so many batches of this call (to test resuming).
     """
-    callbacks: list[Callback] = [_SaveState(run.training_state(stage), every), TQDMProgressBar(refresh_rate=5)]
+    callbacks: list[Callback] = [
+        _SaveState(run.training_state(stage), every, run.settings),
+        TQDMProgressBar(refresh_rate=5),
+    ]
     return L.Trainer(
         max_epochs=1,
         accelerator="auto",
@@ -120,10 +134,21 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, limit: 
 
 
 def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
-    """Path of the saved training state and the number of batches it has done; ``(None, 0)`` for a fresh start."""
+    """Path of the saved training state and the number of batches it has done; ``(None, 0)`` for a fresh start.
+
+    A state that was saved under other settings is not gone on from.
+    """
     path = run.training_state(stage)
     if not path.exists():
         return None, 0
     state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if state.get("settings") != run.settings:
+        return None, 0
     progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
     return str(path), int(progress["completed"])
+
+
+def finish(run: RunFolder, stage: str) -> None:
+    """Marks a stage as done; its training state is not needed any more, so that the stage can be run anew."""
+    run.training_state(stage).unlink(missing_ok=True)
+    run.update({"done": {stage: run.settings}})

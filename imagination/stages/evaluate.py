@@ -13,7 +13,7 @@ from imagination.evaluation import summarise
 from imagination.rollout import Episode, Provenance, play, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import load_model, load_world_model, make_agent, open_run, weights_version
+from imagination.stages.common import finish, load_model, load_world_model, make_agent, open_run, weights_version
 from imagination.stages.progress import bar
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
@@ -32,6 +32,7 @@ def evaluate(config: Config, folder: Path) -> None:
     run.forget("evaluate")
     with run.timed("evaluate"):
         asyncio.run(_evaluate(config, run))
+    finish(run, "evaluate")
 
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
@@ -40,25 +41,21 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
-    starts: dict[str, Start] = {}
     for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
         model, chat = load_model(run.model(folder), stage, config.policy)
         agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
         version = weights_version(model)
         results: dict[str, Any] = {}
         for split in ("train", "heldout"):
-            episodes = await _real(config, tasks, agent, version, which, split)
+            episodes = await play_real(config, tasks, agent, version, which, split)
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
             played[f"{which}/{split}"] = episodes
-        for episode in played[f"{which}/train"]:
-            if not episode.stop.is_failure:
-                starts.setdefault(episode.task_id, Start(episode.task_id, episode.start))
-        dreams = await _dreams(config, run, tasks, agent, version, which, starts)
+        dreams = await _dreams(config, run, tasks, agent, version, which, _starts(played[f"{which}/train"]))
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results
-    await _replay(config, run, tasks, dreams)
+    await _replay(run, tasks, dreams)
     await tasks.close()
     judge_model = load_world_model(run, config, temperature=0.0)
     on_policy = {
@@ -73,9 +70,15 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     )
 
 
-async def _real(
+def _starts(episodes: Sequence[Trajectory]) -> dict[str, Start]:
+    """The beginning of each task, as it was really seen."""
+    return {e.task_id: Start(e.task_id, e.start) for e in episodes if not e.stop.is_failure}
+
+
+async def play_real(
     config: Config, tasks: TextWorldTasks, agent: LanguageModelAgent, version: str, which: str, split: str
 ) -> list[Trajectory]:
+    """The policy's episodes in the real games of a split, the same tasks and seeds for every policy."""
     count = config.evaluate.episodes if split == "train" else config.evaluate.heldout_episodes
     episodes = _plan(config, tasks.tasks(split), count, f"real/{which}/{split}")
     with bar(f"play {which}, {split} games", len(episodes)) as advance:
@@ -170,7 +173,7 @@ class _Replay:
         return _Replayed(list(self.actions))
 
 
-async def _replay(config: Config, run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
+async def _replay(run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
     """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
     by_id = {task.id: task for task in tasks.tasks("train")}
     step = max(1, len(dreams) // REPLAYS)

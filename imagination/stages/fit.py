@@ -16,6 +16,7 @@ from imagination.settings import Config, FitSettings, UserError
 from imagination.stages.common import (
     adapted,
     context_of,
+    finish,
     load_world_model,
     make_trainer,
     need,
@@ -65,6 +66,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         supervise(run, "fit_world_model", model, tokenizer, rows, config.fit, config.seed)
         save_checkpoint(model, tokenizer, run.model("worldmodel"))
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, held)})
+    finish(run, "fit_world_model")
 
 
 def _measure(run: RunFolder, config: Config, held: Sequence[Trajectory]) -> dict[str, Any]:
@@ -96,6 +98,7 @@ def clone(config: Config, folder: Path) -> None:
         supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed)
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
+    finish(run, "clone")
 
 
 def cut(row: Row, limit: int) -> Row:

@@ -20,6 +20,7 @@ from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.common import (
     adapted,
+    finish,
     load_model,
     load_world_model,
     make_agent,
@@ -61,6 +62,8 @@ def train(config: Config, folder: Path, limit: int | None = None) -> None:
     check(config)
     with run.timed("train"):
         _train(run, config, limit)
+    if limit is None:
+        finish(run, "train")
 
 
 def check(config: Config, folder: Path) -> None:

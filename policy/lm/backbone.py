@@ -13,10 +13,10 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from policy.lm.settings import LoraSettings, ModelSettings
@@ -28,8 +28,11 @@ class CheckpointError(ValueError):
 
 
 def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """A model with random weights in the shape of Qwen2 (Yang et al. 2024, arXiv 2407.10671)."""
-    config = Qwen2Config(
+    """A model with random weights in the shape of Llama (Touvron et al. 2023, arXiv 2302.13971).
+
+    Not Qwen2's: for that model type transformers loads Qwen's own tokenizer, whatever lies in the folder.
+    """
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
         num_hidden_layers=settings.layers,
@@ -45,7 +48,7 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, see
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return LlamaForCausalLM(config)
 
 
 def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

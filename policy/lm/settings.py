@@ -22,7 +22,7 @@ class LoraSettings:
 class ModelSettings:
     """Which causal LM to use.
 
-    ``model`` is a hub id or a folder; empty builds a Qwen2-shaped model from scratch out of the sizes below it.
+    ``model`` is a hub id or a folder; empty builds a Llama-shaped model from scratch out of the sizes below it.
     """
 
     model: str = ""

@@ -1,0 +1,144 @@
+"""Stages ``demo`` and ``demo-seeds``: the whole flow, once or for several seeds with a control."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.evaluation import Proportion, summarise
+from imagination.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.stages.collect import collect
+from imagination.stages.common import fingerprint, load_model, make_agent, weights_version
+from imagination.stages.evaluate import evaluate, play_real
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.report import report
+from imagination.stages.train import train
+from real_envs.isolation import real_steps_taken
+from real_envs.textworld import TextWorldTasks
+
+STAGES = {
+    "collect": collect,
+    "fit_world_model": fit_world_model,
+    "clone": clone,
+    "train": train,
+    "evaluate": evaluate,
+}
+SEEDS = (0, 1, 2)
+
+
+def demo(config: Config, folder: Path) -> None:
+    """Runs every stage that this folder has not finished with these settings, and reports."""
+    run_stages(config, folder)
+    report(config, folder, partial=False)
+
+
+def run_stages(config: Config, folder: Path) -> None:
+    """All stages in order; the finished ones of an interrupted run are kept."""
+    mine = fingerprint(config)
+    redo = False
+    for number, (name, stage) in enumerate(STAGES.items(), start=1):
+        done = RunFolder(folder, config.seed).summary.get("done", {}).get(name)
+        redo = redo or done != mine
+        title = f"[{number}/{len(STAGES)}] {name.replace('_', ' ')}"
+        print(f"{title}: done before" if not redo else title, flush=True)
+        if redo:
+            stage(config, folder)
+
+
+def demo_seeds(config: Config, folder: Path) -> None:
+    """The demo for seeds 0, 1 and 2, each beside its control: the same updates played in the real games.
+
+    Writes ``table.json`` and ``table.md``.
+    """
+    results = []
+    for seed in SEEDS:
+        mine = deepcopy(config)
+        mine.seed = seed
+        print(f"== seed {seed}: dreams", flush=True)
+        run_stages(mine, folder / f"seed-{seed}")
+        report(mine, folder / f"seed-{seed}", partial=False)
+        print(f"== seed {seed}: control, the same updates in the real games", flush=True)
+        results.append(_result(folder / f"seed-{seed}", _control(mine, folder / f"seed-{seed}")))
+    (folder / "table.json").write_text(json.dumps(results, indent=1))
+    table = seeds_table(results)
+    (folder / "table.md").write_text(table)
+    print(table)
+
+
+def _control(config: Config, folder: Path) -> dict[str, Any]:
+    """Trains the same clone with the same settings in the real games; its success and what it cost."""
+    there = folder / "control"
+    real = deepcopy(config)
+    real.train.world = "real"
+    run = RunFolder(there, config.seed, fingerprint(real))
+    if run.summary.get("done", {}).get("control") == run.settings:
+        return dict(run.summary["control"])
+    for name in ("games", "log", "tokenizer", "models/policy-clone"):
+        if not (there / name).exists():
+            shutil.copytree(folder / name, there / name)
+    train(real, there)
+    result = asyncio.run(_play_control(real, run))
+    run.update({"control": result, "done": {"control": run.settings}})
+    return result
+
+
+async def _play_control(config: Config, run: RunFolder) -> dict[str, Any]:
+    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    model, chat = load_model(run.model("policy"), "train", config.policy)
+    agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
+    before = real_steps_taken()
+    result: dict[str, Any] = {}
+    for split in ("train", "heldout"):
+        episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
+        result[f"{split}_tasks"] = summarise(episodes).success.to_json()
+    await tasks.close()
+    result["real_steps"] = {"train": run.summary["real_steps"]["train"], "evaluate": real_steps_taken() - before}
+    result["wall_seconds"] = run.summary["wall_seconds"]["train"]
+    return result
+
+
+def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
+    found = json.loads((folder / "report.json").read_text())
+    keys = ("seed", "policy", "world_model", "real_steps", "dreamed_turns", "wall_seconds", "hardware")
+    return {**{key: found[key] for key in keys}, "control": control}
+
+
+def _cell(success: dict[str, Any]) -> str:
+    p = Proportion.from_json(success)
+    return "-" if p.rate is None or p.ci95 is None else f"{p.rate:.2f} [{p.ci95[0]:.2f}, {p.ci95[1]:.2f}]"
+
+
+def seeds_table(results: Sequence[dict[str, Any]]) -> str:
+    """One line per seed and one with the means, in Markdown."""
+    head = (
+        "| seed | games | n | cloned | dream-trained | rise | control (real steps) | dream before / after |\n"
+        "|---|---|---|---|---|---|---|---|\n"
+    )
+    lines: list[str] = []
+    for split, title in (("train_tasks", "training"), ("heldout_tasks", "held-out")):
+        rises: list[float] = []
+        columns: dict[str, list[float]] = {"before": [], "after": [], "control": []}
+        for r in results:
+            before, after, control = r["policy"]["before"], r["policy"]["after"], r["control"]
+            for name, cell in (("before", before), ("after", after), ("control", control)):
+                columns[name].append(cell[split]["success"])
+            rises.append(after[split]["success"] - before[split]["success"])
+            dream = "-"
+            if split == "train_tasks":
+                dream = f"{before['dream_success']['success']:.2f} / {after['dream_success']['success']:.2f}"
+            lines.append(
+                f"| {r['seed']} | {title} | {after[split]['n']} | {_cell(before[split])} | {_cell(after[split])} "
+                f"| {rises[-1]:+.2f} | {_cell(control[split])} ({control['real_steps']['train']}) | {dream} |"
+            )
+        mean = {name: sum(values) / len(values) for name, values in columns.items()}
+        lines.append(
+            f"| **mean** | {title} | | {mean['before']:.2f} | {mean['after']:.2f} "
+            f"| **{sum(rises) / len(rises):+.2f}** | {mean['control']:.2f} | |"
+        )
+    return head + "\n".join(lines) + "\n"
