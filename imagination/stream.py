@@ -15,7 +15,7 @@ from imagination.module import Update
 from policy.lm.batch import Row, TokenBatch, by_length, collate
 
 
-class _Steps(IterableDataset):  # type: ignore[type-arg]
+class _Steps(IterableDataset):
     """Items ``first() .. steps - 1``. It has a length, or Lightning would fetch (and play) one item ahead."""
 
     def __init__(self, steps: int, first: Callable[[], int], item: Callable[[int], object]) -> None:
@@ -44,7 +44,7 @@ class StepStream(L.LightningDataModule):
         super().__init__()
         self._dataset = _Steps(steps, first, item)
 
-    def train_dataloader(self) -> DataLoader:  # type: ignore[type-arg]
+    def train_dataloader(self) -> DataLoader:
         return DataLoader(self._dataset, batch_size=None, num_workers=0)
 
 

@@ -26,7 +26,8 @@ class Actor(Protocol):
 class Agent(Protocol):
     """Anything that can play: a language model, a script."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def start(self, observation: Observation, seed: int) -> Actor: ...
 

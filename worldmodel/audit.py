@@ -14,7 +14,7 @@ from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One turn of a real episode and what the model predicted for it; ``None`` where the prediction was no prediction."""
+    """One turn of a real episode and what the model predicted for it (``None``: nothing that could be parsed)."""
 
     trajectory_id: str
     index: int
@@ -49,8 +49,8 @@ def _ratio(part: int, whole: int) -> float | None:
 def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     """The numbers of the audit card; ``None`` where there was nothing to measure (no reward, none predicted).
 
-    ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how many
-    did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
+    ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how
+    many did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
     Malformed predictions count as wrong everywhere, and as ``invalid``.
     """
     paid = [j.turn.reward or 0.0 for j in judged]

@@ -24,9 +24,9 @@ def _transitions(trajectory: Trajectory) -> list[_Transition]:
 def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[list[float]]:
     """A weight per turn that falls with how often the log repeats it: ``count ** -power``, scaled to a mean of 1.
 
-    A transition is (task, last observation, action, next observation, reward, end). Logs repeat the harmless ones (looking
-    around, failing in the same way) thousands of times, while what changes the world or pays is rare; unweighted, the model
-    spends its capacity on the former.
+    A transition is (task, last observation, action, next observation, reward, end). Logs repeat the harmless ones
+    (looking around, failing in the same way) thousands of times, while what changes the world or pays is rare;
+    unweighted, the model spends its capacity on the former.
 
     Args:
         log: the training episodes.

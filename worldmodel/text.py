@@ -65,4 +65,4 @@ class TextWorldModel:
         return 0
 
     def release(self, session: object) -> None:
-        self.engine.release(session)  # type: ignore[arg-type]
+        self.engine.release(session)

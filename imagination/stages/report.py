@@ -14,9 +14,7 @@ from imagination.settings import Config, UserError
 def report(config: Config, folder: Path, partial: bool = True) -> None:
     """Writes ``report.json``, ``report.md`` and ``report.html``, and prints the table and where the page is."""
     if not (folder / "summary.json").exists():
-        raise UserError(
-            f"{folder} holds no run yet; start one with `imagine demo` or `imagine collect run={config.run}`"
-        )
+        raise UserError(f"{folder} holds no run yet; start one with `imagine collect run={config.run}`")
     page = write_report(folder, partial=partial)
     console = Console()
     console.print(terminal_table(json.loads((folder / "report.json").read_text())))

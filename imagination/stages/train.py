@@ -58,15 +58,15 @@ def train(config: Config, folder: Path, limit: int | None = None) -> None:
     Raises:
         UserError: settings contradict each other, or an earlier stage is missing.
     """
-    run = open_run(config, folder)
     check(config)
+    run = open_run(config, folder)
     with run.timed("train"):
         _train(run, config, limit)
     if limit is None:
         finish(run, "train")
 
 
-def check(config: Config, folder: Path) -> None:
+def check(config: Config) -> None:
     """
     Raises:
         UserError: the settings cannot work together.
@@ -181,12 +181,12 @@ class Player:
             branched = [n for n in by_task[task_id] if self.starts[n].history]
             whole = [n for n in by_task[task_id] if not self.starts[n].history]
             use_branch = self.world.source is Source.DREAM and chance.random() < self.config.dream.branch
-            start = chance.choice(branched if use_branch and branched else whole)
-            spec = {"start": start, "path": str((self.run.games / f"{task_id}.z8").resolve())}
+            name = chance.choice(branched if use_branch and branched else whole)
+            spec = {"start": name, "path": str((self.run.games / f"{task_id}.z8").resolve())}
             for k in range(settings.group_size):
-                name = f"{self.world.source.value}/{index}/{g}/{k}"
+                episode_id = f"{self.world.source.value}/{index}/{g}/{k}"
                 seed = ((self.config.seed * 10_007 + index) * 1009 + g) * 101 + k
-                episodes.append(Episode(name, Task(task_id, spec), f"{index}/{g}", seed))
+                episodes.append(Episode(episode_id, Task(task_id, spec), f"{index}/{g}", seed))
         return episodes
 
     def _measure(self, played: Sequence[Trajectory]) -> dict[str, float]:

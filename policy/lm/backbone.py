@@ -66,7 +66,7 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
-    rows = model.get_input_embeddings().weight.shape[0]
+    rows = int(model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise CheckpointError(
             f"{name}: wrong vocabulary: the tokenizer has {len(tokenizer)} tokens but the model embeds only {rows}"

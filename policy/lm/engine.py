@@ -102,10 +102,12 @@ class _WaveCache(Cache):
         self.positions = torch.empty(0)
         self.visible = 0
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         stored = self.kv[layer_idx]
-        stored[0][self.rows, self.positions] = keys.transpose(1, 2)
-        stored[1][self.rows, self.positions] = values.transpose(1, 2)
+        stored[0][self.rows, self.positions] = key_states.transpose(1, 2)
+        stored[1][self.rows, self.positions] = value_states.transpose(1, 2)
         return stored[0][:, : self.visible].transpose(1, 2), stored[1][:, : self.visible].transpose(1, 2)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -214,8 +216,7 @@ class InProcessEngine:
         layers, two, heads, dim = self._kv_shape
         kv = torch.zeros(layers, two, len(wave), capacity, heads, dim, dtype=self.model.dtype, device=device)
         for row, (session, n) in enumerate(zip(sessions, cached, strict=True)):
-            if n:
-                assert session.kv is not None
+            if session.kv is not None:
                 kv[:, :, row, :n] = session.kv[:, :, :n]
         cache = _WaveCache(kv)
 
@@ -289,8 +290,8 @@ class InProcessEngine:
             self.generated_tokens += len(output[index])
             if request.session is not None:
                 # the last sampled token was never fed back, so its keys and values do not exist yet
-                ids = request.ids + output[index][:-1]
-                self._keep(request.session, _Session(ids, kv_of[index][:, :, : len(ids)].clone()))
+                known = request.ids + output[index][:-1]
+                self._keep(request.session, _Session(known, kv_of[index][:, :, : len(known)].clone()))
             stopped = output[index][-1] == request.sampling.stop
             outcomes.append(Completion(tuple(output[index]), tuple(logprobs[index]), stopped))
         return outcomes

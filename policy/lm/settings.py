@@ -13,7 +13,7 @@ class LoraSettings:
     """
 
     rank: int = 0
-    alpha: float = 32.0
+    alpha: int = 32
     dropout: float = 0.0
     target_modules: str = "all-linear"
 
