@@ -27,13 +27,13 @@ def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True)
 
 
 def policy_row(episode: Trajectory, advantage: float) -> Row | None:
-    """The row of a played episode, or ``None`` where the policy made no token.
+    """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
     Without a critic, what follows the last agent token is read by no loss; a truncated episode keeps it, for the value
     of the state where it was cut.
     """
     trace = episode.trace
-    if trace is None or Owner.AGENT not in trace.owners:
+    if episode.stop.is_failure or trace is None or Owner.AGENT not in trace.owners:
         return None
     n = len(trace.ids) if episode.stop.is_truncation else _last_agent_token(trace) + 1
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]

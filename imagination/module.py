@@ -229,9 +229,11 @@ class PolicyModule(L.LightningModule):
         weights = [torch.tensor(row.rl_weight) != 0 for row, _ in found]
         critiques = [critique for _, critique in found if critique is not None]
         if critiques:
-            flat = torch.cat([c.advantages[w] for c, w in zip(critiques, weights, strict=True)])
+            # in fp64, or the rounding of equal advantages, divided by 1e-8, would look like an advantage
+            flat = torch.cat([c.advantages[w] for c, w in zip(critiques, weights, strict=True)]).double()
+            mean, std = flat.mean(), flat.std(correction=min(1, len(flat) - 1))
             for critique in critiques:
-                critique.advantages = (critique.advantages - flat.mean()) / (flat.std() + 1e-8)
+                critique.advantages = ((critique.advantages.double() - mean) / (std + 1e-8)).float()
         return [*found, *((row, None) for row in rows if not any(row.rl_weight))]
 
     def configure_optimizers(self) -> Any:

@@ -16,7 +16,7 @@ class UserError(ValueError):
 class GamesSettings:
     """Which TextWorld games to generate. Every seed of a run has its own games."""
 
-    train: int = 8
+    train: int = 6
     heldout: int = 6
     rooms: int = 3
     objects: int = 5
@@ -31,7 +31,7 @@ class CollectSettings:
     no model trains on; ``heldout_episodes`` per held-out game serve only to measure the world model there.
     """
 
-    episodes: int = 400
+    episodes: int = 500
     heldout_episodes: int = 10
     max_turns: int = 12
     validation: float = 0.05
@@ -42,9 +42,9 @@ class CollectSettings:
 class FitSettings:
     """Supervised training of either model: AdamW, warm-up, cosine decay to a tenth."""
 
-    steps: int = 1500
-    batch_tokens: int = 4096
-    lr: float = 2e-3
+    steps: int = 1200
+    batch_tokens: int = 3072
+    lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -52,10 +52,16 @@ class FitSettings:
 
 @dataclass
 class CloneSettings(FitSettings):
-    """Behaviour cloning of the starting policy from the part of the log that ``agents`` played."""
+    """Behaviour cloning of the starting policy from the part of the log that ``agents`` played.
+
+    A policy without a checkpoint of its own starts from the weights of the world model (``from_world_model``), which
+    has read the same log: it knows the world before it learns to act in it.
+    """
 
     steps: int = 200
-    agents: list[str] = field(default_factory=lambda: ["noisy", "careless"])
+    lr: float = 1e-3
+    agents: list[str] = field(default_factory=lambda: ["noisy"])
+    from_world_model: bool = True
 
 
 @dataclass
@@ -71,8 +77,8 @@ class DreamSettings:
     max_turns: int = 12
     branch: float = 0.5
     temperature: float = 1.0
-    min_confidence: float = 0.0
-    min_outcome_confidence: float = 0.5
+    min_confidence: float = 0.8
+    min_outcome_confidence: float = 0.9
     max_tokens: int = 96
 
 
@@ -114,8 +120,8 @@ class TrainSettings:
 class EvaluateSettings:
     """The verdict in the real games: episodes per task, played at ``temperature``."""
 
-    episodes: int = 32
-    heldout_episodes: int = 32
+    episodes: int = 40
+    heldout_episodes: int = 40
     max_turns: int = 12
     temperature: float = 1.0
 

@@ -139,8 +139,12 @@ class Careless:
 
 
 def mixture() -> tuple[tuple[Agent, float], ...]:
-    """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike."""
-    return (Expert(), 0.1), (Noisy(0.1, 0.9), 0.4), (Careless(0.3, 0.95), 0.3), (Random(), 0.2)
+    """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
+
+    The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; the ones below
+    it fail in the ways such a policy will fail, so that a world model has seen what happens then.
+    """
+    return (Expert(), 0.08), (Noisy(0.2, 0.6), 0.35), (Noisy(0.6, 1.0), 0.15), (Careless(0.3, 0.95), 0.3), (Random(), 0.12)
 
 
 def deal(shares: Sequence[tuple[Agent, float]], episodes: int, seed: int) -> list[Agent]:

@@ -28,9 +28,13 @@ class Judged:
         return (
             p is not None
             and p.observation.strip() == self.turn.observation.strip()
-            and p.reward == (self.turn.reward or 0.0)
+            and _same_reward(p.reward, self.turn.reward or 0.0)
             and p.terminated == self.turn.terminated
         )
+
+
+def _same_reward(a: float, b: float) -> bool:
+    return abs(a - b) < 1e-5  # a status line keeps six decimals: 1/3 is written, and at best predicted, as 0.333333
 
 
 def token_f1(predicted: str, true: str) -> float:
@@ -55,7 +59,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     """
     paid = [j.turn.reward or 0.0 for j in judged]
     claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
-    both = sum(p != 0 and p == c for p, c in zip(paid, claimed, strict=True))
+    both = sum(p != 0 and _same_reward(p, c) for p, c in zip(paid, claimed, strict=True))
     n = len(judged)
     ends = sum(j.predicted is not None and j.predicted.terminated == j.turn.terminated for j in judged)
     f1 = sum(token_f1(j.predicted.observation, j.turn.observation) for j in judged if j.predicted)

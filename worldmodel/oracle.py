@@ -35,7 +35,7 @@ class OracleWorldModel:
             EnvFailure: the real environment broke.
         """
         done = [turn.action for turn in history]
-        env, played = self._open.get(session, (None, []))
+        env, played = self._open.pop(session, (None, []))  # what breaks below is not gone on with
         if env is None or played != done:
             env = env or self._make_env()
             await env.reset(self._tasks[start], seed=0)

@@ -35,7 +35,9 @@ def fingerprint(config: Config) -> str:
 
 def open_run(config: Config, folder: Path) -> RunFolder:
     """The folder of this run, and torch set up for it."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(cores or 1)
     L.seed_everything(config.seed, verbose=False)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
@@ -108,13 +110,8 @@ class _SaveState(Callback):
             os.replace(partial, self._path)
 
 
-def make_trainer(run: RunFolder, stage: str, every: int, precision: str, limit: int | None = None) -> L.Trainer:
-    """A trainer with TensorBoard logs, a progress bar and resumable state.
-
-    Args:
-        every: save the state after so many batches.
-        limit: stop after so many batches of this call (to test resuming).
-    """
+def make_trainer(run: RunFolder, stage: str, every: int, precision: str) -> L.Trainer:
+    """A trainer with TensorBoard logs, a progress bar and a training state saved after every ``every`` batches."""
     callbacks: list[Callback] = [
         _SaveState(run.training_state(stage), every, run.settings),
         TQDMProgressBar(refresh_rate=5),
@@ -129,7 +126,6 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, limit: 
         enable_checkpointing=False,
         enable_model_summary=False,
         log_every_n_steps=1,
-        limit_train_batches=limit,
     )
 
 

@@ -91,7 +91,10 @@ def clone(config: Config, folder: Path) -> None:
         if not chosen:
             agents = sorted({t.agent for t in train})
             raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
-        model, tokenizer = _start(run, config, config.policy, train, config.seed + 2)
+        if config.clone.from_world_model and not config.policy.model:
+            model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
+        else:
+            model, tokenizer = _start(run, config, config.policy, train, config.seed + 2)
         chat = ChatFormat(tokenizer)
         limit = context_of(model, config.policy)
         rows = [cut(imitation_row(chat, t), limit) for t in chosen]
@@ -116,7 +119,6 @@ def supervise(
     rows: Sequence[Row],
     settings: FitSettings,
     seed: int,
-    limit: int | None = None,
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped."""
     state, done = resume_from(run, stage)
@@ -125,7 +127,7 @@ def supervise(
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
-    trainer = make_trainer(run, stage, every=max(1, settings.steps // 5), precision=settings.precision, limit=limit)
+    trainer = make_trainer(run, stage, every=max(1, settings.steps // 5), precision=settings.precision)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
 
 

@@ -52,7 +52,7 @@ class World:
     close: Callable[[], Any] | None = None
 
 
-def train(config: Config, folder: Path, limit: int | None = None) -> None:
+def train(config: Config, folder: Path) -> None:
     """Updates the policy in dreams (or, as a control, in the real games). Writes ``models/policy``.
 
     Raises:
@@ -61,9 +61,8 @@ def train(config: Config, folder: Path, limit: int | None = None) -> None:
     check(config)
     run = open_run(config, folder)
     with run.timed("train"):
-        _train(run, config, limit)
-    if limit is None:
-        finish(run, "train")
+        _train(run, config)
+    finish(run, "train")
 
 
 def check(config: Config) -> None:
@@ -79,7 +78,7 @@ def check(config: Config) -> None:
         raise UserError(f"dream.branch must lie in [0, 1], got {config.dream.branch}")
 
 
-def _train(run: RunFolder, config: Config, limit: int | None) -> None:
+def _train(run: RunFolder, config: Config) -> None:
     log, _ = read_log(run, config)
     model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
     reference = copy.deepcopy(model).requires_grad_(False) if config.algorithm.kl_coef > 0 else None
@@ -101,7 +100,7 @@ def _train(run: RunFolder, config: Config, limit: int | None) -> None:
     )
     player = Player(run, config, world, agent, chat, starts, experts)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", limit)
+    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32")
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if world.close is not None:
         asyncio.run(world.close())

@@ -182,13 +182,11 @@ class InProcessEngine:
                 for _ in range(3):  # let every coroutine that can still run reach its own request first
                     await asyncio.sleep(0)
             wave, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
+            outcomes: Sequence[Completion | Exception]
             try:
                 outcomes = self._run_wave(wave)
-            except BaseException as error:
-                for request in wave:
-                    if not request.future.done():
-                        request.future.set_exception(error)
-                raise
+            except Exception as error:  # raised to this wave's callers; who still waits must not wait for ever
+                outcomes = [error] * len(wave)
             for request, outcome in zip(wave, outcomes, strict=True):
                 if request.future.done():
                     continue

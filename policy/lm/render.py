@@ -85,6 +85,7 @@ class ChatFormat:
         return text
 
     def _encode(self, text: str) -> tuple[int, ...]:
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text, and tokenizers raise at it
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -110,8 +111,12 @@ class Tokens:
 
 
 def status_line(reward: float | None, terminated: bool) -> str:
-    """The line that follows a predicted observation: ``[reward=0]`` or ``[reward=1 done]``; no reward counts as 0."""
-    return f"\n[reward={reward or 0:g}{' done' if terminated else ''}]"
+    """The line that follows a predicted observation: ``[reward=0]`` or ``[reward=1 done]``; no reward counts as 0.
+
+    Six decimals are kept, and never an exponent, so that every line that is written can be parsed.
+    """
+    amount = f"{round(reward or 0.0, 6) or 0.0:.6f}".rstrip("0").rstrip(".")
+    return f"\n[reward={amount}{' done' if terminated else ''}]"
 
 
 def prediction_text(turn: Turn) -> str:

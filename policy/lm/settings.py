@@ -26,11 +26,11 @@ class ModelSettings:
     """
 
     model: str = ""
-    hidden: int = 192
+    hidden: int = 128
     layers: int = 4
-    heads: int = 3
-    kv_heads: int = 3
-    mlp: int = 512
+    heads: int = 2
+    kv_heads: int = 2
+    mlp: int = 384
     context: int = 1024
     dtype: str = "float32"
     lora: LoraSettings = field(default_factory=LoraSettings)

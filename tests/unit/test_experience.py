@@ -1,0 +1,228 @@
+"""If these fail, the policy is rewarded for what it did not do, or blamed for what broke.
+
+Traces are written down token by token: S scaffold, A agent, E world.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from imagination.experience import group_advantages, imitation_row, policy_row
+from policy.lm.batch import collate
+from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
+
+OWNERS = {"S": Owner.SCAFFOLD, "A": Owner.AGENT, "E": Owner.ENV}
+T, L, U, C = StopReason.TERMINATED, StopReason.TURN_LIMIT, StopReason.UNSURE, StopReason.CONTEXT_LIMIT
+CRASH = StopReason.ENV_CRASHED
+
+
+def trace(owners: str, turns: Sequence[int]) -> Trace:
+    """Ids 100, 101, ...; log-probs -0.1, -0.2, ... on the agent's; ``turns`` of the agent's tokens in order."""
+    own = iter(turns)
+    mine = [owner == "A" for owner in owners]
+    return Trace(
+        ids=tuple(range(100, 100 + len(owners))),
+        owners=tuple(OWNERS[owner] for owner in owners),
+        logprobs=tuple(-(i + 1) / 10 if m else None for i, m in enumerate(mine)),
+        turns=tuple(next(own) if m else -1 for m in mine),
+    )
+
+
+def episode(
+    rewards: Sequence[float | None],
+    stop: StopReason = T,
+    group: str = "g",
+    trace: Trace | None = None,
+    prefix: int = 0,
+    source: Source = Source.DREAM,
+) -> Trajectory:
+    turns = tuple(Turn(f"a{i}", f"o{i}", reward, False) for i, reward in enumerate(rewards))
+    return Trajectory("e", "t", group, source, "policy", 0, "START", turns, stop, prefix_turns=prefix, trace=trace)
+
+
+ONE = trace("SA", [0])
+
+# --- groups ---
+
+
+def test_advantages_of_a_group_by_hand() -> None:
+    """Returns 1, 0, 0, 1: mean 1/2, unbiased deviation sqrt(1/3). Episodes of the two groups are interleaved."""
+    returns = {"g": [[0.0, 1.0], [0.0], [None, 0.0], [1.0]], "h": [[0.5], [0.25, 0.5], [0.25], [0.0]]}
+    mixed = [episode(returns[name][k], group=name, trace=ONE) for k in range(4) for name in ("g", "h")]
+    advantages, counts = group_advantages(mixed)
+    g = 0.5 / (math.sqrt(1 / 3) + 1e-4)
+    assert advantages[::2] == pytest.approx([g, -g, -g, g])
+    # returns .5, .75, .25, 0: mean .375, squares .015625, .140625, .015625, .140625 over 3
+    std = math.sqrt(0.3125 / 3) + 1e-4
+    assert advantages[1::2] == pytest.approx([0.125 / std, 0.375 / std, -0.125 / std, -0.375 / std])
+    assert counts == [True] * 8
+    plain, _ = group_advantages(mixed, normalise_std=False)
+    assert plain == pytest.approx([0.5, 0.125, -0.5, 0.375, -0.5, -0.125, 0.5, -0.375])
+
+
+@pytest.mark.parametrize("failure", [stop for stop in StopReason if stop.is_failure])
+def test_a_failed_episode_is_excluded_and_its_group_still_normalises(failure: StopReason) -> None:
+    """It had earned 1 when the world broke. Counted, it would pull the others down; with it the group would be lost."""
+    broken = episode([1.0], failure, trace=ONE)
+    others = [episode([1.0], trace=ONE), episode([0.0], L, trace=ONE), episode([0.5], U, trace=ONE)]
+    advantages, counts = group_advantages([others[0], broken, *others[1:]])
+    expected = 0.5 / (0.5 + 1e-4)  # mean 1/2, deviation 1/2
+    assert advantages == pytest.approx([expected, 0.0, -expected, 0.0])
+    assert counts == [True, False, True, True]
+    assert [a for i, a in enumerate(advantages) if i != 1] == group_advantages(others)[0]
+
+
+def test_truncated_episodes_are_episodes() -> None:
+    """Ours is the limit: left out, a policy that dawdles would not be told."""
+    for stop in (L, U, C):
+        assert group_advantages([episode([0.0], stop, trace=ONE), episode([1.0], trace=ONE)])[1] == [True, True]
+
+
+def test_an_episode_without_its_like_does_not_count() -> None:
+    """Alone in its group, by itself or because all others failed, there is nothing to compare it with."""
+    alone = episode([1.0], group="alone", trace=ONE)
+    left = episode([1.0], group="left", trace=ONE)
+    failed = episode([0.0], CRASH, group="left", trace=ONE)
+    assert group_advantages([alone, left, failed]) == ([0.0, 0.0, 0.0], [False, False, False])
+
+
+def test_scripted_episodes_are_in_no_group() -> None:
+    """They have no tokens to train, and another policy's luck is no baseline."""
+    scripted = episode([1.0])
+    advantages, counts = group_advantages([scripted, episode([1.0], trace=ONE), episode([0.0], trace=ONE)])
+    assert counts == [False, True, True]
+    assert advantages[0] == 0.0
+
+
+def test_what_the_log_earned_is_not_credited() -> None:
+    """Both start from the same logged turn, which earned 0.75; only what they did themselves tells them apart."""
+    rewards = [[0.75, 0.25], [0.75, 0.0]]
+    branched = [episode(r, trace=trace("SSA", [1]), prefix=1) for r in rewards]
+    plain, _ = group_advantages(branched, normalise_std=False)
+    assert plain == pytest.approx([0.125, -0.125])
+    whole, _ = group_advantages([branched[1], episode([0.75], trace=ONE)], normalise_std=False)
+    assert whole == pytest.approx([-0.375, 0.375])  # 0 against 0.75, although both totals are 0.75
+
+
+def test_stragglers() -> None:
+    """Episodes of one, three and five tokens: every token has the advantage of its episode."""
+    traces = [trace("SA", [0]), trace("SAESAA", [0, 1, 1]), trace("SAAESAAA", [0, 0, 1, 1, 1])]
+    group = [episode([0.0] * k + [r], trace=t) for k, r, t in zip((0, 1, 1), (1.0, 0.0, 0.0), traces, strict=True)]
+    advantages, counts = group_advantages(group)
+    assert counts == [True] * 3
+    rows = [policy_row(e, a) for e, a in zip(group, advantages, strict=True)]
+    high, low = (2 / 3) / (math.sqrt(1 / 3) + 1e-4), (-1 / 3) / (math.sqrt(1 / 3) + 1e-4)
+    batch = collate([row for row in rows if row is not None], pad=0)
+    assert batch.advantages.tolist() == [
+        pytest.approx([0, high, 0, 0, 0, 0, 0, 0]),
+        pytest.approx([0, low, 0, 0, low, low, 0, 0]),
+        pytest.approx([0, low, low, 0, 0, low, low, low]),
+    ]
+    assert batch.rl_weight.tolist() == [
+        [0, 1, 0, 0, 0, 0, 0, 0],
+        [0, 1, 0, 0, 1, 1, 0, 0],
+        [0, 1, 1, 0, 0, 1, 1, 1],
+    ]
+
+
+# --- rows of played episodes ---
+
+
+def test_a_row_by_hand() -> None:
+    """Two turns of which the second pays; the tail after the last action is read by no loss and left out."""
+    row = policy_row(episode([0.0, 1.0], trace=trace("SESAASESAAAS", [0, 0, 1, 1, 1])), advantage=2.0)
+    assert row is not None
+    assert list(row.ids) == list(range(100, 111))
+    batch = collate([row], pad=0)
+    s = [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert batch.action_mask[0].long().tolist() == batch.rl_weight[0].tolist() == s
+    assert batch.advantages[0].tolist() == [2.0 * x for x in s]
+    assert batch.rewards[0].tolist() == [0] * 10 + [1.0]
+    expected = [-(i + 1) / 10 if mine else math.nan for i, mine in enumerate(s)]
+    assert batch.behavior_logprobs[0].tolist() == pytest.approx(expected, nan_ok=True)
+    assert not batch.ce_weight.any()
+    assert not batch.truncated.any()
+    assert batch.source == [Source.DREAM]
+
+
+def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
+    """Not on an end token that the loop forced, not on the observation that brought it, and not on another turn's."""
+    row = policy_row(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])), 0.0)
+    assert row is not None
+    assert list(row.rewards) == [0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0.25, 0]
+
+
+@pytest.mark.parametrize(
+    ("stop", "length", "truncated"), [(T, 4, False), (L, 7, True), (U, 7, True), (C, 7, True)], ids=str
+)
+def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, length: int, truncated: bool) -> None:
+    """A critic bootstraps from it. After the world's end there is no state to keep."""
+    row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])), 1.0)
+    assert row is not None
+    assert len(row.ids) == len(row.rl_weight) == len(row.rewards) == length
+    assert row.truncated is truncated
+    assert sum(row.rl_weight) == 2
+
+
+def test_an_action_that_the_world_could_not_answer_earned_nothing() -> None:
+    """Its context was full: the tokens are the policy's, but there is no turn, and the reward before stays in place."""
+    row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])), 1.0)
+    assert row is not None
+    assert list(row.rewards) == [0, 0.5, 0, 0, 0, 0]
+    assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
+
+
+def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
+    """The log's actions are scaffold there: their rewards have no token to stand on, and were not earned."""
+    row = policy_row(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])), 1.0)
+    assert row is not None
+    assert list(row.rewards) == [0, 0, 0, 0, 0, 0.25]
+
+
+@pytest.mark.parametrize("failure", [stop for stop in StopReason if stop.is_failure])
+def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
+    """Whatever it had earned before the world broke, it says nothing about the task."""
+    assert policy_row(episode([1.0], failure, trace=trace("SAESAA", [0, 1, 1])), 1.0) is None
+
+
+def test_an_episode_without_a_sampled_token_has_no_row() -> None:
+    assert policy_row(episode([1.0]), 1.0) is None  # scripted
+    assert policy_row(episode([], C, trace=trace("SES", [])), 1.0) is None  # the context was full at once
+
+
+# --- rows of experts ---
+
+CHAT = ChatFormat(train_tokenizer(["a"], 300, ["START", "go east", "HALL", "take lamp"]))
+
+
+def test_an_expert_row_by_hand() -> None:
+    """Cross-entropy on its actions and their ends. Log-probs it never had; with invented ones, or with an RL weight, it
+    would enter PPO's ratio."""
+    expert = Trajectory(
+        "e", "t", "g", Source.EXPERT, "expert", 0, "START",
+        (Turn("go east", "HALL", 0.0, False), Turn("take lamp", "GOT IT", 1.0, True)), T,
+    )  # fmt: skip
+    row = imitation_row(CHAT, expert)
+    assert CHAT.tokenizer.convert_ids_to_tokens(list(row.ids)) == [
+        "<|user|>", "START", "<|end|>", "<|assistant|>", "go east", "<|end|>",
+        "<|user|>", "HALL", "<|end|>", "<|assistant|>", "take lamp", "<|end|>",
+    ]  # fmt: skip
+    batch = collate([row], pad=0)
+    assert batch.ce_weight[0].tolist() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 1]
+    assert batch.action_mask[0].long().tolist() == batch.ce_weight[0].tolist()
+    assert batch.behavior_logprobs.isnan().all()
+    for absent in (batch.rl_weight, batch.advantages, batch.rewards):
+        assert not absent.any()
+    assert not batch.truncated.any()
+    assert batch.source == [Source.EXPERT]
+
+
+def test_a_solved_episode_of_any_source_can_be_imitated_as_an_experts() -> None:
+    """Shares of the batch are counted by source, so the row says in which role it is there."""
+    assert imitation_row(CHAT, episode([1.0], source=Source.REAL)).source is Source.REAL
+    assert imitation_row(CHAT, episode([1.0], source=Source.REAL), Source.EXPERT).source is Source.EXPERT

@@ -1,0 +1,320 @@
+"""If these fail, the models read a conversation that their chat template never wrote, or learn from each other's words.
+
+Every content of the hand-computed episode is a token of its own, so sequences can be written down and counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from policy.lm.render import (
+    ChatFormat,
+    Tokens,
+    append_observation,
+    parse_prediction,
+    policy_prompt,
+    render_for_policy,
+    render_for_world_model,
+    status_line,
+    world_model_prompt,
+)
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+
+S, A, E = Owner.SCAFFOLD, Owner.AGENT, Owner.ENV
+WORDS = ["ATTIC", "HALL", "THE END", "go east", "take lamp", "\n> ", "\n[reward=0]", "\n[reward=1 done]"]
+EPISODE = Trajectory(
+    id="e", task_id="t", group_id="g", source=Source.EXPERT, agent="expert", seed=0, start="ATTIC",
+    turns=(Turn("go east", "HALL", 0.0, False), Turn("take lamp", "THE END", 1.0, True)),
+    stop=StopReason.TERMINATED,
+)  # fmt: skip
+
+CHATML = (  # Qwen2's: a system message of its own where there is none
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def ours(template: str | None = None) -> PreTrainedTokenizerFast:
+    tokenizer = train_tokenizer(["You see a lamp. There is an exit to the east."] * 2, 300, WORDS)
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
+
+
+def qwen2() -> PreTrainedTokenizerFast:
+    """The mechanics of Qwen2's tokenizer: byte-level BPE on its own split, ChatML marks as special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(
+        ["system\nYou are a helpful assistant.", "user\nYou see a lamp.\n\n", "\n"] * 3, trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML
+    )
+
+
+OURS, QWEN2 = ours(), qwen2()
+OUR_CHAT, QWEN2_CHAT = ChatFormat(OURS), ChatFormat(QWEN2)
+
+
+def ids(*words: str) -> list[int]:
+    """Ids of words that have to be one token each."""
+    found = [OURS.encode(word, add_special_tokens=False) for word in words]
+    assert all(len(one) == 1 for one in found), found
+    return [one[0] for one in found]
+
+
+# --- ChatFormat ---
+
+
+def by_template(tokenizer: PreTrainedTokenizerBase, contents: list[str]) -> list[int]:
+    """What the template itself makes of user and assistant contents in turn, ready for the assistant to go on."""
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+def by_pieces(chat: ChatFormat, contents: list[str]) -> list[int]:
+    found = list(chat.opening)
+    for k, content in enumerate(contents):
+        found += chat.encode(content)
+        found += chat.to_assistant if k % 2 == 0 else (chat.stop, *chat.to_user)
+    return found
+
+
+CONTENTS = [
+    ["You see a lamp."],
+    ["You see a lamp.\n\n-= Hall =-", "take lamp", "Taken. Öffne die Tür 🚪?", "go  east", "The end\n"],
+    ["", "", " lead and trail ", "n't", "0123"],
+]
+
+
+@pytest.mark.parametrize("contents", CONTENTS, ids=len)
+@pytest.mark.parametrize("chat", [OUR_CHAT, QWEN2_CHAT], ids=["ours", "qwen2"])
+def test_pieces_are_the_template_token_for_token(chat: ChatFormat, contents: list[str]) -> None:
+    """Else a pretrained model is prompted in a dialect of its format, and trained on it."""
+    assert by_pieces(chat, contents) == by_template(chat.tokenizer, contents)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
+def test_our_pieces_are_our_template_for_any_content(contents: list[str]) -> None:
+    assert by_pieces(OUR_CHAT, contents) == by_template(OURS, contents)
+
+
+def test_the_pieces_of_chatml() -> None:
+    """The end token is what the model samples; the line feed after it belongs to the next user turn."""
+    assert QWEN2.convert_ids_to_tokens(QWEN2_CHAT.stop) == "<|im_end|>"
+    assert QWEN2.decode(QWEN2_CHAT.opening) == (
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
+    )
+    assert QWEN2.decode(QWEN2_CHAT.to_assistant) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert QWEN2.decode(QWEN2_CHAT.to_user) == "\n<|im_start|>user\n"
+
+
+def test_decoding_drops_marks_and_keeps_words() -> None:
+    """An action with a mark of the template in it would be a command that no world knows."""
+    assert OUR_CHAT.decode(ids("<|user|>", "go east", "\n[reward=0]", "<|end|>")) == "go east\n[reward=0]"
+
+
+def test_a_lone_surrogate_is_read_as_a_question_mark() -> None:
+    """A string of Python may hold one and no tokenizer takes it: one odd command would end all rollouts of a batch."""
+    assert OUR_CHAT.encode("go \ud800 east") == OUR_CHAT.encode("go ? east")
+
+
+EACH = "{% for m in messages %}"
+OPEN, CLOSE = "{{ '<|' + m['role'] + '|>' }}", "{{ '<|end|>' }}{% endfor %}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (EACH + OPEN + "{{ m['content'] }}" + CLOSE + PROMPT, None),  # nothing wrong: the others differ in one thing
+        (EACH + OPEN + "{% if loop.last %}{{ m['content'] }}{% endif %}" + CLOSE + PROMPT, "drops or repeats"),
+        (EACH + OPEN + "{{ m['content'] + m['content'] }}" + CLOSE + PROMPT, "drops or repeats"),
+        (EACH + OPEN + "{{ m['content'] if loop.last else m['content'][:3] }}" + CLOSE + PROMPT, "drops or repeats"),
+        (EACH + OPEN + "{{ loop.index ~ m['content'] }}" + CLOSE + PROMPT, "differently at"),
+        (
+            EACH + OPEN + "{{ m['content'] }}{{ ' NOW' if loop.last }}" + CLOSE + PROMPT,
+            "differently at",
+        ),
+        (  # reasoning models: the prompt opens a thought that the history does not have
+            EACH + OPEN + "{{ m['content'] }}" + CLOSE + "{{ '<|assistant|><think>' }}",
+            "differently at",
+        ),
+    ],
+)
+def test_a_template_that_does_not_grow_by_appending_is_refused(template: str, message: str | None) -> None:
+    """With it a prompt is no prefix of the next one: tokens that were sampled would be trained in another context."""
+    if message is None:
+        ChatFormat(ours(template))
+        return
+    with pytest.raises(ValueError, match=message):
+        ChatFormat(ours(template))
+
+
+def test_no_template_at_all_is_refused() -> None:
+    tokenizer = ours()
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="has no chat template"):
+        ChatFormat(tokenizer)
+
+
+# --- the two views ---
+
+
+def test_the_policys_view_by_hand() -> None:
+    """What the policy is cloned from: its actions with their ends, after the prompts that it will be given."""
+    tokens = render_for_policy(OUR_CHAT, EPISODE)
+    assert tokens.ids == ids(
+        "<|user|>", "ATTIC", "<|end|>", "<|assistant|>", "go east", "<|end|>",
+        "<|user|>", "HALL", "<|end|>", "<|assistant|>", "take lamp", "<|end|>",
+    )  # fmt: skip
+    assert tokens.owners == [S, E, S, S, A, A, S, E, S, S, A, A]
+    assert tokens.turns == [-1, -1, -1, -1, 0, 0, -1, -1, -1, -1, 1, 1]
+
+
+def test_the_world_models_view_by_hand() -> None:
+    """It learns what the world answered, status and end included, and neither the start nor the actions."""
+    tokens = render_for_world_model(OUR_CHAT, EPISODE)
+    assert tokens.ids == ids(
+        "<|user|>", "ATTIC", "\n> ", "go east", "<|end|>", "<|assistant|>", "HALL", "\n[reward=0]", "<|end|>",
+        "<|user|>", "take lamp", "<|end|>", "<|assistant|>", "THE END", "\n[reward=1 done]", "<|end|>",
+    )  # fmt: skip
+    assert tokens.owners == [S, S, S, A, S, S, E, E, E, S, A, S, S, E, E, E]
+    assert tokens.turns == [-1, -1, -1, 0, -1, -1, 0, 0, 0, -1, 1, -1, -1, 1, 1, 1]
+
+
+def test_actions_of_a_logged_history_belong_to_whom_the_caller_says() -> None:
+    """In a branched start they are context: owned by the agent, the policy would train on what it did not sample."""
+    tokens = policy_prompt(OUR_CHAT, "ATTIC", EPISODE.turns[:1], Owner.SCAFFOLD)
+    assert tokens.ids == render_for_policy(OUR_CHAT, EPISODE).ids[:10]
+    assert tokens.owners == [S, E, S, S, S, S, S, E, S, S]
+
+
+def test_an_episode_without_turns_has_nothing_to_predict() -> None:
+    empty = Trajectory("e", "t", "g", Source.REAL, "a", 0, "ATTIC", (), StopReason.ENV_CRASHED)
+    with pytest.raises(ValueError, match="episode e has no turn"):
+        render_for_world_model(OUR_CHAT, empty)
+
+
+turns = st.builds(
+    Turn,
+    action=st.text(max_size=12),
+    observation=st.text(max_size=12),
+    reward=st.sampled_from([None, 0.0, 1.0, 0.25]),
+    terminated=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=12), st.lists(turns, min_size=1, max_size=4), st.sampled_from([OUR_CHAT, QWEN2_CHAT]))
+def test_a_prompt_is_a_prefix_of_the_next_one(start: str, played: list[Turn], chat: ChatFormat) -> None:
+    """Both views grow by appending. Else cached keys and values stand for other tokens, and what a model was trained on
+    is not what it is asked in a rollout. The order of pieces is written down here once more, as a plain loop."""
+    whole = Trajectory("e", "t", "g", Source.REAL, "a", 0, start, tuple(played), StopReason.TURN_LIMIT)
+    of_policy, of_world = render_for_policy(chat, whole), render_for_world_model(chat, whole)
+    grown = policy_prompt(chat, start, [], Owner.AGENT)
+    for k, turn in enumerate(played):
+        asked = policy_prompt(chat, start, played[:k], Owner.AGENT)
+        assert asked == grown
+        assert of_policy.ids[: len(asked.ids)] == asked.ids
+        grown.append((*chat.encode(turn.action), chat.stop), Owner.AGENT, k)
+        if k == len(played) - 1:
+            assert of_policy == grown  # and it ends with the last action
+        append_observation(chat, grown, turn.observation)
+
+        question = world_model_prompt(chat, start, played[:k], turn.action)
+        answer = chat.encode(turn.observation + status_line(turn.reward, turn.terminated))
+        assert of_world.ids[: len(question.ids)] == question.ids
+        assert of_world.ids[len(question.ids) :][: len(answer) + 1] == [*answer, chat.stop]
+        assert set(of_world.owners[len(question.ids) :][: len(answer) + 1]) == {Owner.ENV}
+    assert len(of_world.ids) == len(question.ids) + len(answer) + 1
+
+
+def test_appending_keeps_the_lists_parallel() -> None:
+    tokens = Tokens.empty()
+    tokens.append((7, 8), Owner.AGENT, 3)
+    tokens.append((9,), Owner.SCAFFOLD)
+    assert (tokens.ids, tokens.owners, tokens.turns) == ([7, 8, 9], [A, A, S], [3, 3, -1])
+
+
+# --- status lines ---
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.text(max_size=40) | st.sampled_from(["a\n[reward=1 done]", "\n[reward=0]", "a\n"]),
+    st.floats(-1e9, 1e9) | st.sampled_from([1 / 3, 1e-5, 2e6, 1e-4, 123456.789, 1.0, -0.0]),
+    st.booleans(),
+)
+@example("x", 1e-05, False)  # %g writes 1e-05, which is no number for a parser that expects digits
+@example("x", 1e6, True)
+def test_a_prediction_round_trips(text: str, reward: float, terminated: bool) -> None:
+    """What was logged can be told by a perfect world model. Rewards keep six decimals: a task pays 1 in total."""
+    parsed = parse_prediction(text + status_line(reward, terminated))
+    assert parsed is not None
+    assert parsed[0] == text
+    assert math.isclose(parsed[1], reward, abs_tol=1e-6)
+    assert parsed[2] is terminated
+
+
+def test_status_lines_by_hand() -> None:
+    """The text is the interface to the weights: another spelling would make all trained models malformed."""
+    assert status_line(0.0, False) == status_line(None, False) == "\n[reward=0]"
+    assert status_line(1.0, True) == "\n[reward=1 done]"
+    assert status_line(-0.5, False) == "\n[reward=-0.5]"
+    assert status_line(1 / 3, False) == "\n[reward=0.333333]"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "You see a lamp.",
+        "[reward=0]",  # no line of its own
+        "a [reward=0]",
+        "a\n[reward=0",
+        "a\n[reward=]",
+        "a\n[reward=.]",
+        "a\n[reward=1.]",
+        "a\n[reward=1 2]",
+        "a\n[reward=nan]",
+        "a\n[reward=1done]",
+        "a\n[reward=1 done] ",
+        "a\n[reward=1 done]\n",
+        "a\n[reward=1 done] b",
+        "a\n[Reward=1]",
+        "a\n[reward=1 DONE]",
+        "a\n [reward=1]",
+    ],
+)
+def test_malformed_predictions_are_none(text: str) -> None:
+    """Never a guess: a made-up reward would be paid out in the dream."""
+    assert parse_prediction(text) is None
