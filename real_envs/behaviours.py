@@ -144,7 +144,13 @@ def mixture() -> tuple[tuple[Agent, float], ...]:
     The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; the ones below
     it fail in the ways such a policy will fail, so that a world model has seen what happens then.
     """
-    return (Expert(), 0.08), (Noisy(0.2, 0.6), 0.35), (Noisy(0.6, 1.0), 0.15), (Careless(0.3, 0.95), 0.3), (Random(), 0.12)
+    return (
+        (Expert(), 0.08),
+        (Noisy(0.2, 0.6), 0.35),
+        (Noisy(0.6, 1.0), 0.15),
+        (Careless(0.3, 0.95), 0.3),
+        (Random(), 0.12),
+    )
 
 
 def deal(shares: Sequence[tuple[Agent, float]], episodes: int, seed: int) -> list[Agent]:

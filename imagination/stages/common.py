@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,24 +96,28 @@ def load_world_model(run: RunFolder, config: Config, temperature: float) -> Text
 class _SaveState(Callback):
     """Saves the training state every few steps, atomically: a killed run goes on from the last one."""
 
-    def __init__(self, path: Path, every: int, settings: str) -> None:
-        self._path, self._every, self._settings = path, every, settings
+    def __init__(self, path: Path, every: int, settings: str, done: Callable[[], int]) -> None:
+        self._path, self._every, self._settings, self._done = path, every, settings, done
 
     def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["settings"] = self._settings
+        checkpoint["steps_done"] = self._done()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if (batch_idx + 1) % self._every == 0:
+        if self._done() % self._every == 0:  # not batch_idx, which Lightning counts anew after a resume
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".tmp")
             trainer.save_checkpoint(partial)
             os.replace(partial, self._path)
 
 
-def make_trainer(run: RunFolder, stage: str, every: int, precision: str) -> L.Trainer:
-    """A trainer with TensorBoard logs, a progress bar and a training state saved after every ``every`` batches."""
+def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int]) -> L.Trainer:
+    """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
+
+    ``done`` tells how many steps of the whole stage are done, those before a resume included.
+    """
     callbacks: list[Callback] = [
-        _SaveState(run.training_state(stage), every, run.settings),
+        _SaveState(run.training_state(stage), every, run.settings, done),
         TQDMProgressBar(refresh_rate=5),
     ]
     return L.Trainer(
@@ -130,7 +134,7 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str) -> L.Tr
 
 
 def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
-    """Path of the saved training state and the number of batches it has done; ``(None, 0)`` for a fresh start.
+    """Path of the saved training state and the number of steps it has done; ``(None, 0)`` for a fresh start.
 
     A state that was saved under other settings is not gone on from.
     """
@@ -140,8 +144,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if state.get("settings") != run.settings:
         return None, 0
-    progress = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]
-    return str(path), int(progress["completed"])
+    return str(path), int(state["steps_done"])
 
 
 def finish(run: RunFolder, stage: str) -> None:

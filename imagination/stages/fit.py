@@ -127,7 +127,8 @@ def supervise(
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
-    trainer = make_trainer(run, stage, every=max(1, settings.steps // 5), precision=settings.precision)
+    every = max(1, settings.steps // 5)
+    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
 
 

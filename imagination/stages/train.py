@@ -100,7 +100,7 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     player = Player(run, config, world, agent, chat, starts, experts)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32")
+    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if world.close is not None:
         asyncio.run(world.close())

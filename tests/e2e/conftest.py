@@ -54,7 +54,8 @@ def tiny() -> Config:
         model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
     config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
     for fit in (config.fit, config.clone):
-        fit.steps, fit.batch_tokens, fit.warmup, fit.precision = 12, 512, 2, "fp32"
+        fit.steps, fit.batch_tokens, fit.warmup, fit.precision = 20, 1024, 2, "fp32"
+    config.fit.steps, config.fit.lr, config.dream.min_confidence, config.dream.min_outcome_confidence = 150, 1e-2, 0, 0
     config.clone.agents = ["noisy"]
     config.train.updates, config.train.groups, config.train.group_size = 4, 2, 3
     config.train.checkpoint_every = 2

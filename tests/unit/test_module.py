@@ -183,11 +183,11 @@ def assert_same(got: Gradients, expected: Gradients, tolerance: float = 2e-5) ->
 
 
 class Notes(torch.optim.Optimizer):
-    """Keeps a copy of the gradients at each step."""
+    """Keeps a copy of the gradients at each step; then only the critic's bias moves, by ``nudge``."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, nudge: float = 0.0) -> None:
         super().__init__(module.parameters(), {})
-        self.module, self.seen = module, []
+        self.module, self.nudge, self.seen = module, nudge, []
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if closure is not None:
@@ -198,11 +198,16 @@ class Notes(torch.optim.Optimizer):
                 for name, p in self.module.named_parameters()
             }
         )
+        if self.nudge:
+            with torch.no_grad():
+                self.module.value.linear.bias.add_(self.nudge)
 
 
 class Noted(PolicyModule):
+    nudge = 0.0
+
     def configure_optimizers(self) -> Any:
-        self.notes = Notes(self)
+        self.notes = Notes(self, self.nudge)
         return self.notes
 
 
@@ -226,11 +231,13 @@ def update(
     train: TrainSettings = DEFAULTS,
     index: int = 0,
     value: Tensor | None = None,
+    nudge: float = 0.0,
     **rest: Any,
 ) -> tuple[list[Gradients], Mapping[str, float]]:
     """The gradient of every optimiser step of one update, by the names of ``model``, and the metrics."""
     recorded: list[tuple[int, Mapping[str, float]]] = []
     module = Noted(model, algorithm or AlgorithmSettings(), train, lambda i, m: recorded.append((i, m)), **rest)
+    module.nudge = nudge
     if value is not None:
         assert module.value is not None
         with torch.no_grad():
@@ -461,6 +468,22 @@ def plain_critic(
     )
 
 
+def plain_value_loss(
+    model: PreTrainedModel, value: Tensor, old: Tensor, rows: Sequence[Row], returns: Sequence[Sequence[float]]
+) -> Tensor:
+    """Mean over the agent's tokens of half the squared error, pessimistic about steps of more than 0.2."""
+    losses = []
+    for row, row_returns in zip(rows, returns, strict=True):
+        hidden = model.model(torch.tensor([list(row.ids)])).last_hidden_state[0]
+        for t, mine in enumerate(row.action_mask):
+            if mine:
+                now = hidden[t - 1] @ value[:-1] + value[-1]
+                before = (hidden[t - 1] @ old[:-1] + old[-1]).detach()
+                bounded = before + (now - before).clamp(-0.2, 0.2)
+                losses.append(0.5 * torch.maximum((now - row_returns[t]) ** 2, (bounded - row_returns[t]) ** 2))
+    return torch.stack(losses).mean()
+
+
 def ppo_rows(model: PreTrainedModel) -> list[Row]:
     """Two that ended, two that were cut (and bootstrap from the state after their last token); the advantages in the
     rows are nonsense, because the critic's are to be used."""
@@ -485,12 +508,7 @@ def test_ppo_is_that_of_the_plain_loop(gamma: float, micro_tokens: int) -> None:
     rows = ppo_rows(model)
     advantages, returns = plain_critic(model, value, rows, gamma, 0.8)
     weight = value.clone().requires_grad_()
-    errors = []
-    for row, row_returns in zip(rows, returns, strict=True):
-        hidden = model.model(torch.tensor([list(row.ids)])).last_hidden_state[0]
-        v = hidden @ weight[:-1] + weight[-1]
-        errors += [0.5 * (v[t - 1] - row_returns[t]) ** 2 for t, m in enumerate(row.action_mask) if m]
-    critic = torch.stack(errors).mean()
+    critic = plain_value_loss(model, weight, value, rows, returns)
     loss = plain_rl(model, rows, 1.0, advantages) + 0.7 * critic + 0.3 * plain_imitation(model, EXPERTS)
     of_weight = torch.autograd.grad(loss, weight, retain_graph=True)[0]
     expected = gradients_of(loss, model) | {
@@ -518,8 +536,7 @@ def test_the_critic_starts_at_zero() -> None:
 
 
 def test_the_critic_of_an_update_is_the_one_from_before_it() -> None:
-    """Advantages belong to the policy that acted. With several optimiser steps they are computed once; the clipped
-    value loss needs the old values too."""
+    """Advantages and returns belong to the policy that acted: with several optimiser steps they are computed once."""
     model, value = make_model(), random_value()
     rows = ppo_rows(model)
     algorithm = AlgorithmSettings(name="ppo", lam=0.8)
@@ -527,6 +544,23 @@ def test_the_critic_of_an_update_is_the_one_from_before_it() -> None:
     assert len(steps) == 3
     for later in steps[1:]:  # the weights were left alone, so nothing may have changed
         assert_same(later, steps[0])
+
+
+def test_the_critic_is_held_to_its_values_from_before_the_update() -> None:
+    """Between the two steps its bias jumps by half: tokens on which that was a step too far stop pulling."""
+    model, value = make_model(), random_value()
+    rows = ppo_rows(model)
+    _, returns = plain_critic(model, value, rows, 1.0, 0.8)
+    moved = torch.cat([value[:-1], value[-1:] + 0.5]).requires_grad_()
+    critic = plain_value_loss(model, moved, value, rows, returns)
+    expected = torch.autograd.grad(critic, moved)[0]
+    algorithm = AlgorithmSettings(name="ppo", lam=0.8, value_coef=1.0)
+    (_, second), _ = update(model, rows, algorithm, replace(DEFAULTS, epochs=2), value=value, nudge=0.5)
+    got = {name: second[name] for name in ("value.linear.weight", "value.linear.bias")}
+    assert_same(got, {"value.linear.weight": expected[None, :-1], "value.linear.bias": expected[-1:]})
+    # the clip does bite: without it the gradient would be another one
+    unclipped = torch.autograd.grad(plain_value_loss(model, moved, moved.detach(), rows, returns), moved)[0]
+    assert float((unclipped - expected).abs().max()) > 1e-2
 
 
 def test_one_trained_token_is_no_reason_for_nan() -> None:
