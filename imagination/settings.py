@@ -58,7 +58,7 @@ class CloneSettings(FitSettings):
     has read the same log: it knows the world before it learns to act in it.
     """
 
-    steps: int = 200
+    steps: int = 250
     lr: float = 1e-3
     agents: list[str] = field(default_factory=lambda: ["noisy"])
     from_world_model: bool = True
@@ -101,19 +101,19 @@ class AlgorithmSettings:
 class TrainSettings:
     """Policy updates. ``world=real`` plays the same updates in the real games: the control that costs real steps."""
 
-    updates: int = 30
-    groups: int = 8
-    group_size: int = 8
+    updates: int = 24
+    groups: int = 6
+    group_size: int = 12
     epochs: int = 1
     minibatches: int = 2
-    lr: float = 3e-4
+    lr: float = 5e-4
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     micro_tokens: int = 8192
     expert_share: float = 0.1
     expert_coef: float = 0.1
     world: Literal["dream", "real"] = "dream"
-    checkpoint_every: int = 10
+    checkpoint_every: int = 4
 
 
 @dataclass
@@ -121,7 +121,7 @@ class EvaluateSettings:
     """The verdict in the real games: episodes per task, played at ``temperature``."""
 
     episodes: int = 40
-    heldout_episodes: int = 40
+    heldout_episodes: int = 20
     max_turns: int = 12
     temperature: float = 1.0
 
