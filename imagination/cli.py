@@ -60,6 +60,7 @@ class Stage:
         examples: two or three literal command lines.
         sections: the parts of the configuration that matter to it; its help lists their keys.
         function: ``module:name``, imported only when the stage runs.
+        run: the run's name where the command line gives neither that nor a preset.
     """
 
     name: str
@@ -70,35 +71,47 @@ class Stage:
     examples: tuple[str, ...]
     sections: tuple[str, ...]
     function: str
+    run: str = ""
 
 
 _STAGES = (
     Stage(
         name="demo",
-        summary="the whole flow at once: collect, fit, clone, dream, train, evaluate, report",
-        help="Runs every stage below with the settings of preset=demo, then prints where the report is.",
+        summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
+        help=(
+            "Runs every stage below in about ten minutes on two CPU cores, then prints a table and where the page is.\n"
+            "Stopped, it goes on where it was; finished, it only reports again."
+        ),
         reads="nothing",
         writes="everything that the stages below write",
-        examples=("imagine demo", "imagine demo run=demo-7 seed=7", "imagine demo algorithm=ppo run=demo-ppo"),
+        examples=("imagine demo", "imagine demo preset=tiny", "imagine demo run=demo-7 seed=7"),
         sections=(),
         function="imagination.stages.demo:demo",
+        run="demo",
     ),
     Stage(
         name="demo-seeds",
-        summary="the demo with several seeds, and what is left of its result",
-        help="One seed proves little. Runs the demo once a seed and reports the mean and its spread.",
+        summary="the demo for seeds 0, 1 and 2, each beside a control that trains in the real games",
+        help=(
+            "One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in\n"
+            "the real games: the upper bound that costs real steps. About 40 minutes on two CPU cores."
+        ),
         reads="nothing",
-        writes="a folder a seed, and a report over all of them",
-        examples=("imagine demo-seeds", "imagine demo-seeds run=seeds-ppo algorithm=ppo"),
+        writes="seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json",
+        examples=("imagine demo-seeds", "imagine demo-seeds preset=tiny run=tiny-seeds"),
         sections=(),
         function="imagination.stages.demo:demo_seeds",
+        run="demo-seeds",
     ),
     Stage(
         name="collect",
-        summary="play the real environment and log the episodes",
-        help="Plays games in the real environment and stores every episode. All later training starts from this log.",
+        summary="generate the games and log scripted agents of many skills in them",
+        help=(
+            "Makes real TextWorld games, a training and a held-out set, and plays them with an expert, noisy,\n"
+            "careless and random agents. Every episode goes into the log; all later training starts from it."
+        ),
         reads="nothing",
-        writes="games/, log/, summary.json",
+        writes="games/, log/",
         examples=("imagine collect run=mine", "imagine collect run=mine preset=tiny seed=3"),
         sections=("games", "collect"),
         function="imagination.stages.collect:collect",
@@ -106,47 +119,60 @@ _STAGES = (
     Stage(
         name="fit-world-model",
         summary="learn from the log what the world answers to an action",
-        help="Trains the world model on what the environment said in real episodes, never on its own dreams.",
+        help=(
+            "Trains the world model on what the environment said in real episodes, never on its own dreams, and\n"
+            "measures it on episodes it has not seen."
+        ),
         reads="log/",
-        writes="models/worldmodel/, metrics.jsonl, summary.json",
-        examples=("imagine fit-world-model run=mine", "imagine fit-world-model run=mine seed=3"),
+        writes="tokenizer/, models/worldmodel/",
+        examples=(
+            "imagine fit-world-model run=mine",
+            "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
+        ),
         sections=("worldmodel", "fit"),
         function="imagination.stages.fit:fit_world_model",
     ),
     Stage(
         name="clone",
-        summary="teach the policy to act as the expert episodes do",
-        help="Behaviour cloning: cross-entropy on the agent's tokens of expert episodes. `train` starts from it.",
-        reads="log/",
-        writes="models/policy-clone/, metrics.jsonl, summary.json",
-        examples=("imagine clone run=mine", "imagine clone run=mine preset=tiny"),
+        summary="make the starting policy: imitate the mediocre agents of the log",
+        help=(
+            "Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents. A policy without\n"
+            "a checkpoint of its own starts from the world model's weights."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="models/policy-clone/",
+        examples=("imagine clone run=mine", "imagine clone run=mine clone.agents=[expert,noisy] clone.steps=100"),
         sections=("policy", "clone"),
         function="imagination.stages.fit:clone",
     ),
     Stage(
         name="train",
-        summary="train the policy on dreamed, real and expert episodes",
+        summary="improve the policy in dreams, without a real step",
         help=(
-            "Plays episodes with the current policy, in the world model or in the real games, judges them and updates\n"
-            "the policy. Checkpoints are written on the way; the same command goes on from the last one."
+            "Plays groups of episodes inside the world model with the current policy, judges them against each other\n"
+            "and updates the policy; expert episodes of the log are mixed in. Stopped, the same command goes on from\n"
+            "the last checkpoint. train.world=real plays the same updates in the real games, as a control."
         ),
         reads="log/, models/worldmodel/, models/policy-clone/",
-        writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl, summary.json",
+        writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl",
         examples=(
             "imagine train run=mine",
-            "imagine train run=mine-ppo algorithm=ppo",
-            "imagine train run=mine train.updates=5",
+            "imagine train run=mine algorithm=ppo",
+            "imagine train run=mine train.updates=5 dream.min_confidence=0.9",
         ),
         sections=("train", "algorithm", "dream"),
         function="imagination.stages.train:train",
     ),
     Stage(
         name="evaluate",
-        summary="measure the policy in the real environment, on tasks it never saw",
-        help="Plays held-out games in the real environment with the policy before and after training.",
+        summary="the verdict: the policy before and after, in the real games and in the dream",
+        help=(
+            "Plays training and held-out games for real and in dreams, replays dreams in the real games, and measures\n"
+            "the world model on the policy's own actions."
+        ),
         reads="games/, models/",
         writes="rollouts.jsonl, summary.json",
-        examples=("imagine evaluate run=mine", "imagine evaluate run=mine seed=3"),
+        examples=("imagine evaluate run=mine", "imagine evaluate run=mine evaluate.episodes=100"),
         sections=("evaluate",),
         function="imagination.stages.evaluate:evaluate",
     ),
@@ -194,6 +220,8 @@ def _command(words: Sequence[str]) -> int:
         print(stage_help(stage))
         return 0
 
+    if stage.run and not any(word.startswith(("run=", "preset=")) for word in overrides):
+        overrides = [f"run={stage.run}", *overrides]
     config, folder = prepare(overrides)
     function: Callable[[Any, Path], None] = _load(stage.function)
     try:

@@ -13,7 +13,7 @@ from imagination.evaluation import summarise
 from imagination.rollout import Episode, Provenance, play, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import finish, load_model, load_world_model, make_agent, open_run, weights_version
+from imagination.stages.common import finish, load_model, load_world_model, make_agent, need, open_run, weights_version
 from imagination.stages.progress import bar
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
@@ -36,7 +36,7 @@ def evaluate(config: Config, folder: Path) -> None:
 
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
-    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    tasks = TextWorldTasks.load(need(run.games / "games.json", "collect").parent, workers=config.collect.workers)
     before = real_steps_taken()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []

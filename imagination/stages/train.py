@@ -25,6 +25,7 @@ from imagination.stages.common import (
     load_world_model,
     make_agent,
     make_trainer,
+    need,
     open_run,
     resume_from,
     weights_version,
@@ -98,7 +99,7 @@ def _train(run: RunFolder, config: Config) -> None:
         seed=config.seed,
         reference=reference,
     )
-    player = Player(run, config, world, agent, chat, starts, experts)
+    player = Player(run, config, world, model, agent, chat, starts, experts)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
     trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
@@ -106,7 +107,7 @@ def _train(run: RunFolder, config: Config) -> None:
         asyncio.run(world.close())
     used = real_steps_taken() - before
     if config.train.world == "dream" and used:
-        raise RuntimeError(f"training in dreams took {used} real steps")
+        raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
     save_checkpoint(model, chat.tokenizer, run.model("policy"))
     earlier = run.summary.get("real_steps", {}).get("train", 0) if done else 0
     dreamed = sum(line.get("turns", 0) for line in run.metrics("train")) if world.source is Source.DREAM else 0
@@ -120,7 +121,7 @@ def _dream(run: RunFolder, config: Config, starts: Mapping[str, Start]) -> World
 
 
 def _real(run: RunFolder, config: Config) -> World:
-    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    tasks = TextWorldTasks.load(need(run.games / "games.json", "collect").parent, workers=config.collect.workers)
     return World(tasks.make_env, Source.REAL, None, concurrency=config.collect.workers, close=tasks.close)
 
 
@@ -131,6 +132,7 @@ class Player:
     run: RunFolder
     config: Config
     world: World
+    model: Any
     agent: LanguageModelAgent
     chat: ChatFormat
     starts: Mapping[str, Start]
@@ -139,11 +141,10 @@ class Player:
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights."""
         settings = self.config.train
-        self.agent.engine.reset()  # type: ignore[attr-defined]
+        self.agent.engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
         episodes = self._episodes(index, chance)
-        version = weights_version(self.agent.engine.model)  # type: ignore[attr-defined]
-        stamp = Provenance(self.world.source, version, self.world.version)
+        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         played = asyncio.run(
             play_all(
                 episodes,
@@ -154,10 +155,12 @@ class Player:
                 self.world.concurrency,
             )
         )
+        first = [played[g * settings.group_size] for g in range(settings.groups)]
+        self.run.add_rollouts("train", first, which="update", step=index, split="train")
         advantages, counts = group_advantages(played, self.config.algorithm.normalise_std)
         rows: list[Row] = []
         for episode, advantage, count in zip(played, advantages, counts, strict=True):
-            row = policy_row(episode, advantage) if not episode.stop.is_failure else None
+            row = policy_row(episode, advantage)
             # GRPO: an episode like all others of its group has no gradient; leaving it out saves its forward pass
             useful = count and advantage != 0 if self.config.algorithm.name == "grpo" else True
             if row is not None and useful:

@@ -21,7 +21,6 @@ from transformers import (
 )
 
 from policy.lm.settings import LoraSettings, ModelSettings
-from policy.lm.tokenizer import vocabulary_fingerprint
 
 
 class CheckpointError(ValueError):
@@ -56,17 +55,21 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     """Loads a model and its tokenizer from a hub id or a folder.
 
     Raises:
-        CheckpointError: it cannot be read, or the tokenizer knows more tokens than the model has embeddings for.
+        CheckpointError: it cannot be read, tensors are missing, or the tokenizer knows more tokens than the model has
+            embeddings for.
     """
     path = Path(name)
     if path.is_dir() and not (path / "config.json").exists():
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model, info = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # the last one: torn weights
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise CheckpointError(f"{name}: {len(missing)} tensors are missing, such as {missing[0]}")
     rows = int(model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise CheckpointError(
@@ -102,15 +105,3 @@ def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def require_same_vocabulary(name: str, found: PreTrainedTokenizerBase, expected: PreTrainedTokenizerBase) -> None:
-    """
-    Raises:
-        CheckpointError: the checkpoint called ``name`` has another vocabulary than the one expected.
-    """
-    if vocabulary_fingerprint(found) != vocabulary_fingerprint(expected):
-        raise CheckpointError(
-            f"{name}: wrong vocabulary: {len(found)} tokens that differ from the {len(expected)} of this run; "
-            "use the tokenizer that the checkpoint was trained with"
-        )

@@ -56,7 +56,10 @@ class ContextFull(Exception):
 
 
 class Engine(Protocol):
-    """Token ids in, token ids and log-probs out."""
+    """Token ids in, token ids and log-probs out.
+
+    ``release`` forgets one session; ``reset`` forgets all, because the weights have changed.
+    """
 
     context: int
 
@@ -65,6 +68,8 @@ class Engine(Protocol):
     ) -> Completion: ...
 
     def release(self, session: Hashable) -> None: ...
+
+    def reset(self) -> None: ...
 
 
 @dataclass(slots=True)

@@ -65,9 +65,9 @@ class ChatFormat:
                 f"prefix of the next one: {to_assistant!r} against {to_assistant_again!r} and {tail!r}, "
                 f"{assistant_to_user!r} against {to_user_again!r}"
             )
-        self.opening = tuple(self._encode(opening))
-        self.to_assistant = tuple(self._encode(to_assistant))
-        stop, *to_user = self._encode(assistant_to_user)
+        self.opening = tuple(self._encode(opening, template=True))
+        self.to_assistant = tuple(self._encode(to_assistant, template=True))
+        stop, *to_user = self._encode(assistant_to_user, template=True)
         self.stop = stop
         self.to_user = tuple(to_user)
         self.encode = lru_cache(maxsize=65536)(self._encode)
@@ -84,9 +84,10 @@ class ChatFormat:
         assert isinstance(text, str)
         return text
 
-    def _encode(self, text: str) -> tuple[int, ...]:
+    def _encode(self, text: str, template: bool = False) -> tuple[int, ...]:
+        """Only the template may write special tokens: a mark such as ``<|im_end|>`` in a page is plain text."""
         text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text, and tokenizers raise at it
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not template))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

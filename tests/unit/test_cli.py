@@ -20,6 +20,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from imagination import cli, compose
+from imagination import settings as real_settings
 from imagination.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
 
 ROOT = Path(__file__).parents[2]
@@ -164,7 +165,8 @@ def test_train_help_lists_its_keys_with_defaults_types_and_words(
     assert "train.betas=[0.9,0.99]" in out
 
 
-def test_the_examples_in_the_help_are_valid(ran: Calls) -> None:
+def test_the_examples_in_the_help_are_valid(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imagination.settings", real_settings)  # the presets set real keys
     for stage in cli.STAGES.values():
         for example in stage.examples:
             command, *words = example.split()

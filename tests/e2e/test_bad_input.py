@@ -1,0 +1,124 @@
+"""What a user gets wrong: one clear line that names the file and the reason, exit code 2, and nothing is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from imagination.cli import main
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Source, StopReason, Trajectory
+from tests.e2e.conftest import TASKS, logged_episode
+
+
+def _files(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _fails(stage: str, run: Path, capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    """Runs a stage of the command that must fail; returns the one line it printed."""
+    capsys.readouterr()
+    code = main([stage, f"run={run.name}", f"output={run.parent}", *overrides])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
+    assert code == 2
+    assert len(lines) == 1
+    return lines[0]
+
+
+def _truncate(log: Path) -> None:
+    shard = next(log.glob("*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+def _drop_manifest(log: Path) -> None:
+    (log / "manifest.json").unlink()
+
+
+def _future_version(log: Path) -> None:
+    manifest = json.loads((log / "manifest.json").read_text())
+    (log / "manifest.json").write_text(json.dumps({**manifest, "version": 99}))
+
+
+def _no_actions(log: Path) -> None:
+    shutil.rmtree(log)
+    store = TrajectoryStore.create(log, {"train": list(TASKS)})
+    failed = Trajectory(
+        "x", "corridor-a", "g", Source.REAL, "noisy", 0, "", (), StopReason.ENV_CRASHED, failure="broke at reset"
+    )
+    store.append([failed])
+
+
+def _empty_split(log: Path) -> None:
+    shutil.rmtree(log)
+    store = TrajectoryStore.create(log, {"train": ["corridor-a"], "heldout": ["corridor-b"]})
+    store.append([logged_episode("corridor-b", 0)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "named", "reason"),
+    [
+        (_truncate, ".parquet", "bytes"),
+        (_drop_manifest, "manifest.json", "no such file"),
+        (_future_version, "manifest.json", "99"),
+        (_no_actions, "manifest.json", "has an action"),
+        (_empty_split, "manifest.json", "has no episodes"),
+    ],
+)
+def test_a_broken_log(
+    damage: Callable[[Path], None], named: str, reason: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run / "log")
+    before = _files(run / "log")
+    line = _fails("fit-world-model", run, capsys)
+    assert named in line
+    assert reason in line
+    assert _files(run / "log") == before
+
+
+def test_a_stage_whose_input_is_missing_names_the_stage_that_makes_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "imagine clone" in _fails("train", run, capsys)
+    assert "imagine collect" in _fails("evaluate", run, capsys)
+
+
+def test_a_checkpoint_of_the_wrong_vocabulary(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from policy.lm.backbone import build_model, save_checkpoint
+    from policy.lm.settings import ModelSettings
+    from policy.lm.tokenizer import train_tokenizer
+
+    folder = tmp_path / "mixed-up"
+    small, large = (
+        train_tokenizer(["a"], 300),
+        train_tokenizer(["some longer text, some longer text"] * 3, 290, ["\n!"]),
+    )
+    save_checkpoint(
+        build_model(ModelSettings(hidden=16, layers=1, heads=1, kv_heads=1, mlp=16), small, 0), large, folder
+    )
+    before = _files(folder)
+    line = _fails("clone", run, capsys, f"policy.model={folder}")
+    assert str(folder) in line
+    assert "wrong vocabulary" in line
+    assert _files(folder) == before
+
+
+def test_settings_that_contradict_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "train.group_size" in _fails("train", run, capsys, "train.group_size=1")
+    assert "train.expert_share" in _fails("train", run, capsys, "train.expert_share=1.0")
+
+
+def test_no_demonstrations_to_clone_names_the_agents_that_are_there(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = _fails("clone", run, capsys, "clone.agents=[nobody]")
+    assert "nobody" in line
+    assert "noisy" in line

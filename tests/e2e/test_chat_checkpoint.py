@@ -1,0 +1,78 @@
+"""`policy.model=` and `worldmodel.model=` take a pretrained chat model with its own template, and LoRA on top."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from imagination.settings import Config
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.train import train
+from real_envs.store import TrajectoryStore
+
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}"
+    "{% endif %}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_model(run: Path, tmp_path: Path) -> Path:
+    """A folder as a user would download it: Qwen2's architecture, ChatML, one special token more than we know of."""
+    texts = [t.start for t in TrajectoryStore.open(run / "log").read("train")]
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML
+    )
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=384,  # larger than the tokenizer, as real ones are
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    folder = tmp_path / "qwen2-tiny-chat"
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(run: Path, tiny: Config, chat_model: Path) -> None:
+    tiny.worldmodel.model = tiny.policy.model = str(chat_model)
+    tiny.worldmodel.context = tiny.policy.context = 512
+    tiny.policy.lora.rank, tiny.policy.lora.alpha = 4, 8
+    fit_world_model(tiny, run)
+    clone(tiny, run)
+    tiny.train.updates = 2
+    train(tiny, run)
+
+    original = AutoModelForCausalLM.from_pretrained(chat_model).state_dict()
+    for name in ("worldmodel", "policy-clone", "policy"):
+        folder = run / "models" / name
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        assert model.config.model_type == "qwen2"
+        assert tokenizer.chat_template == CHATML
+        assert model.state_dict().keys() == original.keys(), "adapters must be merged: readers expect a plain model"
+        assert any(not torch.equal(v, original[k]) for k, v in model.state_dict().items()), f"{name} learned nothing"
+    embedding = "model.embed_tokens.weight"
+    after = AutoModelForCausalLM.from_pretrained(run / "models" / "policy").state_dict()
+    assert torch.equal(after[embedding], original[embedding]), "LoRA leaves the embedding alone"
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["real_steps"] == {"fit_world_model": 0, "clone": 0, "train": 0}

@@ -1,0 +1,76 @@
+"""The whole story on one real game, small: it must learn, without a real step, and say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from imagination.cli import main
+from imagination.stages import train as train_stage
+from imagination.stages.fit import clone, fit_world_model
+
+
+def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["demo", "preset=tiny", "seed=2", f"output={tmp_path}"]
+    assert main(command) == 0
+    folder = tmp_path / "tiny"
+    report = json.loads((folder / "report.json").read_text())
+    before, after = (report["policy"][which]["train_tasks"] for which in ("before", "after"))
+    assert after["n"] >= 50
+    assert after["success"] >= before["success"] + 0.2, "dreams taught nothing"
+    assert after["ci95"][0] > before["success"]
+    assert report["real_steps"]["train"] == 0 < report["real_steps"]["collect"]
+    assert report["dreamed_turns"] > 0
+    assert report["world_model"]["exact_match"] > 0.7
+    assert set(report["wall_seconds"]) >= {"collect", "fit_world_model", "clone", "train", "evaluate"}
+    for name in ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "report.md", "tensorboard"):
+        assert (folder / name).exists(), name
+    assert not re.search(r"(src|href)=[\"']https?:", (folder / "report.html").read_text())
+    printed = capsys.readouterr().out
+    assert "report.html" in printed
+
+    started = (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns
+    assert main(command) == 0
+    assert "train: done before" in capsys.readouterr().out
+    assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
+
+
+def test_a_real_step_taken_by_a_dream_is_an_error(
+    run: Path, tiny: train_stage.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit_world_model(tiny, run)
+    clone(tiny, run)
+    counter = iter([0, 1])
+    monkeypatch.setattr(train_stage, "real_steps_taken", lambda: next(counter))
+    with pytest.raises(RuntimeError, match="took 1 real step"):
+        train_stage.train(tiny, run)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_leaves_a_run_that_goes_on(run: Path) -> None:
+    words = ["fit-world-model", "preset=tiny", f"run={run.name}", f"output={run.parent}"]
+    command = [sys.executable, "-c", "import sys; from imagination.cli import main; sys.exit(main())", *words]
+    state = run / "checkpoints" / "fit_world_model.ckpt"
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors[-2000:]
+    assert f"to go on: imagine fit-world-model run={run.name}" in errors
+    assert state.exists()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [row["step"] for row in rows if row["stage"] == "fit_world_model"]
+    assert steps == sorted(set(steps)), "no step may be written twice"
+    assert not state.exists()
