@@ -16,6 +16,7 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from transformers.utils.logging import disable_progress_bar
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
@@ -41,6 +42,7 @@ def open_run(config: Config, folder: Path) -> RunFolder:
     L.seed_everything(config.seed, verbose=False)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
+    disable_progress_bar()  # of transformers, for models that load in a moment
     return RunFolder(folder, config.seed, fingerprint(config))
 
 
@@ -111,6 +113,15 @@ class _SaveState(Callback):
             os.replace(partial, self._path)
 
 
+class _Bar(TQDMProgressBar):
+    """Lightning's bar without the version of its logger, which says nothing here."""
+
+    def get_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        items = super().get_metrics(*args, **kwargs)
+        items.pop("v_num", None)
+        return items
+
+
 def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int]) -> L.Trainer:
     """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
 
@@ -118,7 +129,7 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: C
     """
     callbacks: list[Callback] = [
         _SaveState(run.training_state(stage), every, run.settings, done),
-        TQDMProgressBar(refresh_rate=5),
+        _Bar(refresh_rate=5),
     ]
     return L.Trainer(
         max_epochs=1,

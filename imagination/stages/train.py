@@ -86,7 +86,11 @@ def _train(run: RunFolder, config: Config) -> None:
     model = adapted(model, config.policy)
     state, done = resume_from(run, "train")
     run.forget("train", done)
-    starts = {name: start for name, start in starts_from_log(log, branch=True).items() if len(start.history) < 12}
+    starts = {
+        name: start
+        for name, start in starts_from_log(log, branch=True).items()
+        if len(start.history) < config.dream.max_turns  # deeper ones cost their whole history and teach no more
+    }
     before = real_steps_taken()
     world = _dream(run, config, starts) if config.train.world == "dream" else _real(run, config)
     agent = make_agent(model, chat, config, temperature=1.0, name="policy")

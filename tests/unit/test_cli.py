@@ -127,6 +127,12 @@ def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch:
     assert len(ran) == len(names)
 
 
+def test_the_demo_has_a_run_of_its_own_unless_one_is_named(ran: Calls) -> None:
+    for words in (["demo"], ["demo-seeds"], ["demo", "run=mine"], ["train"]):
+        assert cli.main(words) == 0
+    assert [folder.name for _, folder in ran] == ["demo", "demo-seeds", "mine", "default"]
+
+
 def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
     assert cli.main(["train", "run=mine", "algorithm=ppo", "train.updates=5"]) == 0
     config, folder = ran[0]
