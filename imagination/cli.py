@@ -222,6 +222,9 @@ def _command(words: Sequence[str]) -> int:
 
     if stage.run and not any(word.startswith(("run=", "preset=")) for word in overrides):
         overrides = [f"run={stage.run}", *overrides]
+    # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
+    # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     config, folder = prepare(overrides)
     function: Callable[[Any, Path], None] = _load(stage.function)
     try:

@@ -30,7 +30,7 @@ class RunFolder:
             self.update(
                 {
                     "seed": seed,
-                    "hardware": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+                    "hardware": f"{_processor()}, {os.cpu_count()} cores",
                     "versions": {p: version(p) for p in ("torch", "transformers", "lightning", "textworld")},
                 }
             )
@@ -132,6 +132,14 @@ class RunFolder:
                     "solved": t.solved,
                 }
                 file.write(json.dumps(row) + "\n")
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _of(line: str, stage: str, from_step: int) -> bool:

@@ -14,7 +14,7 @@ from imagination.evaluation import Proportion, summarise
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import collect
-from imagination.stages.common import fingerprint, load_model, make_agent, weights_version
+from imagination.stages.common import fingerprint, give_back_memory, load_model, make_agent, weights_version
 from imagination.stages.evaluate import evaluate, play_real
 from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.report import report
@@ -49,6 +49,7 @@ def run_stages(config: Config, folder: Path) -> None:
         print(f"{title}: done before" if not redo else title, flush=True)
         if redo:
             stage(config, folder)
+            give_back_memory()
 
 
 def demo_seeds(config: Config, folder: Path) -> None:
