@@ -43,6 +43,8 @@ USER_ERRORS = (
     ("imagination.settings", "UserError"),
     ("imagination.report", "ReportError"),
     ("policy.lm.backbone", "CheckpointError"),
+    ("policy.lm.engine", "UnsupportedModel"),
+    ("policy.lm.render", "ChatTemplateError"),
     ("real_envs.manifest", "StoreError"),
 )
 

@@ -9,7 +9,7 @@ import torch
 from imagination.advantage import group_relative, place_turn_rewards
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
-from real_envs.trajectory import Owner, Source, Trace, Trajectory
+from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
 
 
 def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
@@ -29,13 +29,17 @@ def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True)
 def policy_row(episode: Trajectory, advantage: float) -> Row | None:
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
-    Without a critic, what follows the last agent token is read by no loss; a truncated episode keeps it, for the value
-    of the state where it was cut.
+    What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
+    value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
+    must not be paid for through a critic either.
     """
     trace = episode.trace
     if episode.stop.is_failure or trace is None or Owner.AGENT not in trace.owners:
         return None
-    n = len(trace.ids) if episode.stop.is_truncation else _last_agent_token(trace) + 1
+    last = _last_agent_token(trace)
+    answered = trace.turns[last] < len(episode.turns)  # not where the world's own context was full
+    bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered
+    n = len(trace.ids) if bootstrapped else last + 1
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]
     # an action that the world could not answer (its context was full) has no turn, and earned nothing
     past = [0.0] * episode.prefix_turns  # what the log earned is nothing the policy did
@@ -49,7 +53,7 @@ def policy_row(episode: Trajectory, advantage: float) -> Row | None:
         advantages=[advantage if mine else 0.0 for mine in made],
         rl_weight=[1.0 if mine else 0.0 for mine in made],
         rewards=place_turn_rewards(earned, index)[0].tolist(),
-        truncated=episode.stop.is_truncation,
+        truncated=bootstrapped,
     )
 
 

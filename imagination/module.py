@@ -40,13 +40,15 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 class SupervisedModule(L.LightningModule):
     """Next-token training of either model on the tokens it should have made (``ce_weight``)."""
 
-    def __init__(self, model: torch.nn.Module, settings: FitSettings, record: Record) -> None:
+    def __init__(self, model: torch.nn.Module, settings: FitSettings, record: Record, seed: int = 0) -> None:
         super().__init__()
         self.model = model
         self.settings = settings
         self.record = record
+        self.seed = seed
 
     def training_step(self, batch: TokenBatch, _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
         mask = batch.ce_weight != 0
         logits = token_logits(self.model, hidden_before(self.model, batch.input_ids, batch.attention_mask, mask))
         weight = batch.ce_weight[mask]
@@ -113,7 +115,12 @@ class PolicyModule(L.LightningModule):
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
         self.updates_done = 0
 
+    def on_fit_start(self) -> None:
+        if self._reference[0] is not None:
+            self._reference[0].to(self.device)
+
     def training_step(self, update: Update, _: int) -> None:
+        self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
         settings = self.settings
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)

@@ -90,7 +90,7 @@ def expected_calibration_error(pairs: Sequence[tuple[float, bool]], bins: int = 
 async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurrency: int = 64) -> list[Judged]:
     """Predicts every turn of every episode from its real history; the model should predict greedily.
 
-    Turns that no longer fit the model's context are left out: they are no prediction, right or wrong.
+    Turns that no longer fit the model's context, or whose reward nobody measured, are left out.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -99,7 +99,7 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
         session = ("audit", trajectory.id)
         async with gate:
             for k, turn in enumerate(trajectory.turns):
-                if k < trajectory.prefix_turns:
+                if k < trajectory.prefix_turns or turn.reward is None:
                     continue
                 try:
                     predicted: Prediction | None = await model.predict(

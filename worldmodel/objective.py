@@ -33,13 +33,17 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
         power: 0 weighs all turns alike; 1 gives every distinct transition the same total.
 
     Returns:
-        One list per episode with one weight per turn.
+        One list per episode with one weight per turn; 0 where the reward was not measured.
     """
     keys = [_transitions(trajectory) for trajectory in log]
     counts = Counter(key for episode in keys for key in episode)
-    raw = [[counts[key] ** -power for key in episode] for episode in keys]
-    total, n = sum(map(sum, raw)), sum(map(len, raw))
-    return [[weight * n / total for weight in episode] for episode in raw]
+    # a turn whose reward nobody measured is no example: its status line would teach "no reward"
+    raw = [
+        [0.0 if turn.reward is None else counts[key] ** -power for key, turn in zip(episode, t.turns, strict=True)]
+        for episode, t in zip(keys, log, strict=True)
+    ]
+    total, n = sum(map(sum, raw)), sum(weight > 0 for episode in raw for weight in episode)
+    return [[weight * n / total if total else 0.0 for weight in episode] for episode in raw]
 
 
 def world_model_row(chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float]) -> Row:

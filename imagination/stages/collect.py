@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from pathlib import Path
 
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
-from imagination.settings import Config
+from imagination.settings import Config, UserError
 from imagination.stages.common import finish, open_run
 from imagination.stages.progress import bar
 from real_envs.behaviours import deal, mixture
@@ -23,11 +22,26 @@ GAME_SEEDS = 10_000  # games of different run seeds never share a game seed
 def collect(config: Config, folder: Path) -> None:
     """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
     run = open_run(config, folder)
+    refuse_foreign_log(run)
     with run.timed("collect"):
         splits = generate_games(config, run)
         store = _open_store(run, splits)
         asyncio.run(_collect(config, run, store))
     finish(run, "collect")
+
+
+def refuse_foreign_log(run: RunFolder) -> None:
+    """
+    Raises:
+        UserError: the run's log is the user's own, of a world that this program cannot play.
+    """
+    if (run.log / "manifest.json").exists():
+        environment = TrajectoryStore.open(run.log).meta.get("environment")
+        if environment != "textworld":
+            raise UserError(
+                f"{run.log} was not collected in TextWorld, the only world that can be played for real so far; "
+                "use another run= for TextWorld, or `imagine report` for what this run has"
+            )
 
 
 def generate_games(config: Config, run: RunFolder) -> dict[str, list[str]]:
@@ -52,7 +66,6 @@ def generate_games(config: Config, run: RunFolder) -> dict[str, list[str]]:
 def _open_store(run: RunFolder, splits: dict[str, list[str]]) -> TrajectoryStore:
     if (run.log / "manifest.json").exists():
         return TrajectoryStore.open(run.log)
-    shutil.rmtree(run.log, ignore_errors=True)
     return TrajectoryStore.create(run.log, splits, meta={"environment": "textworld"})
 
 
@@ -71,24 +84,26 @@ async def _collect(config: Config, run: RunFolder, store: TrajectoryStore) -> No
                     episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                     agents[name] = agent
     before = real_steps_taken()
-    with bar("collect episodes", len(episodes)) as advance, store.writer() as writer:
-        done = 0
-
-        def keep(trajectory: Trajectory) -> None:
-            nonlocal done
-            done += 1
-            advance(done)
-            writer.add(trajectory)
-
-        await play_all(
-            episodes,
-            tasks.make_env,
-            lambda episode: agents[episode.id],
-            lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
-            config.collect.max_turns,
-            concurrency=config.collect.workers,
-            on_done=keep,
-        )
-    await tasks.close()
     earlier = run.summary.get("real_steps", {}).get("collect", 0)
-    run.update({"real_steps": {"collect": earlier + real_steps_taken() - before}})
+    try:
+        with bar("collect episodes", len(episodes)) as advance, store.writer() as writer:
+            done = 0
+
+            def keep(trajectory: Trajectory) -> None:
+                nonlocal done
+                done += 1
+                advance(done)
+                writer.add(trajectory)
+
+            await play_all(
+                episodes,
+                tasks.make_env,
+                lambda episode: agents[episode.id],
+                lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
+                config.collect.max_turns,
+                concurrency=config.collect.workers,
+                on_done=keep,
+            )
+    finally:  # also after Ctrl-C: what was played was played
+        run.update({"real_steps": {"collect": earlier + real_steps_taken() - before}})
+    await tasks.close()

@@ -78,7 +78,7 @@ def weights_version(model: torch.nn.Module) -> str:
 def load_model(folder: Path, stage: str, settings: ModelSettings) -> tuple[Any, ChatFormat]:
     """A model of this run with its chat format; adapters are put on where the settings ask for them."""
     model, tokenizer = load_checkpoint(str(need(folder, stage)), settings.dtype)
-    return model, ChatFormat(tokenizer)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu"), ChatFormat(tokenizer)
 
 
 def adapted(model: Any, settings: ModelSettings) -> Any:
@@ -143,7 +143,7 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: C
     ]
     return L.Trainer(
         max_epochs=1,
-        accelerator="auto",
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=1,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         logger=TensorBoardLogger(run.path, name="tensorboard", version=stage),
@@ -169,6 +169,8 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
 
 
 def finish(run: RunFolder, stage: str) -> None:
-    """Marks a stage as done; its training state is not needed any more, so that the stage can be run anew."""
-    run.training_state(stage).unlink(missing_ok=True)
+    """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
+    order = ("collect", "fit_world_model", "clone", "train", "evaluate")
+    for outdated in order[order.index(stage) :]:
+        run.training_state(outdated).unlink(missing_ok=True)
     run.update({"done": {stage: run.settings}})

@@ -81,8 +81,8 @@ def _control(config: Config, folder: Path) -> dict[str, Any]:
     if run.summary.get("done", {}).get("control") == run.settings:
         return dict(run.summary["control"])
     for name in ("games", "log", "tokenizer", "models/policy-clone"):
-        if not (there / name).exists():
-            shutil.copytree(folder / name, there / name)
+        shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
+        shutil.copytree(folder / name, there / name)
     train(real, there)
     result = asyncio.run(_play_control(real, run))
     run.update({"control": result, "done": {"control": run.settings}})

@@ -13,6 +13,7 @@ from imagination.evaluation import summarise
 from imagination.rollout import Episode, Provenance, play, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.stages.collect import refuse_foreign_log
 from imagination.stages.common import finish, load_model, load_world_model, make_agent, need, open_run, weights_version
 from imagination.stages.progress import bar
 from policy.agent import LanguageModelAgent
@@ -29,6 +30,7 @@ SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
 def evaluate(config: Config, folder: Path) -> None:
     """Plays the cloned and the trained policy in real and dreamed games; audits the world model on both."""
     run = open_run(config, folder)
+    refuse_foreign_log(run)
     run.forget("evaluate")
     with run.timed("evaluate"):
         asyncio.run(_evaluate(config, run))

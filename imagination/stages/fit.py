@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,8 @@ def read_log(run: RunFolder, config: Config) -> tuple[list[Trajectory], list[Tra
         UserError: nothing is left to train on.
     """
     store = TrajectoryStore.open(need(run.log, "collect"))
-    usable = [t for t in store.read("train") if t.turns and not t.stop.is_failure]
+    # sorted: episodes were appended as they ended, and that order is chance
+    usable = sorted((t for t in store.read("train") if t.turns and not t.stop.is_failure), key=lambda t: t.id)
     held = [t for t in usable if is_validation(t.id, config.collect.validation)]
     kept = {t.id for t in held}
     train = [t for t in usable if t.id not in kept]
@@ -59,10 +61,14 @@ def fit_world_model(config: Config, folder: Path) -> None:
         train, held = read_log(run, config)
         model, tokenizer = _start(run, config, config.worldmodel, train, config.seed + 1)
         chat = ChatFormat(tokenizer)
-        limit = context_of(model, config.worldmodel)
+        if all(turn.reward is None for t in train for turn in t.turns):
+            raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
+        _check_lengths(
+            "answers", [prediction_text(u) for t in train for u in t.turns], chat, "dream", config.dream.max_tokens
+        )
         weights = transition_weights(train)
         rows = [world_model_row(chat, t, w) for t, w in zip(train, weights, strict=True)]
-        rows = [cut(row, limit) for row in rows]
+        rows = fitting(rows, context_of(model, config.worldmodel), "worldmodel.context")
         supervise(run, "fit_world_model", model, tokenizer, rows, config.fit, config.seed)
         save_checkpoint(model, tokenizer, run.model("worldmodel"))
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, held)})
@@ -96,12 +102,44 @@ def clone(config: Config, folder: Path) -> None:
         else:
             model, tokenizer = _start(run, config, config.policy, train, config.seed + 2)
         chat = ChatFormat(tokenizer)
-        limit = context_of(model, config.policy)
-        rows = [cut(imitation_row(chat, t), limit) for t in chosen]
+        _check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
+        rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
         supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed)
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")
+
+
+def _check_lengths(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
+    """
+    Raises:
+        UserError: more than one in a hundred is longer than the model will be allowed to write.
+    """
+    key = f"{section}.max_tokens" if section else "max_action_tokens"
+    sizes = [len(chat.encode(text)) + 1 for text in texts]  # with the token that ends it
+    if sum(size > limit for size in sizes) > 0.01 * len(sizes):
+        long = sum(size > limit for size in sizes)
+        raise UserError(
+            f"{long} of {len(sizes)} logged {what} are longer than {key}={limit}; the longest is {max(sizes)}"
+        )
+
+
+def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
+    """The rows without what lies beyond the context; those with nothing left to learn are dropped.
+
+    Raises:
+        UserError: nothing is left at all.
+    """
+    kept = [cut(row, limit) for row in rows]
+    kept = [row for row in kept if any(row.ce_weight)]
+    long = sum(len(row.ids) > limit for row in rows)
+    if long:
+        print(
+            f"note: {long} of {len(rows)} episodes are longer than {key}={limit} tokens and were cut", file=sys.stderr
+        )
+    if not kept:
+        raise UserError(f"no episode has anything to learn within {key}={limit} tokens; raise it")
+    return kept
 
 
 def cut(row: Row, limit: int) -> Row:
@@ -123,7 +161,7 @@ def supervise(
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped."""
     state, done = resume_from(run, stage)
     run.forget(stage, done)
-    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics))
+    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics), seed)
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
@@ -146,12 +184,13 @@ def _start(
 def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> PreTrainedTokenizerBase:
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
-    if not (folder / "tokenizer.json").exists():
+    if run.summary.get("vocab_size") != config.vocab_size or not (folder / "tokenizer.json").exists():
         outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
         texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
         texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
         phrases = sorted(status_line(*outcome) for outcome in outcomes)
         train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
+        run.update({"vocab_size": config.vocab_size})
     return _load_tokenizer(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,9 @@ from policy.lm.render import ChatFormat
 from real_envs.env import Env, Task
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
-from real_envs.trajectory import Source, Trajectory
+from real_envs.trajectory import Source, StopReason, Trajectory
+
+_CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 
 @dataclass(slots=True)
@@ -91,7 +94,14 @@ def _train(run: RunFolder, config: Config) -> None:
         for name, start in starts_from_log(log, branch=True).items()
         if len(start.history) < config.dream.max_turns  # deeper ones cost their whole history and teach no more
     }
+    if not done:
+        run.update({"real_steps": {"train": 0}})
     before = real_steps_taken()
+    earlier = run.summary["real_steps"].get("train", 0)
+
+    def count() -> None:
+        run.update({"real_steps": {"train": earlier + real_steps_taken() - before}})
+
     world = _dream(run, config, starts) if config.train.world == "dream" else _real(run, config)
     agent = make_agent(model, chat, config, temperature=1.0, name="policy")
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
@@ -103,7 +113,7 @@ def _train(run: RunFolder, config: Config) -> None:
         seed=config.seed,
         reference=reference,
     )
-    player = Player(run, config, world, model, agent, chat, starts, experts)
+    player = Player(run, config, world, model, agent, chat, starts, experts, count)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
     trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
@@ -113,9 +123,9 @@ def _train(run: RunFolder, config: Config) -> None:
     if config.train.world == "dream" and used:
         raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
     save_checkpoint(model, chat.tokenizer, run.model("policy"))
-    earlier = run.summary.get("real_steps", {}).get("train", 0) if done else 0
+    count()
     dreamed = sum(line.get("turns", 0) for line in run.metrics("train")) if world.source is Source.DREAM else 0
-    run.update({"real_steps": {"train": earlier + used}, "dreamed_turns": int(dreamed)})
+    run.update({"dreamed_turns": int(dreamed)})
 
 
 def _dream(run: RunFolder, config: Config, starts: Mapping[str, Start]) -> World:
@@ -141,6 +151,7 @@ class Player:
     chat: ChatFormat
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
+    count_real_steps: Callable[[], None]
 
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights."""
@@ -159,6 +170,13 @@ class Player:
                 self.world.concurrency,
             )
         )
+        self.count_real_steps()
+        if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
+            stops = dict(Counter(t.stop.value for t in played))
+            raise UserError(
+                f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model longer "
+                "or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else raise the contexts"
+            )
         first = [played[g * settings.group_size] for g in range(settings.groups)]
         self.run.add_rollouts("train", first, which="update", step=index, split="train")
         advantages, counts = group_advantages(played, self.config.algorithm.normalise_std)
@@ -171,7 +189,9 @@ class Player:
                 rows.append(row)
         wanted = expert_episodes(len(played), settings.expert_share)
         for expert in chance.sample(list(self.experts), min(wanted, len(self.experts))):
-            rows.append(cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context))
+            row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
+            if any(row.ce_weight):
+                rows.append(row)
         return Update(index, rows, {**self._measure(played), **realised_shares(rows)})
 
     def _episodes(self, index: int, chance: random.Random) -> list[Episode]:

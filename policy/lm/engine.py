@@ -51,6 +51,10 @@ class EngineFailure(Exception):
     reason = StopReason.ENGINE_FAILED
 
 
+class UnsupportedModel(ValueError):
+    """The in-process engine cannot run this architecture faithfully; the message says why."""
+
+
 class ContextFull(Exception):
     """Prompt and completion do not fit the model's context; the episode is truncated, its neighbours go on."""
 
@@ -130,6 +134,9 @@ class InProcessEngine:
         batch: how many requests run in one wave; the rest waits.
         cached_tokens: how many tokens all sessions together may keep cached; the oldest session is dropped first and
             recomputed when needed.
+
+    Raises:
+        UnsupportedModel: other attention than full attention within ``context``.
     """
 
     def __init__(self, model: Any, context: int, batch: int = 64, cached_tokens: int = 131072) -> None:
@@ -138,6 +145,12 @@ class InProcessEngine:
         self.batch = batch
         self.cached_tokens = cached_tokens
         config = model.config
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        window = getattr(config, "sliding_window", None) or context
+        if kinds - {"full_attention", "sliding_attention"} or not hasattr(config, "num_key_value_heads"):
+            raise UnsupportedModel(f"{config.model_type}: only decoders with standard attention can be played")
+        if "sliding_attention" in kinds and window < context:
+            raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
         heads = config.num_key_value_heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self._kv_shape = (config.num_hidden_layers, 2, heads, dim)

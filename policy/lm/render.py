@@ -26,6 +26,10 @@ from real_envs.trajectory import Owner, Trajectory, Turn
 _STATUS = re.compile(r"\A(?P<text>.*)\n\[reward=(?P<reward>-?\d+(?:\.\d+)?)(?P<done> done)?\]\Z", re.DOTALL)
 
 
+class ChatTemplateError(ValueError):
+    """The model's chat template cannot be used turn by turn; the message says why."""
+
+
 class ChatFormat:
     """The token ids that a chat template puts between contents.
 
@@ -36,13 +40,13 @@ class ChatFormat:
         to_user: ids after ``stop`` up to the next user content.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or the template rewrites contents or depends on their position,
+        ChatTemplateError: the tokenizer has no chat template, or the template rewrites contents or depends on their position,
             so that the conversation cannot grow by appending.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
-            raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template")
+            raise ChatTemplateError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template")
         self.tokenizer = tokenizer
         first, answer, second, last = (
             "\u00abFIRST\u00bb",
@@ -58,9 +62,11 @@ class ChatFormat:
             to_assistant_again, rest = rest.split(last)
             to_user_again, tail = rest.split("«TAIL»")
         except ValueError:
-            raise ValueError("the chat template drops or repeats contents; it cannot grow turn by turn") from None
+            raise ChatTemplateError(
+                "the chat template drops or repeats contents; it cannot grow turn by turn"
+            ) from None
         if not (to_assistant == to_assistant_again == tail and assistant_to_user == to_user_again):
-            raise ValueError(
+            raise ChatTemplateError(
                 "the chat template writes the same role differently at different turns, so a prompt would not be a "
                 f"prefix of the next one: {to_assistant!r} against {to_assistant_again!r} and {tail!r}, "
                 f"{assistant_to_user!r} against {to_user_again!r}"

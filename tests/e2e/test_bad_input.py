@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,30 @@ def test_a_stage_whose_input_is_missing_names_the_stage_that_makes_it(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "imagine clone" in _fails("train", run, capsys)
-    assert "imagine collect" in _fails("evaluate", run, capsys)
+    assert "imagine collect" in _fails("evaluate", run.parent / "nothing-yet", capsys)
+
+
+def test_a_log_of_ones_own_is_neither_evaluated_nor_added_to_in_another_world(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = _files(run / "log")
+    for stage in ("evaluate", "collect"):
+        assert "not collected in TextWorld" in _fails(stage, run, capsys)
+    assert _files(run / "log") == before
+    assert not (run / "games").exists()
+
+
+def test_limits_that_the_log_does_not_fit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "dream.max_tokens=4" in _fails("fit-world-model", run, capsys, "dream.max_tokens=4", "vocab_size=300")
+    assert "worldmodel.context=16" in _fails("fit-world-model", run, capsys, "worldmodel.context=16")
+
+
+def test_a_log_without_rewards(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "log")
+    store = TrajectoryStore.create(run / "log", {"train": list(TASKS)})
+    unpaid = [logged_episode(task, n) for task in TASKS for n in range(5)]
+    store.append(replace(t, turns=tuple(replace(turn, reward=None) for turn in t.turns)) for t in unpaid)
+    assert "no turn has a reward" in _fails("fit-world-model", run, capsys)
 
 
 def test_a_checkpoint_of_the_wrong_vocabulary(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

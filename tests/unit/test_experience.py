@@ -158,7 +158,7 @@ def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "length", "truncated"), [(T, 4, False), (L, 7, True), (U, 7, True), (C, 7, True)], ids=str
+    ("stop", "length", "truncated"), [(T, 4, False), (L, 7, True), (U, 4, False), (C, 7, True)], ids=str
 )
 def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, length: int, truncated: bool) -> None:
     """A critic bootstraps from it. After the world's end there is no state to keep."""
