@@ -77,6 +77,7 @@ def weights_version(model: torch.nn.Module) -> str:
 
 def load_model(folder: Path, stage: str, settings: ModelSettings) -> tuple[Any, ChatFormat]:
     """A model of this run with its chat format; adapters are put on where the settings ask for them."""
+    model: Any
     model, tokenizer = load_checkpoint(str(need(folder, stage)), settings.dtype)
     return model.to("cuda" if torch.cuda.is_available() else "cpu"), ChatFormat(tokenizer)
 

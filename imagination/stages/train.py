@@ -174,8 +174,8 @@ class Player:
         if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
             raise UserError(
-                f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model longer "
-                "or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else raise the contexts"
+                f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
+                "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else raise the contexts"
             )
         first = [played[g * settings.group_size] for g in range(settings.groups)]
         self.run.add_rollouts("train", first, which="update", step=index, split="train")

@@ -63,14 +63,15 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model, info = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # the last one: torn weights
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
+    model, info = loaded
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise CheckpointError(f"{name}: {len(missing)} tensors are missing, such as {missing[0]}")
-    rows = int(model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
+    rows = int(model.get_input_embeddings().weight.size(0))
     if len(tokenizer) > rows:
         raise CheckpointError(
             f"{name}: wrong vocabulary: the tokenizer has {len(tokenizer)} tokens but the model embeds only {rows}"

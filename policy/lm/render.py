@@ -40,8 +40,8 @@ class ChatFormat:
         to_user: ids after ``stop`` up to the next user content.
 
     Raises:
-        ChatTemplateError: the tokenizer has no chat template, or the template rewrites contents or depends on their position,
-            so that the conversation cannot grow by appending.
+        ChatTemplateError: the tokenizer has no chat template, or the template rewrites contents or depends on their
+            position, so that the conversation cannot grow by appending.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
