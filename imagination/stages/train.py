@@ -175,7 +175,7 @@ class Player:
             stops = dict(Counter(t.stop.value for t in played))
             raise UserError(
                 f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
-                "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else raise the contexts"
+                "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
             )
         first = [played[g * settings.group_size] for g in range(settings.groups)]
         self.run.add_rollouts("train", first, which="update", step=index, split="train")
