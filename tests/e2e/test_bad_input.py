@@ -104,7 +104,9 @@ def test_a_log_of_ones_own_is_neither_evaluated_nor_added_to_in_another_world(
 
 def test_limits_that_the_log_does_not_fit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "dream.max_tokens=4" in _fails("fit-world-model", run, capsys, "dream.max_tokens=4", "vocab_size=300")
-    assert "worldmodel.context=16" in _fails("fit-world-model", run, capsys, "worldmodel.context=16")
+    assert "worldmodel.context=16" in _fails(
+        "fit-world-model", run, capsys, "dream.max_tokens=96", "worldmodel.context=16"
+    )
 
 
 def test_a_log_without_rewards(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +139,7 @@ def test_a_checkpoint_of_the_wrong_vocabulary(run: Path, tmp_path: Path, capsys:
 
 def test_settings_that_contradict_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train.group_size" in _fails("train", run, capsys, "train.group_size=1")
-    assert "train.expert_share" in _fails("train", run, capsys, "train.expert_share=1.0")
+    assert "train.expert_share" in _fails("train", run, capsys, "train.group_size=4", "train.expert_share=1.0")
 
 
 def test_no_demonstrations_to_clone_names_the_agents_that_are_there(

@@ -40,11 +40,11 @@ def chat_model(run: Path, tmp_path: Path) -> Path:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=384,  # larger than the tokenizer, as real ones are
-        hidden_size=32,
+        hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        intermediate_size=64,
+        intermediate_size=128,
         max_position_embeddings=512,
         tie_word_embeddings=True,
     )
@@ -57,7 +57,9 @@ def chat_model(run: Path, tmp_path: Path) -> Path:
 def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(run: Path, tiny: Config, chat_model: Path) -> None:
     tiny.worldmodel.model = tiny.policy.model = str(chat_model)
     tiny.worldmodel.context = tiny.policy.context = 512
-    tiny.policy.lora.rank, tiny.policy.lora.alpha = 4, 8
+    tiny.fit.steps, tiny.fit.batch_tokens, tiny.fit.lr = 250, 2048, 3e-3
+    tiny.policy.lora.rank, tiny.policy.lora.alpha, tiny.clone.steps, tiny.clone.lr = 8, 16, 150, 1e-2
+    tiny.dream.temperature = 0.0
     fit_world_model(tiny, run)
     clone(tiny, run)
     tiny.train.updates = 2

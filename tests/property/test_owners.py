@@ -162,7 +162,8 @@ def test_rl_trains_exactly_what_the_policy_sampled(script: Script, advantage: fl
     assert not batch.advantages[0][~chosen].any()
     assert not batch.rewards[0][~chosen].any()
     assert math.isclose(float(batch.rewards.sum()), sum(turn.reward or 0.0 for turn in episode.own_turns))
-    assert row.truncated == script.ending.is_truncation
+    # a limit of ours leaves a state to bootstrap from; what the guard refused, or nobody answered, is none
+    assert row.truncated == (script.ending is StopReason.TURN_LIMIT)
 
 
 # --- logged episodes ---

@@ -15,7 +15,6 @@ from policy.lm.backbone import (
     CheckpointError,
     build_model,
     load_checkpoint,
-    require_same_vocabulary,
     save_checkpoint,
     with_lora,
 )
@@ -143,13 +142,6 @@ def test_a_broken_folder_is_named_with_the_reason(tmp_path: Path, how: str, reas
         load_checkpoint(str(tmp_path))
     assert str(error.value).startswith(f"{tmp_path}: {reason}")
     assert "\n" not in str(error.value)
-
-
-def test_the_vocabularies_of_a_run_have_to_agree() -> None:
-    other = train_tokenizer(["go east"], 280)
-    require_same_vocabulary("models/policy", train_tokenizer(["You see a lamp."], 280), TOKENIZER)
-    with pytest.raises(CheckpointError, match="models/policy: wrong vocabulary"):
-        require_same_vocabulary("models/policy", other, TOKENIZER)
 
 
 # --- LoRA ---

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.settings import ModelSettings
-from policy.lm.tokenizer import END, PAD, train_tokenizer, vocabulary_fingerprint
+from policy.lm.tokenizer import END, PAD, train_tokenizer
 
 STATUS, WON = "\n[reward=0]", "\n[reward=1 done]"
 TEXTS = ["-= Hall =-\nThere is an exit to the east. You see a lamp."] * 4 + ["take lamp", "go east"]
@@ -93,12 +93,4 @@ def test_a_tokenizer_saved_beside_a_model_is_loaded_as_it_was(tmp_path: Path) ->
     rendered = "<|user|>You see a lamp.<|end|><|assistant|>take lamp<|end|>"
     assert loaded.apply_chat_template(chat, tokenize=False) == rendered
     assert (loaded.pad_token_id, loaded.eos_token_id) == (TOKENIZER.pad_token_id, TOKENIZER.eos_token_id)
-    assert vocabulary_fingerprint(loaded) == vocabulary_fingerprint(TOKENIZER)
-
-
-def test_the_fingerprint_tells_vocabularies_apart() -> None:
-    """Two models whose ids mean different words must not be taken for compatible."""
-    swapped = train_tokenizer(TEXTS, 400, [WON, STATUS])  # the same tokens with two ids exchanged
-    assert sorted(swapped.get_vocab()) == sorted(TOKENIZER.get_vocab())
-    assert vocabulary_fingerprint(swapped) != vocabulary_fingerprint(TOKENIZER)
-    assert vocabulary_fingerprint(train_tokenizer(TEXTS, 400, [STATUS, WON])) == vocabulary_fingerprint(TOKENIZER)
+    assert loaded.get_vocab() == TOKENIZER.get_vocab()
