@@ -197,6 +197,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _command(words)
+    except BrokenPipeError:  # `imagine train --help | head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print(f"\nstopped; to go on: imagine {shlex.join(words)}", file=sys.stderr)
         return 130

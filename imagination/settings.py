@@ -14,7 +14,15 @@ class UserError(ValueError):
 
 @dataclass
 class GamesSettings:
-    """Which TextWorld games to generate. Every seed of a run has its own games."""
+    """Which TextWorld games to generate. Every seed of a run has its own games.
+
+    Attributes:
+        train: games to log, dream and be judged in.
+        heldout: games that nothing is trained on.
+        rooms: of a game.
+        objects: of a game, those of no use included.
+        quest_length: commands that solve a game at best; the goal names only the last.
+    """
 
     train: int = 6
     heldout: int = 6
@@ -25,10 +33,14 @@ class GamesSettings:
 
 @dataclass
 class CollectSettings:
-    """The log: how many scripted episodes per training game, by whom, and how long.
+    """The log: scripted agents of many skills in the real games.
 
-    ``mediocre`` names the agents whose episodes the policy is cloned from; ``validation`` is the share of episodes that
-    no model trains on; ``heldout_episodes`` per held-out game serve only to measure the world model there.
+    Attributes:
+        episodes: per training game.
+        heldout_episodes: per held-out game, only to measure the world model there.
+        max_turns: at which a logged episode is cut.
+        validation: share of the episodes of training games that no model trains on.
+        workers: processes that play real games, for every stage.
     """
 
     episodes: int = 500
@@ -40,7 +52,16 @@ class CollectSettings:
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: AdamW, warm-up, cosine decay to a tenth."""
+    """Supervised training of either model: AdamW, warm-up, cosine decay to a tenth.
+
+    Attributes:
+        steps: optimiser steps.
+        batch_tokens: of a step, padding included.
+        lr: highest learning rate; that of models from scratch, too high for pretrained ones.
+        weight_decay: of AdamW.
+        warmup: steps until the highest learning rate.
+        precision: bf16 trains under autocast; weights stay fp32.
+    """
 
     steps: int = 1200
     batch_tokens: int = 3072
@@ -52,10 +73,14 @@ class FitSettings:
 
 @dataclass
 class CloneSettings(FitSettings):
-    """Behaviour cloning of the starting policy from the part of the log that ``agents`` played.
+    """Behaviour cloning of the starting policy from a part of the log.
 
-    A policy without a checkpoint of its own starts from the weights of the world model (``from_world_model``), which
-    has read the same log: it knows the world before it learns to act in it.
+    A policy without a checkpoint of its own starts from the weights of the world model, which has read the same log: it
+    knows the world before it learns to act in it.
+
+    Attributes:
+        agents: whose episodes to imitate, by the beginning of their names.
+        from_world_model: start from the world model's weights, not from random ones.
     """
 
     steps: int = 250
@@ -66,12 +91,16 @@ class CloneSettings(FitSettings):
 
 @dataclass
 class DreamSettings:
-    """How the world model is dreamed in.
+    """How the world model is dreamed in, and the guard that ends a dream, unpaid, where the model is unsure.
 
-    ``branch`` is the share of groups that start in the middle of a logged episode (short branched rollouts; MBPO,
-    Janner et al. 2019); ``temperature`` 0 dreams the most likely world. The guard ends a dream, unpaid, where the
-    world model gives its own prediction less than ``min_confidence``, or a reward or end less than
-    ``min_outcome_confidence``.
+    Attributes:
+        max_turns: of a dreamed episode, those of the log before it not counted.
+        branch: share of groups that start in the middle of a logged episode (short branched rollouts; MBPO, Janner et
+            al. 2019).
+        temperature: 1 samples from the world model, 0 dreams the most likely world.
+        min_confidence: least probability of a whole predicted answer; longer answers need a lower one.
+        min_outcome_confidence: the same for reward and end alone, where a prediction pays or ends the episode.
+        max_tokens: of a predicted answer.
     """
 
     max_turns: int = 12
@@ -84,7 +113,19 @@ class DreamSettings:
 
 @dataclass
 class AlgorithmSettings:
-    """How the policy learns from episodes: ``grpo`` (no critic) or ``ppo`` (value head and GAE)."""
+    """How the policy learns from episodes.
+
+    Attributes:
+        name: grpo compares the episodes of a group; ppo has a value head and GAE.
+        clip_low: ratios below 1 - clip_low have no gradient.
+        clip_high: ratios above 1 + clip_high have no gradient.
+        normalise_std: grpo divides by the spread of the group.
+        kl_coef: weight of the KL (k3) to the cloned policy; 0 keeps no copy of it.
+        gamma: discount per token (ppo).
+        lam: of GAE (ppo).
+        value_coef: weight of the value loss (ppo).
+        value_clip: how far a value may move in an update (ppo).
+    """
 
     name: Literal["grpo", "ppo"] = "grpo"
     clip_low: float = 0.2
@@ -99,7 +140,23 @@ class AlgorithmSettings:
 
 @dataclass
 class TrainSettings:
-    """Policy updates. ``world=real`` plays the same updates in the real games: the control that costs real steps."""
+    """Policy updates.
+
+    Attributes:
+        updates: how often the policy is updated.
+        groups: start states per update.
+        group_size: episodes per start state.
+        epochs: passes over the episodes of an update.
+        minibatches: optimiser steps per pass.
+        lr: of AdamW.
+        weight_decay: of AdamW.
+        grad_clip: largest norm of the gradient.
+        micro_tokens: per forward pass, padding included; changes memory and speed, not the gradient.
+        expert_share: share of expert episodes among those of an update.
+        expert_coef: weight of their cross-entropy.
+        world: real plays the same updates in the real games, the control that costs real steps.
+        checkpoint_every: updates between two saved training states.
+    """
 
     updates: int = 24
     groups: int = 6
@@ -118,7 +175,14 @@ class TrainSettings:
 
 @dataclass
 class EvaluateSettings:
-    """The verdict in the real games: episodes per task, played at ``temperature``."""
+    """The verdict in the real games.
+
+    Attributes:
+        episodes: per training game, real and dreamed.
+        heldout_episodes: per held-out game.
+        max_turns: at which an episode counts as lost.
+        temperature: at which the policy plays; 0 is greedy.
+    """
 
     episodes: int = 40
     heldout_episodes: int = 20
@@ -128,7 +192,15 @@ class EvaluateSettings:
 
 @dataclass
 class Config:
-    """A whole run. ``run`` names the folder under ``output``; the same name again goes on where it stopped."""
+    """A whole run.
+
+    Attributes:
+        run: names the folder under ``output``; the same name again goes on where it stopped.
+        output: folder of all runs.
+        seed: of games, log, weights, order of data and dreams.
+        vocab_size: of the tokenizer of models from scratch.
+        max_action_tokens: at which an action is ended by force.
+    """
 
     run: str = "default"
     output: str = "outputs"

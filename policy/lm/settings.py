@@ -7,9 +7,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LoraSettings:
-    """Low-rank adapters (peft) on a pretrained model; ``rank=0`` trains all weights.
+    """Low-rank adapters (peft) on a pretrained model.
 
     Merged into the weights when the checkpoint is saved, so that every reader sees a plain model.
+
+    Attributes:
+        rank: 0 trains all weights.
+        alpha: scale of the adapters, divided by the rank.
+        dropout: on their input.
+        target_modules: which layers get one.
     """
 
     rank: int = 0
@@ -20,9 +26,17 @@ class LoraSettings:
 
 @dataclass
 class ModelSettings:
-    """Which causal LM to use.
+    """Which causal LM to use: a checkpoint, or a Llama-shaped model from scratch out of the sizes below.
 
-    ``model`` is a hub id or a folder; empty builds a Llama-shaped model from scratch out of the sizes below it.
+    Attributes:
+        model: a hub id or a folder; empty builds one from scratch.
+        hidden: width.
+        layers: depth.
+        heads: of attention; fewer and wider ones are faster on CPUs.
+        kv_heads: of keys and values.
+        mlp: width inside the feed-forward layers.
+        context: longest sequence, in tokens.
+        dtype: that a checkpoint is loaded in.
     """
 
     model: str = ""
