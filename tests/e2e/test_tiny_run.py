@@ -58,7 +58,12 @@ def test_a_real_step_taken_by_a_dream_is_an_error(
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_ctrl_c_leaves_a_run_that_goes_on(run: Path) -> None:
     words = ["fit-world-model", "preset=tiny", f"run={run.name}", f"output={run.parent}"]
-    command = [sys.executable, "-c", "import sys; from imagination.cli import main; sys.exit(main())", *words]
+    # a shell's background job starts with Ctrl-C ignored, and so would this process if the tests run in one
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from imagination.cli import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program, *words]
     state = run / "checkpoints" / "fit_world_model.ckpt"
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
