@@ -25,7 +25,7 @@ from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint, with_lora
-from policy.lm.engine import InProcessEngine
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from worldmodel.text import TextWorldModel

@@ -156,7 +156,7 @@ class Player:
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights."""
         settings = self.config.train
-        self.agent.engine.reset()
+        self.agent.engine.update_weights()
         chance = random.Random(f"{self.config.seed}/{index}")
         episodes = self._episodes(index, chance)
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)

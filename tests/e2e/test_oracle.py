@@ -18,7 +18,7 @@ from imagination.dream_env import DreamEnv, Start
 from imagination.rollout import Episode, Provenance, play, play_all
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import build_model
-from policy.lm.engine import InProcessEngine
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -115,7 +115,7 @@ def test_a_dreamed_rollout_is_the_real_one_token_for_token(worlds: Worlds, max_a
         oracle, real_env = worlds.oracle(), worlds.tasks.make_env()
         dream_env = DreamEnv(oracle, worlds.starts)
         real = [await play(real_env, agent, episode, REAL, TURNS) for episode in played]
-        agent.engine.reset()  # type: ignore[attr-defined]
+        agent.engine.update_weights()  # type: ignore[attr-defined]
         dreamed = [await play(dream_env, agent, episode, DREAM, TURNS) for episode in played]
         await real_env.close()
         await dream_env.close()
@@ -143,7 +143,7 @@ def test_batches_of_dreams_are_batches_of_real_episodes(worlds: Worlds) -> None:
     async def run() -> tuple[list[Trajectory], list[Trajectory]]:
         oracle = worlds.oracle()
         real = await play_all(played, worlds.tasks.make_env, agent, REAL, TURNS, concurrency=2)
-        agent.engine.reset()  # type: ignore[attr-defined]
+        agent.engine.update_weights()  # type: ignore[attr-defined]
         dreamed = await play_all(played, lambda: DreamEnv(oracle, worlds.starts), agent, DREAM, TURNS, concurrency=4)
         await oracle.close()
         return real, dreamed

@@ -18,8 +18,9 @@ from policy.lm.backbone import (
     save_checkpoint,
     with_lora,
 )
-from policy.lm.engine import InProcessEngine, Sampling
+from policy.lm.engine import Sampling
 from policy.lm.forward import decoder, hidden_before, token_logits
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.settings import LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 

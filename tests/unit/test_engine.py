@@ -17,8 +17,9 @@ import torch
 from transformers import PreTrainedModel
 
 from policy.lm.backbone import build_model
-from policy.lm.engine import Completion, ContextFull, EngineFailure, InProcessEngine, Sampling
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.forward import decoder
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 
@@ -351,7 +352,7 @@ def test_after_an_update_and_a_reset_the_new_weights_are_used() -> None:
             parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     (stale,) = together(engine.complete(history, Sampling(4, NEVER), 1, session="s"))
     assert stale.logprobs != pytest.approx(teacher_forced(model, history, stale, 1.0), abs=1e-2)
-    engine.reset()
+    engine.update_weights()
     (fresh,) = together(engine.complete(history, Sampling(4, NEVER), 1, session="s"))
     assert_scored(model, history, fresh, 1.0)
 

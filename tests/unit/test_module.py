@@ -28,7 +28,7 @@ from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import build_model
 from policy.lm.batch import Row, by_length, collate
-from policy.lm.engine import InProcessEngine
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
