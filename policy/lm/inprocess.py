@@ -1,306 +1,439 @@
 """Generation for many episodes at once, with a model that lives in this process.
 
-Callers are coroutines that each follow one episode and ask for one completion at a time. The engine gathers what is
-waiting, runs it as one batch (a *wave*), and keeps the keys and values of each session, so that a turn costs its new
-tokens and not its history.
+Every episode (*session*) has a slot that keeps its tokens, keys and values from turn to turn, so a turn costs its new
+tokens and not its history. Each step feeds every running slot what it has not read yet: the rest of a prompt, a draft,
+or the token sampled last. Slots that finish make room for requests that wait; nothing waits for the longest.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
-from transformers import Cache
 
-from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling, UnsupportedModel
-from policy.lm.forward import decoder
+from policy.lm.decode import Feed, kv_shape, make_decoder
+from policy.lm.drafts import Draft, Drafts
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.sampling import sample
+
+_STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bounds the memory of a step
+_LOGIT_NUMBERS = 1 << 24  # as many logits exist at a time
+_WORTH_COPYING = 16  # tokens of a common beginning
 
 
-@dataclass(slots=True)
-class _Session:
-    """Keys and values of a token sequence, ``[layer, 2, time, head, dim]``; ``ids`` are the tokens they stand for."""
+class MemoryTooSmall(ValueError):
+    """Not even one sequence of the whole context fits the stated memory."""
 
-    ids: list[int]
-    kv: torch.Tensor | None = None
 
-    def shared_prefix(self, ids: Sequence[int]) -> int:
-        """How many leading tokens need no new computation (at least one must be run to get logits)."""
-        n = 0
-        for mine, new in zip(self.ids, ids[:-1], strict=False):
-            if mine != new:
-                break
-            n += 1
-        return n
+class Turnstile:
+    """Lets that engine step next for which most requests wait, where several share one device.
+
+    In a dream policy and world model alternate; without this each would run half-empty batches.
+    """
+
+    def __init__(self) -> None:
+        self._engines: WeakSet[InProcessEngine] = WeakSet()
+
+    def join(self, engine: InProcessEngine) -> None:
+        self._engines.add(engine)
+
+    def admits(self, engine: InProcessEngine) -> bool:
+        return all(engine.load >= other.load for other in self._engines)
 
 
 @dataclass(slots=True)
 class _Request:
-    ids: list[int]
+    ids: np.ndarray
     sampling: Sampling
     uniforms: np.ndarray  # one per token to sample; drawn from the request's own seed
     session: Hashable | None
     future: asyncio.Future[Completion]
+    draft: Draft | None = None
 
 
-class _WaveCache(Cache):
-    """Keys and values of one wave, written at each row's own positions; a view of it is what attention reads."""
+@dataclass(slots=True)
+class _Slots:
+    """What each slot holds: text and draft, how much of it is cached, where the answer begins. One entry per slot."""
 
-    def __init__(self, kv: torch.Tensor) -> None:
-        self.kv = kv  # [layer, 2, row, time, head, dim]
-        self.rows = torch.arange(kv.shape[2], device=kv.device)[:, None]
-        self.positions = torch.empty(0)
-        self.visible = 0
+    ids: np.ndarray  # [slot, context]
+    logprobs: np.ndarray  # [slot, context], of sampled tokens
+    uniforms: np.ndarray  # [slot, context], for the token at this position
+    prompt: np.ndarray  # length of the prompt
+    length: np.ndarray  # length of prompt and sampled tokens
+    end: np.ndarray  # length with the draft
+    fed: np.ndarray  # keys and values exist up to here
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
 
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        stored = self.kv[layer_idx]
-        stored[0][self.rows, self.positions] = key_states.transpose(1, 2)
-        stored[1][self.rows, self.positions] = value_states.transpose(1, 2)
-        return stored[0][:, : self.visible].transpose(1, 2), stored[1][:, : self.visible].transpose(1, 2)
+    @classmethod
+    def empty(cls, slots: int, context: int) -> _Slots:
+        return cls(
+            ids=np.zeros((slots, context), dtype=np.int64),
+            logprobs=np.zeros((slots, context)),
+            uniforms=np.zeros((slots, context)),
+            prompt=np.zeros(slots, dtype=np.int64),
+            length=np.zeros(slots, dtype=np.int64),
+            end=np.zeros(slots, dtype=np.int64),
+            fed=np.zeros(slots, dtype=np.int64),
+            temperature=np.ones(slots, dtype=np.float32),
+            top_k=np.zeros(slots, dtype=np.int64),
+            top_p=np.ones(slots),
+        )
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.visible
+
+@dataclass(slots=True)
+class Counts:
+    """What an engine did so far.
+
+    Attributes:
+        generated: tokens sampled.
+        fed: tokens run through the model, those of rejected drafts included.
+        reused: prompt tokens whose keys and values were there already.
+        steps: forward passes.
+    """
+
+    generated: int = 0
+    fed: int = 0
+    reused: int = 0
+    steps: int = 0
 
 
 class InProcessEngine:
-    """Runs a transformers causal LM that lives in this process; after an optimiser step it samples the new weights.
-
-    Call ``update_weights`` when the weights changed: cached keys and values belong to the old ones.
+    """Runs a transformers causal LM that lives in this process.
 
     Args:
-        model: any decoder of transformers with standard keys and values.
+        model: a decoder of transformers; what it may be is said in ``decode.make_decoder``.
         context: the longest sequence, prompt and completion together.
-        batch: how many requests run in one wave; the rest waits.
-        cached_tokens: how many tokens all sessions together may keep cached; the oldest session is dropped first and
-            recomputed when needed.
+        slots: how many sequences are kept and run at a time; the rest waits.
+        memory_gib: bound of all keys and values; there are fewer slots where it would be exceeded.
+        dtype: in which to compute; the model's own by default. Log-probs equal the trainer's only as far as it is fine.
+        drafts: guesses that save steps; ``None`` where texts are too unpredictable to be worth it.
+        decode: ids to text, needed for stop strings.
+        turnstile: shared by engines on the same device.
 
     Raises:
         UnsupportedModel: other attention than full attention within ``context``.
+        MemoryTooSmall: not even one slot fits ``memory_gib``.
     """
 
-    def __init__(self, model: Any, context: int, batch: int = 64, cached_tokens: int = 131072) -> None:
+    def __init__(
+        self,
+        model: Any,
+        context: int,
+        slots: int = 64,
+        memory_gib: float = 4.0,
+        dtype: torch.dtype | None = None,
+        drafts: Drafts | None = None,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        turnstile: Turnstile | None = None,
+    ) -> None:
         self.model = model
         self.context = context
-        self.batch = batch
-        self.cached_tokens = cached_tokens
-        config = model.config
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        window = getattr(config, "sliding_window", None) or context
-        if kinds - {"full_attention", "sliding_attention"} or not hasattr(config, "num_key_value_heads"):
-            raise UnsupportedModel(f"{config.model_type}: only decoders with standard attention can be played")
-        if "sliding_attention" in kinds and window < context:
-            raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
-        heads = config.num_key_value_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._kv_shape = (config.num_hidden_layers, 2, heads, dim)
-        self._sessions: OrderedDict[Hashable, _Session] = OrderedDict()
-        self._waiting: list[_Request] = []
-        self._driver: asyncio.Task[None] | None = None
-        self.generated_tokens = 0
         self.version = 0
+        self.counts = Counts()
+        self.drafts = drafts
+        dtype = dtype or model.dtype
+        layers, heads, dim = kv_shape(model.config)
+        per_slot = layers * 2 * heads * dim * (context + 1) * torch.empty((), dtype=dtype).element_size()
+        affordable = int(memory_gib * 2**30 / per_slot)
+        if affordable < 1:
+            raise MemoryTooSmall(
+                f"one sequence of {context} tokens needs {per_slot / 2**30:.2f} GiB of keys and values, but the budget "
+                f"is {memory_gib} GiB: lower the context or raise the budget"
+            )
+        self.slots = min(slots, affordable)
+        self._decoder = make_decoder(model, context, self.slots, dtype)
+        self._stale = True
+        self._vocab = int(model.config.vocab_size)
+        self._state = _Slots.empty(self.slots, context)
+        self._decode = decode
+        self._turnstile = turnstile or Turnstile()
+        self._turnstile.join(self)
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}
+        self._slot_of: OrderedDict[Hashable, int] = OrderedDict()  # the session least recently used comes first
+        self._free = set(range(self.slots))
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run; those that were cancelled do not count."""
+        return sum(not r.future.done() for r in (*self._waiting, *self._running.values()))
 
     def update_weights(self) -> None:
-        """Forgets all cached keys and values."""
+        """See ``Engine``. Call it between rollouts, after the model's weights changed."""
         self.version += 1
-        self._sessions.clear()
+        self._stale = True
+        self._slot_of.clear()
+        self._free = set(range(self.slots)) - set(self._running)
+        self._state.fed[:] = 0
 
     def release(self, session: Hashable) -> None:
-        """Frees the cache of an episode that ended."""
-        self._sessions.pop(session, None)
+        """See ``Engine``."""
+        slot = self._slot_of.pop(session, None)
+        if slot is not None and slot not in self._running:
+            self._free.add(slot)
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """Continues ``ids``.
-
-        Args:
-            ids: the whole sequence so far; what ``session`` has cached of it is not computed again.
-            sampling: limits and temperature.
-            seed: the only source of chance of this completion.
-            session: the episode, as a key for the cache.
+        """See ``Engine``.
 
         Raises:
             ContextFull: ``len(ids) + max_tokens`` exceeds the context.
             EngineFailure: the logits are not finite.
+            ValueError: there is no id to continue, one the model does not know, or stop strings without ``decode``.
         """
         if len(ids) + sampling.max_tokens > self.context:
             raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        if not len(ids):
+            raise ValueError("a completion needs at least one token to continue")
+        if not 0 <= min(ids) <= max(ids) < self._vocab:
+            raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
+        if sampling.stop_strings and self._decode is None:
+            raise ValueError("stop strings need an engine that was given `decode`")
         loop = asyncio.get_running_loop()
         uniforms = np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens)
-        request = _Request(list(ids), sampling, uniforms, session, loop.create_future())
+        request = _Request(np.asarray(ids, dtype=np.int64), sampling, uniforms, session, loop.create_future())
         self._waiting.append(request)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
         return await request.future
 
     async def _drive(self) -> None:
-        while self._waiting:
+        while self.load:
             seen = -1
-            while len(self._waiting) != seen and len(self._waiting) < self.batch:
-                seen = len(self._waiting)
-                for _ in range(3):  # let every coroutine that can still run reach its own request first
+            while self.load != seen:  # let every coroutine that can still run reach its own request first
+                seen = self.load
+                for _ in range(3):
                     await asyncio.sleep(0)
-            wave, self._waiting = self._waiting[: self.batch], self._waiting[self.batch :]
-            outcomes: Sequence[Completion | Exception]
+            if not self._turnstile.admits(self):
+                continue
+            for slot in [slot for slot, request in self._running.items() if request.future.done()]:
+                self._finish(slot, None)  # cancelled
+            self._admit()
             try:
-                outcomes = self._run_wave(wave)
-            except Exception as error:  # raised to this wave's callers; who still waits must not wait for ever
-                outcomes = [error] * len(wave)
-            for request, outcome in zip(wave, outcomes, strict=True):
-                if request.future.done():
-                    continue
-                if isinstance(outcome, Completion):
-                    request.future.set_result(outcome)
-                else:
-                    request.future.set_exception(outcome)
-            await asyncio.sleep(0)
+                outcomes = self._step()
+            except Exception as error:  # raised to those it ran for; who still waits must not wait for ever
+                outcomes = dict.fromkeys(self._running, error)
+            for slot, outcome in outcomes.items():
+                self._finish(slot, outcome)
+
+    def _admit(self) -> None:
+        """Gives waiting requests a slot, in order, as far as there are any."""
+        postponed: list[_Request] = []
+        while self._waiting:
+            request = self._waiting.popleft()
+            if request.future.done():  # cancelled
+                continue
+            slot = self._slot_for(request)
+            if slot is None:
+                postponed.append(request)
+                break
+            if not self._load_prompt(slot, request):
+                postponed.append(request)
+        self._waiting.extendleft(reversed(postponed))
+
+    def _slot_for(self, request: _Request) -> int | None:
+        slot = self._slot_of.get(request.session) if request.session is not None else None
+        if slot is not None and slot not in self._running:
+            self._slot_of.move_to_end(request.session)
+            return slot
+        if self._free:
+            return min(self._free)  # neighbours: attention reads them in place
+        for session, idle in self._slot_of.items():
+            if idle not in self._running:
+                del self._slot_of[session]
+                self._free.add(idle)
+                return idle
+        return None
+
+    def _load_prompt(self, slot: int, request: _Request) -> bool:
+        """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
+        state, n = self._state, len(request.ids)
+        cached = int(_common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], n - 1), request.ids)[0])
+        if cached < state.fed[slot] or not cached:  # a new episode, or one that left its own path
+            common = _common_prefix(state.ids, np.minimum(state.fed, n - 1), request.ids)
+            donor = int(common.argmax())
+            known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
+            coming = int(_common_prefix(state.ids, np.minimum(known, n - 1), request.ids).max())
+            if coming >= max(cached, common[donor]) + _WORTH_COPYING:
+                return False  # a neighbour is about to read the same beginning; a step later it can be copied
+            if common[donor] >= cached + _WORTH_COPYING:
+                cached = int(common[donor])
+                self._decoder.cache.copy(donor, slot, cached)
+        self._free.discard(slot)
+        if request.session is not None and request.session not in self._slot_of:
+            self._slot_of[request.session] = slot
+        self._running[slot] = request
+        self.counts.reused += cached
+        state.ids[slot, :n] = request.ids
+        state.fed[slot] = cached
+        state.prompt[slot] = state.length[slot] = state.end[slot] = n
+        state.uniforms[slot, n : n + len(request.uniforms)] = request.uniforms
+        sampling = request.sampling
+        state.temperature[slot], state.top_k[slot], state.top_p[slot] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+        )
+        self._propose(slot, request)
+        return True
+
+    def _propose(self, slot: int, request: _Request) -> None:
+        state = self._state
+        length = int(state.length[slot])
+        request.draft = None
+        if self.drafts is None:
+            return
+        room = int(state.prompt[slot]) + request.sampling.max_tokens - length - 1  # one is sampled behind the draft
+        request.draft = self.drafts.propose(state.ids[slot, :length], request.sampling.stop, room)
+        if request.draft is not None:
+            n = len(request.draft.ids)
+            state.ids[slot, length : length + n] = request.draft.ids
+            state.end[slot] = length + n
 
     @torch.inference_mode()
-    def _run_wave(self, wave: list[_Request]) -> list[Completion | EngineFailure]:
-        """Prefills what is new of every row, then decodes all rows together; finished rows leave the batch."""
-        training = self.model.training
-        self.model.eval()
-        try:
-            return self._decode(wave)
-        finally:
-            self.model.train(training)
-
-    def _decode(self, wave: list[_Request]) -> list[Completion | EngineFailure]:
-        device = self.model.device
-        sessions = [self._sessions.get(r.session, _Session([])) for r in wave]
-        cached = [s.shared_prefix(r.ids) if s.kv is not None else 0 for s, r in zip(sessions, wave, strict=True)]
-        capacity = max(len(r.ids) + r.sampling.max_tokens for r in wave)
-        layers, two, heads, dim = self._kv_shape
-        kv = torch.zeros(layers, two, len(wave), capacity, heads, dim, dtype=self.model.dtype, device=device)
-        for row, (session, n) in enumerate(zip(sessions, cached, strict=True)):
-            if session.kv is not None:
-                kv[:, :, row, :n] = session.kv[:, :, :n]
-        cache = _WaveCache(kv)
-
-        new = [torch.tensor(r.ids[n:]) for r, n in zip(wave, cached, strict=True)]
-        width = max(len(ids) for ids in new)
-        tokens = torch.zeros(len(wave), width, dtype=torch.long)
-        positions = torch.empty(len(wave), width, dtype=torch.long)
-        for row, ids in enumerate(new):
-            tokens[row, : len(ids)] = ids
-            # padding writes to the row's last new position onwards; later tokens overwrite it before it is ever read
-            positions[row] = cached[row] + torch.arange(width)
-        capacity_needed = int(positions.max()) + 1
-        if capacity_needed > capacity:
-            cache.kv = kv = torch.cat(
-                [kv, kv.new_zeros(layers, two, len(wave), capacity_needed - capacity, heads, dim)], 3
-            )
-        last = torch.tensor([len(ids) - 1 for ids in new])
-        logits = self._forward(tokens.to(device), positions.to(device), cache, last.to(device))
-
-        active = list(range(len(wave)))  # which request each row of the working batch serves
-        output: list[list[int]] = [[] for _ in wave]
-        logprobs: list[list[float]] = [[] for _ in wave]
-        failed: set[int] = set()
-        temperature = torch.tensor([r.sampling.temperature for r in wave], device=device)
-        lengths = torch.tensor([len(r.ids) for r in wave], device=device)
-        done = [False] * len(wave)
-        kv_of: dict[int, torch.Tensor] = {}
-        step = 0
-        uniforms = torch.zeros(len(wave), max(r.sampling.max_tokens for r in wave), dtype=torch.float64)
-        for row, request in enumerate(wave):
-            uniforms[row, : len(request.uniforms)] = torch.from_numpy(request.uniforms)
-        uniforms = uniforms.to(device)
-        while True:
-            chosen, chosen_logprobs = _sample(logits, temperature, uniforms[:, step])
-            ids_list, logprob_list = chosen.tolist(), chosen_logprobs.tolist()
-            for row, request_index in enumerate(active):
-                if done[request_index]:
-                    continue
-                request = wave[request_index]
-                if not np.isfinite(logprob_list[row]):
-                    failed.add(request_index)
-                    done[request_index] = True
-                    continue
-                output[request_index].append(ids_list[row])
-                logprobs[request_index].append(logprob_list[row])
-                if ids_list[row] == request.sampling.stop or len(output[request_index]) == request.sampling.max_tokens:
-                    done[request_index] = True
-            step += 1
-            alive = [row for row, request_index in enumerate(active) if not done[request_index]]
-            if not alive:
-                break
-            if len(alive) <= len(active) // 2:  # a copy of the cache now pays for itself in the steps that follow
-                for row, request_index in enumerate(active):
-                    if done[request_index]:
-                        kv_of[request_index] = cache.kv[:, :, row]
-                keep = torch.tensor(alive, device=device)
-                cache = _WaveCache(cache.kv.index_select(2, keep))
-                temperature, lengths, uniforms, chosen = (x[keep] for x in (temperature, lengths, uniforms, chosen))
-                active = [active[row] for row in alive]
-            # a finished row runs on in place until the batch is compacted; nobody reads what it writes
-            position = torch.minimum(lengths + step - 1, torch.tensor(cache.kv.shape[3] - 1, device=device))
-            logits = self._forward(chosen[:, None], position[:, None], cache, None)
-        for row, request_index in enumerate(active):
-            kv_of[request_index] = cache.kv[:, :, row]
-
-        outcomes: list[Completion | EngineFailure] = []
-        for index, request in enumerate(wave):
-            if index in failed:
-                outcomes.append(EngineFailure("the model's log-probs are not finite"))
-                continue
-            self.generated_tokens += len(output[index])
-            if request.session is not None:
-                # the last sampled token was never fed back, so its keys and values do not exist yet
-                known = request.ids + output[index][:-1]
-                self._keep(request.session, _Session(known, kv_of[index][:, :, : len(known)].clone()))
-            stopped = output[index][-1] == request.sampling.stop
-            outcomes.append(Completion(tuple(output[index]), tuple(logprobs[index]), stopped, self.version))
+    def _step(self) -> dict[int, Completion | Exception]:
+        """One forward pass for all running slots; returns those that are done."""
+        if not self._running:
+            return {}
+        if self._stale:
+            self._decoder.refresh()
+            self._stale = False
+        state = self._state
+        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
+        starts, ends = state.fed[slots], state.end[slots]
+        counts = _within(ends - starts, _STEP_TOKENS)
+        slots, starts, counts = slots[counts > 0], starts[counts > 0], counts[counts > 0]
+        rows = np.repeat(np.arange(len(slots)), counts)
+        positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
+        of_slot = slots[rows]
+        wanted = np.flatnonzero(positions >= state.prompt[of_slot] - 1)
+        feed = Feed(slots, starts, counts, state.ids[of_slot, positions], wanted)
+        ids, logprobs = self._sample(self._decoder.hidden(feed), of_slot[wanted], positions[wanted] + 1)
+        state.fed[slots] = starts + counts
+        self.counts.steps += 1
+        self.counts.fed += len(rows)
+        outcomes: dict[int, Completion | Exception] = {}
+        bounds = np.searchsorted(rows[wanted], np.arange(len(slots) + 1))
+        for row, slot in enumerate(slots.tolist()):
+            low, high = bounds[row], bounds[row + 1]
+            if low < high:
+                outcome = self._accept(slot, ids[low:high], logprobs[low:high])
+                if outcome is not None:
+                    outcomes[slot] = outcome
         return outcomes
 
-    def _forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, cache: _WaveCache, last: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Logits ``[row, vocab]`` (fp32) after each row's last token; tokens and positions are ``[row, time]``."""
-        cache.positions = positions
-        cache.visible = int(positions.max()) + 1
-        seen = torch.arange(cache.visible, device=positions.device)
-        mask = (seen <= positions[:, :, None])[:, None]  # [row, 1, query, key]
-        hidden = decoder(self.model)(
-            input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state
-        final = hidden[:, -1] if last is None else hidden[torch.arange(len(last), device=last.device), last]
-        return self.model.get_output_embeddings()(final).float()
+    def _sample(self, hidden: torch.Tensor, slots: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and log-probs of the tokens at positions ``at``, given the hidden states before them."""
+        state, device = self._state, hidden.device
+        temperature, uniforms = state.temperature[slots], state.uniforms[slots, at]
+        top_k = state.top_k[slots] if state.top_k[slots].any() else None
+        top_p = state.top_p[slots] if (state.top_p[slots] < 1).any() else None
+        ids, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
+        size = max(1, _LOGIT_NUMBERS // self._vocab)
+        for done in range(0, len(at), size):
+            part = slice(done, done + size)
+            optional = (None if x is None else torch.from_numpy(x[part]).to(device) for x in (top_k, top_p))
+            chosen, scored = sample(
+                self._decoder.logits(hidden[part]),
+                torch.from_numpy(temperature[part]).to(device),
+                torch.from_numpy(uniforms[part]).to(device),
+                *optional,
+            )
+            ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
+        return ids, logprobs
 
-    def _keep(self, key: Hashable, session: _Session) -> None:
-        self._sessions.pop(key, None)
-        self._sessions[key] = session
-        total = sum(len(s.ids) for s in self._sessions.values())
-        while total > self.cached_tokens:
-            _, dropped = self._sessions.popitem(last=False)
-            total -= len(dropped.ids)
+    def _accept(self, slot: int, ids: np.ndarray, logprobs: np.ndarray) -> Completion | Exception | None:
+        """Keeps sampled tokens up to the first that differs from the draft; returns what ends the request, if so."""
+        state, request = self._state, self._running[slot]
+        begin, prompt = int(state.length[slot]), int(state.prompt[slot])
+        drafted = state.ids[slot, begin : begin + len(ids) - 1]
+        wrong = np.flatnonzero(ids[:-1] != drafted)
+        kept = int(wrong[0]) + 1 if len(wrong) else len(ids)
+        if request.draft is not None and self.drafts is not None:
+            self.drafts.observe(request.draft, kept - 1)
+        ids, logprobs = ids[:kept], logprobs[:kept]
+        if not np.isfinite(logprobs).all():
+            return EngineFailure("the model's log-probs are not finite")
+        stops = np.flatnonzero(ids == request.sampling.stop)
+        kept = int(stops[0]) + 1 if len(stops) else kept
+        state.ids[slot, begin : begin + kept] = ids[:kept]
+        state.logprobs[slot, begin : begin + kept] = logprobs[:kept]
+        string_end = self._stop_string(slot, request, begin, begin + kept)
+        if string_end is not None:
+            kept = string_end - begin
+        end = begin + kept
+        state.length[slot] = state.end[slot] = end
+        state.fed[slot] = end - 1  # the last token was sampled, not read
+        stopped = bool(len(stops)) or string_end is not None
+        if stopped or end - prompt >= request.sampling.max_tokens:
+            self.counts.generated += end - prompt
+            made = slice(prompt, end)
+            return Completion(
+                tuple(state.ids[slot, made].tolist()),
+                tuple(state.logprobs[slot, made].tolist()),
+                stopped,
+                self.version,
+            )
+        self._propose(slot, request)
+        return None
+
+    def _stop_string(self, slot: int, request: _Request, begin: int, end: int) -> int | None:
+        """Where the sampled text first contains a stop string, as the position after the token that completes it."""
+        if not request.sampling.stop_strings or self._decode is None:
+            return None
+        prompt, ids = int(self._state.prompt[slot]), self._state.ids[slot]
+        for at in range(begin + 1, end + 1):
+            text = self._decode(ids[prompt:at].tolist())
+            if any(stop in text for stop in request.sampling.stop_strings):
+                return at
+        return None
+
+    def _finish(self, slot: int, outcome: Completion | Exception | None) -> None:
+        request = self._running.pop(slot)
+        if not isinstance(outcome, Completion):
+            self._state.fed[slot] = 0
+            if self._slot_of.get(request.session) == slot:
+                del self._slot_of[request.session]
+        if isinstance(outcome, EngineFailure):
+            self._decoder.cache.clear(slot)
+        if self._slot_of.get(request.session) != slot:
+            self._free.add(slot)
+        if request.future.done() or outcome is None:
+            return
+        if isinstance(outcome, Completion):
+            request.future.set_result(outcome)
+        else:
+            request.future.set_exception(outcome)
 
 
-def _sample(
-    logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row by inverting the cumulative distribution at the row's own uniform number.
+def _common_prefix(known: np.ndarray, limits: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """How many leading ids each row of ``known`` shares with ``ids``, at most ``limits``: ``[row]``."""
+    n = min(len(ids), int(np.max(limits)))
+    if n == 0:
+        return np.zeros(len(known), dtype=np.int64)
+    same = known[:, :n] == ids[:n]
+    return np.minimum(np.where(same.all(1), n, same.argmin(1)), limits)
 
-    Args:
-        logits: ``[row, vocab]``, fp32.
-        temperature: ``[row]``; 0 means greedy.
-        uniforms: ``[row]`` in [0, 1).
 
-    Returns:
-        ids ``[row]`` and their log-probs ``[row]`` at the sampling temperature (at 1 where greedy).
-    """
-    greedy = temperature == 0
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    logprobs = scaled.log_softmax(-1)
-    cumulative = logprobs.double().exp().cumsum(-1)
-    # scaled by the total, so that rounding never leaves the number above the last step
-    drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
-    drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    ids = torch.where(greedy, logits.argmax(-1), drawn)
-    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+def _within(counts: np.ndarray, budget: int) -> np.ndarray:
+    """As much of each block as fits, the short ones first."""
+    if counts.sum() <= budget:
+        return counts
+    order = np.argsort(counts, kind="stable")
+    ranked = counts[order]
+    out = np.empty_like(counts)
+    out[order] = np.clip(budget - (np.cumsum(ranked) - ranked), 0, ranked)
+    return out
+
+
+__all__ = ["Counts", "InProcessEngine", "MemoryTooSmall", "Turnstile"]

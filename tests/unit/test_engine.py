@@ -6,83 +6,28 @@ large, so that every earlier token matters for what comes next: a cache with one
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from policy.lm.backbone import build_model
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.forward import decoder
 from policy.lm.inprocess import InProcessEngine
-from policy.lm.settings import ModelSettings
-from policy.lm.tokenizer import train_tokenizer
-
-TOKENIZER = train_tokenizer(["a"], 270)
-VOCAB = len(TOKENIZER)
-NEVER = -1  # a stop token that is never sampled, for completions of a known length
-CONTEXT = 160
-
-
-def make_model(kv_heads: int = 2, seed: int = 0, std: float = 0.12) -> PreTrainedModel:
-    settings = ModelSettings(hidden=32, layers=2, heads=4, kv_heads=kv_heads, mlp=64, context=CONTEXT)
-    model = build_model(settings, TOKENIZER, seed)
-    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())  # tied, greedy text would repeat itself
-    rng = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.copy_(torch.randn(parameter.shape, generator=rng) * std)
-        model.model.embed_tokens.weight.mul_(5)
-        model.lm_head.weight.mul_(3)
-    return model.eval()
-
-
-MODEL = make_model()
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(5, VOCAB, (length,), generator=rng).tolist()
-
-
-def together(*requests: Coroutine[Any, Any, Completion]) -> list[Any]:
-    """What concurrent callers get, exceptions included; all of them are in one wave if the engine's batch allows."""
-
-    async def run() -> list[Any]:
-        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=20)
-
-    return asyncio.run(run())
-
-
-def teacher_forced(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> list[float]:
-    """Log-probs of the completion from one forward pass over the whole sequence, without any cache."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *completion.ids]]), use_cache=False).logits[0].float()
-    scaled = (logits / temperature).log_softmax(-1)
-    return [float(scaled[len(prompt) + i - 1, token]) for i, token in enumerate(completion.ids)]
-
-
-def assert_scored(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> None:
-    assert completion.logprobs == pytest.approx(teacher_forced(model, prompt, completion, temperature), abs=1e-4)
-
-
-def generate(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, stop: int) -> tuple[int, ...]:
-    out = model.generate(
-        torch.tensor([list(prompt)]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None if stop == NEVER else stop,
-        pad_token_id=0,
-    )
-    return tuple(out[0, len(prompt) :].tolist())
-
+from tests.unit.engines import (
+    CONTEXT,
+    MODEL,
+    NEVER,
+    VOCAB,
+    assert_scored,
+    generate,
+    make_model,
+    prompt,
+    teacher_forced,
+    together,
+)
 
 # --- tokens and their log-probs ---
 
@@ -161,8 +106,8 @@ def test_a_seed_gives_the_same_completion_alone_and_in_any_batch() -> None:
         return together(*(engine.complete(ids, sampling, seed) for ids, seed in asks))
 
     alone = [together(InProcessEngine(MODEL, CONTEXT).complete(ids, sampling, seed))[0] for ids, seed in asks]
-    for batch in (64, 3):  # in one wave; in waves of three, the rest waiting
-        found = complete(InProcessEngine(MODEL, CONTEXT, batch=batch))
+    for slots in (64, 3):  # all at once; three at a time, the rest waiting
+        found = complete(InProcessEngine(MODEL, CONTEXT, slots=slots))
         assert [c.ids for c in found] == [c.ids for c in alone]
         for c, a in zip(found, alone, strict=True):
             assert c.logprobs == pytest.approx(a.logprobs, abs=1e-5)
@@ -175,7 +120,7 @@ def test_sampled_frequencies_are_those_of_the_softmax(temperature: float) -> Non
     """A sampler that is a little off trains a policy that is not the one that acts. Pearson's chi-square over 4000
     seeds; tokens expected less than eight times are one class. Seeds are fixed: the test has no chance of its own."""
     model, ids, n = make_model(std=0.06), prompt(6, seed=1), 4000
-    engine = InProcessEngine(model, CONTEXT, batch=1000)
+    engine = InProcessEngine(model, CONTEXT, slots=1000)
     drawn = together(*(engine.complete(ids, Sampling(1, NEVER, temperature), seed) for seed in range(n)))
     counts = Counter(c.ids[0] for c in drawn)
     with torch.no_grad():
@@ -249,12 +194,30 @@ def test_one_broken_row_does_not_break_its_neighbours(temperature: float) -> Non
         assert_scored(model, good, got[0], temperature or 1.0)
 
 
-def test_a_wave_that_raises_does_not_strand_those_who_wait() -> None:
-    """A token id that does not exist is the caller's mistake and is raised to it; the next wave still runs."""
-    engine = InProcessEngine(MODEL, CONTEXT, batch=1)
+def test_a_step_that_raises_does_not_strand_those_who_wait() -> None:
+    """Out of memory, say: raised to those it ran for; who still waits is served, and the next rollout works."""
+    engine = InProcessEngine(MODEL, CONTEXT, slots=1)
+    good, hidden = prompt(3, seed=0), engine._decoder.hidden
+    broken = iter([True])
+
+    def breaks_once(feed: Any) -> torch.Tensor:
+        if next(broken, False):
+            raise MemoryError("no memory")
+        return hidden(feed)
+
+    engine._decoder.hidden = breaks_once  # type: ignore[method-assign]
+    got = together(*(engine.complete(good, Sampling(2, NEVER), 0) for _ in range(2)))
+    assert isinstance(got[0], MemoryError)
+    assert_scored(MODEL, good, got[1], 1.0)
+
+
+@pytest.mark.parametrize("ids", [[], [VOCAB + 5], [3, -1]])
+def test_ids_that_do_not_exist_are_the_callers_mistake(ids: list[int]) -> None:
+    """Refused before they reach the batch, where an embedding that is out of range would break everyone's step."""
+    engine = InProcessEngine(MODEL, CONTEXT)
     good = prompt(3, seed=0)
-    got = together(engine.complete([VOCAB + 5], Sampling(2, NEVER), 0), engine.complete(good, Sampling(2, NEVER), 0))
-    assert isinstance(got[0], IndexError)
+    got = together(engine.complete(ids, Sampling(2, NEVER), 0), engine.complete(good, Sampling(2, NEVER), 0))
+    assert isinstance(got[0], ValueError)
     assert_scored(MODEL, good, got[1], 1.0)
 
 
@@ -279,33 +242,32 @@ def play(engine: InProcessEngine, sessions: Sequence[Hashable], turns: int = 3) 
     return written
 
 
-@pytest.mark.parametrize("cached_tokens", [0, 25, 60])
-def test_dropping_sessions_from_the_cache_changes_nothing(cached_tokens: int) -> None:
-    """No room at all, room for one session, room for some: what is dropped is recomputed."""
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_dropping_sessions_from_the_cache_changes_nothing(slots: int) -> None:
+    """Fewer slots than episodes: who comes back to a slot that was given away is computed anew."""
     roomy = InProcessEngine(MODEL, CONTEXT)
-    tight = InProcessEngine(MODEL, CONTEXT, cached_tokens=cached_tokens)
+    tight = InProcessEngine(MODEL, CONTEXT, slots=slots)
     assert play(tight, ["a", "b", "c", "d"]) == play(roomy, ["a", "b", "c", "d"])
     assert play(InProcessEngine(MODEL, CONTEXT), [None] * 4) == play(roomy, ["e", "f", "g", "h"])
 
 
 def test_a_turn_costs_its_new_tokens_and_not_its_history() -> None:
     """What the cache is for; without it an episode of n turns costs n squared. A released session costs all again."""
+    engine = InProcessEngine(MODEL, CONTEXT)
     fed: list[int] = []
-    hook = decoder(MODEL).register_forward_pre_hook(
-        lambda module, args, kwargs: fed.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    try:
-        engine = InProcessEngine(MODEL, CONTEXT)
-        history = prompt(50, seed=0)
-        (first,) = together(engine.complete(history, Sampling(3, NEVER), 0, session="s"))
-        history += [*first.ids, *prompt(6, seed=1)]
-        (second,) = together(engine.complete(history, Sampling(3, NEVER), 1, session="s"))
-        engine.release("s")
-        (again,) = together(engine.complete(history, Sampling(3, NEVER), 1, session="s"))
-    finally:
-        hook.remove()
-    # each first number is the prefill; the last sampled token was never fed, so it counts as new
-    assert fed == [50, 1, 1, 1 + 6, 1, 1, 59, 1, 1]
+
+    def ask(history: list[int], seed: int) -> Completion:
+        (completion,) = together(engine.complete(history, Sampling(3, NEVER), seed, session="s"))
+        fed.append(engine.counts.fed - sum(fed))
+        return completion
+
+    history = prompt(50, seed=0)
+    history += [*ask(history, 0).ids, *prompt(6, seed=1)]
+    second = ask(history, 1)
+    engine.update_weights()
+    again = ask(history, 1)
+    # a prompt and two of the three new tokens; the last one was never fed, so it counts as new in the next turn
+    assert fed == [50 + 2, 1 + 6 + 2, 59 + 2]
     assert again.ids == second.ids
 
 

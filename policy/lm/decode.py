@@ -1,0 +1,328 @@
+"""One step of generation: blocks of new tokens in, logits at the wanted ones out; keys and values stay in slots.
+
+``LeanDecoder`` is a plain forward pass for decoders shaped like Llama (Llama, Mistral, Qwen2, Qwen3): it works on flat
+tokens without padding, with joined projections, and skips what the last layer computes for tokens whose logits nobody
+asked for. ``GenericDecoder`` runs the model's own forward for all others with standard keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import Cache
+
+from policy.lm.engine import UnsupportedModel
+from policy.lm.forward import decoder
+from policy.lm.slots import Blocks, SlotCache
+
+_LEAN = ("llama", "mistral", "qwen2", "qwen3")
+_BIASED = ("q_proj", "k_proj", "v_proj")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The new tokens of one step. Row ``r`` feeds ``counts[r]`` tokens at positions ``starts[r] ...`` of its slot.
+
+    Attributes:
+        slots, starts, counts: ``[row]``, slots ascending.
+        tokens: ``[n]`` ids, row after row.
+        wanted: ascending indices into ``tokens``: whose logits are asked for.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    tokens: np.ndarray
+    wanted: np.ndarray
+
+    def slot_of_token(self) -> np.ndarray:
+        return np.repeat(self.slots, self.counts)
+
+    def positions(self) -> np.ndarray:
+        first = np.cumsum(self.counts) - self.counts
+        return np.arange(len(self.tokens)) + np.repeat(self.starts - first, self.counts)
+
+
+class Decoder(Protocol):
+    """Runs steps on the weights as they were at the last ``refresh``."""
+
+    cache: SlotCache
+
+    def refresh(self) -> None: ...
+
+    def hidden(self, feed: Feed) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+
+def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> Decoder:
+    """The fastest decoder that computes what ``model`` computes.
+
+    Raises:
+        UnsupportedModel: other attention than full attention within ``context``.
+    """
+    config = model.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) or context
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"{config.model_type} mixes {', '.join(sorted(kinds))}: only full attention can be played"
+        )
+    windowed = "sliding_attention" in kinds or config.model_type == "mistral"
+    if windowed and window < context:
+        raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
+    cache = SlotCache(*kv_shape(config), slots, context, dtype, model.device)
+    lean = config.model_type in _LEAN and _rope_type(config) in _STATIC_ROPE and _plain(model)
+    return LeanDecoder(model, cache) if lean else GenericDecoder(model, cache)
+
+
+def kv_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, heads of keys and values, and their width.
+
+    Raises:
+        UnsupportedModel: it has no such heads.
+    """
+    if not hasattr(config, "num_key_value_heads"):
+        raise UnsupportedModel(f"{config.model_type}: only decoders with standard attention can be played")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, config.num_key_value_heads, dim
+
+
+def _rope_type(config: Any) -> str:
+    rope = getattr(config, "rope_parameters", None) or {}
+    return str(rope.get("rope_type", "default"))
+
+
+def _plain(model: Any) -> bool:
+    """All projections are plain linear layers, or such with plain LoRA on top; no quantisation, no other adapters, and
+    no biases but those of query, key and value."""
+    for name, module in decoder(model).layers.named_modules():
+        if not name.endswith("_proj"):
+            continue
+        base = getattr(module, "base_layer", module)
+        if type(base) is not torch.nn.Linear or (base.bias is not None and name[-6:] not in _BIASED):
+            return False
+        if base is not module and (not hasattr(module, "lora_A") or any(getattr(module, "use_dora", {}).values())):
+            return False
+    return bool(model.config.hidden_act == "silu")
+
+
+@dataclass(slots=True)
+class _Layer:
+    norm: torch.Tensor
+    qkv: torch.Tensor
+    qkv_bias: torch.Tensor | None
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    out: torch.Tensor
+    mlp_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+class LeanDecoder:
+    """See the module. Holds a copy of the weights in its own dtype with query, key and value (and gate and up) joined.
+
+    Rotary pairs ``(i, i + dim / 2)`` are moved next to each other in the rows of the query and key projections, so that
+    a rotation is one complex product; scores of queries and keys do not notice a common permutation.
+    """
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+        config = model.config
+        _, self.kv_heads, self.dim = kv_shape(config)
+        self.heads = config.num_attention_heads
+        self.eps = config.rms_norm_eps
+        half = torch.arange(self.dim // 2)
+        self._pairs = torch.stack([half, half + self.dim // 2], 1).flatten()
+        self._layers: list[_Layer] = []
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.cache.kv.dtype
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copies the model's weights as they are now."""
+        body = decoder(self.model)
+        positions = torch.arange(self.cache.waste_position, device=self.model.device)
+        cos, sin = body.rotary_emb(torch.zeros(1, device=self.model.device), positions[None])
+        half = self.dim // 2
+        self._rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())  # [position, dim / 2]
+        self._embedding = self._copy(body.embed_tokens.weight)
+        self._final_norm = self._copy(body.norm.weight)
+        head = self.model.get_output_embeddings()
+        tied = head.weight is body.embed_tokens.weight
+        self._head = self._embedding if tied else self._copy(head.weight)
+        self._head_bias = None if head.bias is None else self._copy(head.bias)
+        self._layers = [self._layer(layer) for layer in body.layers]
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().to(self.dtype, copy=True)
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        heads = (self.heads, self.kv_heads, None)
+        weights = [self._paired(_weight(p), n) for p, n in zip(projections, heads, strict=True)]
+        biases = [_bias(p) for p in projections]
+        joined = None
+        if biases[0] is not None:
+            joined = torch.cat([self._paired(b, n) for b, n in zip(biases, heads, strict=True) if b is not None])
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        q_norm, k_norm = (None if n is None else self._copy(n.weight[self._pairs]) for n in norms)
+        return _Layer(
+            norm=self._copy(layer.input_layernorm.weight),
+            qkv=self._copy(torch.cat(weights)),
+            qkv_bias=None if joined is None else self._copy(joined),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            out=self._copy(_weight(attention.o_proj)),
+            mlp_norm=self._copy(layer.post_attention_layernorm.weight),
+            gate_up=self._copy(torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)])),
+            down=self._copy(_weight(mlp.down_proj)),
+        )
+
+    def _paired(self, rows: torch.Tensor, heads: int | None) -> torch.Tensor:
+        if heads is None:
+            return rows
+        return rows.view(heads, self.dim, -1)[:, self._pairs.to(rows.device)].reshape(rows.shape)
+
+    def hidden(self, feed: Feed) -> torch.Tensor:
+        """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
+        device = self.cache.kv.device
+        slots = torch.from_numpy(feed.slot_of_token()).to(device)
+        numpy_positions = feed.positions()
+        positions = torch.from_numpy(numpy_positions).to(device)
+        rotation = self._rotation[positions][:, None]
+        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.dtype, device)
+        x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
+        last = len(self._layers) - 1
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._qkv(layer, x, rotation)
+            keys, values = self.cache.kv[index]
+            keys[slots, :, positions] = k
+            values[slots, :, positions] = v
+            if not len(feed.wanted) and index == last:
+                return x[:0]  # a piece of a long prompt
+            if index == last and len(feed.wanted) < len(feed.tokens):
+                wanted = torch.from_numpy(feed.wanted).to(device)
+                x, q = x[wanted], q[wanted]
+                blocks = _only(feed, numpy_positions, self.dtype, device)
+            seen = blocks.attend(q, keys, values)
+            x = torch.addmm(x, seen.flatten(1), layer.out.T)
+            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
+            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.T)
+        return self._norm(x, self._final_norm)
+
+    def _qkv(
+        self, layer: _Layer, x: torch.Tensor, rotation: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        joined = F.linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
+        turned, v = joined[:, : self.heads + self.kv_heads], joined[:, self.heads + self.kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = turned[:, : self.heads], turned[:, self.heads :]
+            turned = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
+        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
+        turned = torch.view_as_real(pairs * rotation).flatten(-2).to(self.dtype)
+        return turned[:, : self.heads], turned[:, self.heads :], v
+
+    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
+        return F.linear(hidden, self._head, self._head_bias).float()
+
+
+def _only(feed: Feed, positions: np.ndarray, dtype: torch.dtype, device: torch.device) -> Blocks:
+    """The plan for the wanted tokens alone; those of a row are neighbours, as they are its last ones."""
+    row = np.repeat(np.arange(len(feed.slots)), feed.counts)[feed.wanted]
+    rows, first, counts = np.unique(row, return_index=True, return_counts=True)
+    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, dtype, device)
+
+
+def _weight(projection: Any) -> torch.Tensor:
+    """The weight of a linear layer with its LoRA updates added."""
+    base = getattr(projection, "base_layer", projection)
+    weight: torch.Tensor = base.weight
+    if base is not projection and not projection.merged and not projection.disable_adapters:
+        for adapter in projection.active_adapters:
+            weight = weight + projection.get_delta_weight(adapter).to(weight.dtype)
+    return weight
+
+
+def _bias(projection: Any) -> torch.Tensor | None:
+    bias: torch.Tensor | None = getattr(projection, "base_layer", projection).bias
+    return bias
+
+
+class _RowCache(Cache):
+    """What a transformers model reads and writes of the slots, for rows padded to one width."""
+
+    def __init__(self, cache: SlotCache, slots: torch.Tensor, positions: torch.Tensor, visible: int) -> None:
+        self.cache, self.slots, self.positions, self.visible = cache, slots, positions, visible
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.cache.kv[layer_idx]
+        keys[self.slots[:, None], :, self.positions] = key_states.transpose(1, 2)
+        values[self.slots[:, None], :, self.positions] = value_states.transpose(1, 2)
+        return keys[self.slots, :, : self.visible], values[self.slots, :, : self.visible]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.visible
+
+
+class GenericDecoder:
+    """The model's own forward pass on padded rows: right for any standard decoder, at the speed of transformers."""
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+
+    def refresh(self) -> None:
+        """The model itself is run; there is nothing to copy."""
+
+    def hidden(self, feed: Feed) -> torch.Tensor:
+        """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
+        device = self.cache.kv.device
+        width = int(feed.counts.max())
+        columns = np.arange(width)
+        inside = columns < feed.counts[:, None]
+        tokens = np.zeros(inside.shape, dtype=np.int64)
+        tokens[inside] = feed.tokens
+        at = feed.starts[:, None] + columns
+        waste = self.cache.waste_position
+        written = torch.from_numpy(np.where(inside, at, waste)).to(device)
+        positions = torch.from_numpy(np.minimum(at, waste - 1)).to(device)
+        visible = int((feed.starts + feed.counts).max())
+        mask = torch.arange(visible, device=device) <= positions[:, :, None]
+        cache = _RowCache(self.cache, torch.from_numpy(feed.slots).to(device), written, visible)
+        training = self.model.training
+        self.model.eval()
+        try:
+            hidden = decoder(self.model)(
+                input_ids=torch.from_numpy(tokens).to(device),
+                attention_mask=mask[:, None],
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+            ).last_hidden_state
+        finally:
+            self.model.train(training)
+        wanted: torch.Tensor = hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(inside)[feed.wanted]).to(device)]
+        return wanted
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
+        logits: torch.Tensor = self.model.get_output_embeddings()(hidden)
+        return logits.float()
+
+
+__all__ = ["Decoder", "Feed", "GenericDecoder", "LeanDecoder", "kv_shape", "make_decoder"]

@@ -1,0 +1,124 @@
+"""Guesses of what comes next, looked up in logged sequences and in the text so far.
+
+An engine feeds a guess in one step, samples at each of its places with the uniform number that belongs to that place,
+and keeps what it would have sampled anyway (speculative decoding with a point-mass draft: Leviathan et al. 2023,
+arXiv 2211.17192; lookup: Saxena 2023, "prompt lookup decoding"). So a guess changes how fast a text is written, and
+never the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+# A long match names one place of one world: what was observed there after this action. Short ones pick up the thread
+# after a word that differs.
+LENGTHS = (48, 24, 12, 6, 3)
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess.
+
+    Attributes:
+        ids: the guessed tokens.
+        match: how many tokens before it are the same where it was found; an entry of ``LENGTHS``.
+    """
+
+    ids: np.ndarray
+    match: int
+
+
+@dataclass(slots=True)
+class _Record:
+    """A running mean of how many guessed tokens were right, for matches of one length."""
+
+    accepted: float = 16.0
+
+    def length(self) -> int:
+        # twice the mean: a wrong token costs about as much as a token, a step saved costs several
+        return max(2, min(96, int(2 * self.accepted + 1)))
+
+    def observe(self, accepted: int) -> None:
+        self.accepted += 0.05 * (accepted - self.accepted)
+
+
+class Drafts:
+    """Finds where the last tokens of a text occurred before and proposes what followed there.
+
+    Args:
+        sequences: logged token ids, in the form that the model reads; the last occurrence of a match wins.
+    """
+
+    def __init__(self, sequences: Sequence[Sequence[int]] = ()) -> None:
+        gap = [-1]  # no match and no guess runs from one sequence into the next
+        parts = [np.asarray([*ids, *gap], dtype=np.int64) for ids in sequences]
+        self._corpus = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        self._tables = {n: _table(self._corpus, n) for n in LENGTHS}
+        self._records = {n: _Record() for n in LENGTHS}
+        self.proposed = 0
+        self.accepted = 0
+
+    def propose(self, ids: np.ndarray, stop: int, limit: int) -> Draft | None:
+        """What may follow ``ids``, at most ``limit`` tokens and not beyond ``stop``; ``None`` without an idea."""
+        for n in LENGTHS:
+            if len(ids) <= n or limit < 1:
+                continue
+            found = _last_match(ids, n)
+            source = ids
+            if found is None:
+                found, source = self._lookup(ids, n), self._corpus
+            if found is None:
+                continue
+            guess = source[found : found + min(limit, self._records[n].length())]
+            ends = np.flatnonzero((guess == stop) | (guess < 0))
+            if len(ends):
+                guess = guess[: ends[0] + (guess[ends[0]] >= 0)]
+            if len(guess):
+                return Draft(guess, n)
+        return None
+
+    def observe(self, draft: Draft, accepted: int) -> None:
+        """Learns from what became of a guess how long the next one should be."""
+        self.proposed += len(draft.ids)
+        self.accepted += accepted
+        self._records[draft.match].observe(accepted)
+
+    def _lookup(self, ids: np.ndarray, n: int) -> int | None:
+        hashes, follows = self._tables[n]
+        key = _hashes(ids[-n:], n)[0]
+        at = int(np.searchsorted(hashes, key))
+        # equal hashes of different tokens give a wrong guess, which costs time and nothing else
+        return int(follows[at]) if at < len(hashes) and hashes[at] == key else None
+
+
+def _hashes(ids: np.ndarray, n: int) -> np.ndarray:
+    """A polynomial hash (modulo 2^64) of every window of ``n`` ids."""
+    values = (ids + 2).astype(np.uint64)
+    windows = len(ids) - n + 1
+    out = np.zeros(windows, dtype=np.uint64)
+    for j in range(n):
+        out = out * _PRIME + values[j : j + windows]
+    return out
+
+
+def _table(corpus: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted distinct hashes of all windows, and where the text goes on after the last occurrence of each."""
+    if len(corpus) <= n:
+        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
+    follows = np.flatnonzero(corpus[n:] >= 0) + n  # not at the end of a sequence, where nothing follows
+    unique, first_in_reverse = np.unique(_hashes(corpus[:-1], n)[follows - n][::-1], return_index=True)
+    return unique, follows[len(follows) - 1 - first_in_reverse]
+
+
+def _last_match(ids: np.ndarray, n: int) -> int | None:
+    """Where the text goes on after the latest earlier occurrence of its last ``n`` tokens."""
+    earlier = np.flatnonzero(ids[n - 1 : -1] == ids[-1]) + n - 1  # ends of candidate windows
+    for back in range(2, n + 1):
+        if not len(earlier):
+            return None
+        earlier = earlier[ids[earlier - back + 1] == ids[-back]]
+    return int(earlier[-1]) + 1 if len(earlier) else None

@@ -1,0 +1,168 @@
+"""Keys and values of many sequences in one buffer, and attention of ragged blocks of new tokens over them.
+
+Every sequence owns a *slot*. A step feeds each sequence a block of new tokens: one while it decodes, many where a
+prompt or a draft is read. Linear layers see the blocks laid end to end (*flat*, no padding); only attention needs
+rectangles, which ``Blocks`` plans once per step for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+
+class SlotCache:
+    """``kv[layer, 0 | 1]`` are keys and values ``[slot, head, time, dim]``; written in place, never copied to grow.
+
+    Zeros at first: masked attention multiplies what lies in unused places by zero, which NaN would survive. On CPUs the
+    zeros cost no memory until they are written to.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        dim: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        # one place more than the context: what padding writes goes there, and nobody sees it
+        shape = (layers, 2, slots, heads, context + 1, dim)
+        if device.type == "cpu":
+            width = torch.empty((), dtype=dtype).element_size()
+            self.kv = torch.from_numpy(np.zeros((*shape[:-1], dim * width), dtype=np.uint8)).view(dtype)
+        else:
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.waste_position = context
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first ``length`` positions of one slot, for another sequence that begins with the same tokens."""
+        self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zeros, after a broken sequence: its NaN would leak through the mask into whoever gets the slot next."""
+        self.kv[:, :, slot].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Rows of similar block length, padded to one shape.
+
+    Attributes:
+        slots: a slice of neighbouring slots, or their indices: keys of a slice are read in place.
+        queries: ``[row, width]`` indices into the flat tokens; where ``real`` is false, any valid index.
+        mask: ``[row, 1, width, visible]``, 0 where a query may see a position and -inf elsewhere.
+        real: flat positions in the rectangle that hold real queries, in the order of ``targets``.
+        targets: the flat tokens that they are.
+        visible: how many positions any row can see.
+        whole: the rectangle is the flat tokens themselves, nothing to sort.
+    """
+
+    slots: slice | torch.Tensor
+    queries: torch.Tensor
+    mask: torch.Tensor
+    real: torch.Tensor
+    targets: torch.Tensor
+    visible: int
+    whole: bool
+
+
+class Blocks:
+    """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
+
+    Rows are grouped by block length (in powers of two), so that one long prompt does not pad a batch of decoding rows.
+    """
+
+    def __init__(
+        self,
+        slots: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.rectangles: list[Rectangle] = []
+        first = np.cumsum(counts) - counts
+        kinds = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+        for kind in np.unique(kinds):
+            rows = np.flatnonzero(kinds == kind)
+            rows = rows[np.argsort(slots[rows])]
+            self.rectangles.append(
+                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), dtype, device)
+            )
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Softmax attention of every query over what its slot holds up to its own position.
+
+        Args:
+            q: ``[n, query_head, dim]``, flat.
+            keys, values: ``[slot, head, time, dim]``.
+
+        Returns:
+            ``[n, query_head, dim]``.
+        """
+        n, query_heads, dim = q.shape
+        heads = keys.shape[1]
+        group = query_heads // heads
+        out: torch.Tensor | None = None
+        for part in self.rectangles:
+            rows, width = part.queries.shape
+            k, v = keys[part.slots, :, : part.visible], values[part.slots, :, : part.visible]
+            # query heads that share keys become further queries of them: [row, head, group * width, dim]
+            block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
+            mask = part.mask if group == 1 else part.mask.repeat(1, 1, group, 1)
+            seen = F.scaled_dot_product_attention(block.reshape(rows, heads, group * width, dim), k, v, attn_mask=mask)
+            seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
+            if part.whole:
+                return seen
+            out = q.new_empty(n, query_heads, dim) if out is None else out
+            out[part.targets] = seen[part.real]
+        assert out is not None
+        return out
+
+
+def _rectangle(
+    slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    first: np.ndarray,
+    total: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Rectangle:
+    low, high = int(slots[0]), int(slots[-1]) + 1
+    where: slice | torch.Tensor
+    if high - low <= 2 * len(slots):  # idle slots in between cost less than a copy of all keys
+        where, height, place = slice(low, high), high - low, slots - low
+    else:
+        where, height, place = torch.from_numpy(slots).to(device), len(slots), np.arange(len(slots))
+    width, visible = int(counts.max()), int((starts + counts).max())
+    columns = np.arange(width)
+    inside = columns < counts[:, None]  # [row, width]
+    queries = np.zeros((height, width), dtype=np.int64)
+    queries[place] = np.where(inside, first[:, None] + columns, 0)
+    positions = np.zeros((height, width), dtype=np.int64)  # position 0 for padding: it always sees one key
+    positions[place] = np.where(inside, starts[:, None] + columns, 0)
+    allowed = torch.from_numpy(positions).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+    real = (place[:, None] * width + columns)[inside]
+    targets = queries[place][inside]
+    size = height * width
+    whole = len(targets) == total == size and np.array_equal(real, targets)
+    return Rectangle(
+        where,
+        torch.from_numpy(queries).to(device),
+        mask,
+        torch.from_numpy(real).to(device),
+        torch.from_numpy(targets).to(device),
+        visible,
+        whole,
+    )
+
+
+__all__ = ["Blocks", "Rectangle", "SlotCache"]
