@@ -32,10 +32,16 @@ def policy_row(episode: Trajectory, advantage: float) -> Row | None:
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
     value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
     must not be paid for through a critic either.
+
+    Raises:
+        ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
+            the ratios would be biased.
     """
     trace = episode.trace
     if episode.stop.is_failure or trace is None or Owner.AGENT not in trace.owners:
         return None
+    if trace.top_p < 1 or trace.top_k > 0:
+        raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
     last = _last_agent_token(trace)
     answered = trace.turns[last] < len(episode.turns)  # not where the world's own context was full
     bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered

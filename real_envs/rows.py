@@ -27,6 +27,8 @@ _TRACE = {
     "logprobs": pa.list_(pa.float64()),
     "turns": _INTS,
     "temperature": pa.float64(),
+    "top_p": pa.float64(),
+    "top_k": pa.int64(),
 }
 SCHEMA = pa.schema(
     {name: pa.string() for name in ("id", "task_id", "group_id", "source", "agent", "start", "stop")}
@@ -142,6 +144,8 @@ def _trace(value: object) -> Trace | None:
             logprobs=tuple(None if v is None else _number(v, f"trace.logprobs[{i}]") for i, v in logprobs),
             turns=tuple(ints("turns")),
             temperature=_number(trace.get("temperature"), "trace.temperature"),
+            top_p=1.0 if trace.get("top_p") is None else _number(trace["top_p"], "trace.top_p"),
+            top_k=0 if trace.get("top_k") is None else _int(trace["top_k"], "trace.top_k"),
         )
     except FieldError:
         raise

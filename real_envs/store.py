@@ -26,7 +26,8 @@ marked ``?`` may be null. Nothing is encoded inside a string, and a null is neve
               of info has exactly one of its three values
     policy_version?, world_model_version?, failure?   string
     trace?    struct<ids: list<int64>, owners: list<int64>, logprobs: list<double?>, turns: list<int64>,
-                     temperature: double>   one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env
+                     temperature: double, top_p: double?, top_k: int64?>
+              one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env; without the last two nothing was cut
 
 An episode without turns is fine where the environment failed at reset. A log in which no episode has an action teaches
 nobody anything, and ``read`` refuses it. An empty action is an agent's mistake: it is kept, but counts as none here.

@@ -113,7 +113,8 @@ class Trace:
     """The exact tokens a policy saw and made in one episode (token in, token out).
 
     All tuples have one entry per token. ``logprobs`` is ``None`` wherever the policy did not sample the token;
-    ``turns`` is the index into ``Trajectory.turns`` for agent tokens and -1 for all others.
+    ``turns`` is the index into ``Trajectory.turns`` for agent tokens and -1 for all others. ``temperature``, ``top_p``
+    and ``top_k`` say which distribution the log-probs are of.
 
     Raises:
         ValueError: the tuples differ in length, or a log-prob and the agent's ownership disagree.
@@ -124,6 +125,8 @@ class Trace:
     logprobs: tuple[float | None, ...]
     turns: tuple[int, ...]
     temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.ids)

@@ -35,6 +35,8 @@ def traces(draw: st.DrawFn) -> Trace:
         logprobs=tuple(draw(number) if owner == Owner.AGENT else None for owner in owners),
         turns=tuple(draw(st.integers(-1, 5)) for _ in owners),
         temperature=draw(number),
+        top_p=draw(number),
+        top_k=draw(st.integers(0, 99)),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -188,6 +189,14 @@ def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
 def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
     """Whatever it had earned before the world broke, it says nothing about the task."""
     assert policy_row(episode([1.0], failure, trace=trace("SAESAA", [0, 1, 1])), 1.0) is None
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_an_episode_of_a_cut_distribution_does_not_train(cut: dict[str, float]) -> None:
+    """Its log-probs are those of the nucleus; the trainer's are of the whole: every ratio would be too small."""
+    played = episode([1.0], trace=replace(ONE, **cut))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="top_p=.* and top_k="):
+        policy_row(played, 1.0)
 
 
 def test_an_episode_without_a_sampled_token_has_no_row() -> None:
