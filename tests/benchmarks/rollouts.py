@@ -10,12 +10,17 @@ trained on real TextWorld episodes, because random text cannot be guessed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from policy.lm.engine import Completion, Engine, Sampling
 from policy.lm.inprocess import InProcessEngine, Turnstile
-from tests.benchmarks.machine import best_seconds, products_seconds
+from tests.benchmarks.machine import best_seconds, copy_rate, hardware, products_seconds
 
 NEVER = -1
 
@@ -205,6 +210,10 @@ def with_vllm(python: str, shape: Shape, repeats: int) -> list[float]:
         raise RuntimeError(f"the vLLM side failed:\n{done.stderr[-3000:]}")
     rates: list[float] = json.loads(done.stdout.splitlines()[-1])
     return rates
+
+
+def _vllm_side(shape: dict[str, Any], repeats: int) -> None:
+    raise NotImplementedError
 
 
 def row(what: str, target: str, ours: Sequence[float], theirs: Sequence[float], **more: Any) -> dict[str, Any]:

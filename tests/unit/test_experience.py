@@ -195,7 +195,7 @@ def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
 def test_an_episode_of_a_cut_distribution_does_not_train(cut: dict[str, float]) -> None:
     """Its log-probs are those of the nucleus; the trainer's are of the whole: every ratio would be too small."""
     played = episode([1.0], trace=replace(ONE, **cut))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="top_p=.* and top_k="):
+    with pytest.raises(ValueError, match="was sampled with top_p"):
         policy_row(played, 1.0)
 
 
