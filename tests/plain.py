@@ -174,7 +174,8 @@ def assert_same(got: Gradients, expected: Gradients, tolerance: float = 2e-5) ->
 
 
 class Notes(torch.optim.Optimizer):
-    """Keeps a copy of the gradients at each step; then only the critic's bias moves, by ``nudge``."""
+    """Keeps a copy of the gradients at each step and makes another move: by ``nudge``, the critic's bias goes up or,
+    without a critic, the logits grow."""
 
     def __init__(self, module: torch.nn.Module, nudge: float = 0.0) -> None:
         super().__init__(module.parameters(), {})
@@ -191,7 +192,10 @@ class Notes(torch.optim.Optimizer):
         )
         if self.nudge:
             with torch.no_grad():
-                self.module.value.linear.bias.add_(self.nudge)
+                if self.module.value is not None:
+                    self.module.value.linear.bias.add_(self.nudge)
+                else:
+                    self.module.model.lm_head.weight.mul_(1 + self.nudge)
 
 
 class Noted(PolicyModule):
