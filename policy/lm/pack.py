@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor
 from transformers import AttentionInterface
 
@@ -183,14 +184,21 @@ def packed_attention(
     """
     sdpa = AttentionInterface()["sdpa"]
     sizes = [rows * time for rows, time in packing.rectangles]
-    # [n, heads, dim] -> per rectangle [rows, heads, time, dim]
-    q, k, v = (x[0].transpose(0, 1).index_select(0, packing.gathered).split(sizes) for x in (query, key, value))
+
+    def lay_out(x: Tensor) -> list[Tensor]:
+        """Per rectangle ``[rows, heads, time, dim]``. Gathered as a matrix: torch is ten times slower with 3 axes."""
+        flat = rearrange(x, "1 heads n dim -> n (heads dim)").index_select(0, packing.gathered)
+        return [
+            rearrange(part, "(rows time) (heads dim) -> rows heads time dim", time=time, dim=x.shape[-1])
+            for part, (_, time) in zip(flat.split(sizes), packing.rectangles, strict=True)
+        ]
+
     outputs = []
-    for i, shape in enumerate(packing.rectangles):
-        parts = (x[i].unflatten(0, shape).transpose(1, 2) for x in (q, k, v))
-        output, _weights = sdpa(module, *parts, None, dropout=dropout, scaling=scaling, is_causal=True)
-        outputs.append(output.flatten(0, 1))  # [rows * time, heads, dim]
-    return torch.cat(outputs).index_select(0, packing.results)[None], None
+    for q, k, v in zip(*map(lay_out, (query, key, value)), strict=True):
+        output, _weights = sdpa(module, q, k, v, None, dropout=dropout, scaling=scaling, is_causal=True)
+        outputs.append(rearrange(output, "rows time heads dim -> (rows time) (heads dim)"))
+    attended = torch.cat(outputs).index_select(0, packing.results)
+    return rearrange(attended, "n (heads dim) -> 1 n heads dim", heads=query.shape[1]), None
 
 
 AttentionInterface.register(IMPLEMENTATION, packed_attention)
