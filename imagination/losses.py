@@ -378,7 +378,8 @@ def _scaled_logits(where: str, logits: Tensor, temperature: float, mask: Tensor 
                 f"got {mask.dtype} {tuple(mask.shape)}"
             )
         logits = logits.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return _at_least_fp32(logits) / temperature
+    logits = _at_least_fp32(logits)
+    return logits if temperature == 1.0 else logits / temperature  # the largest tensor of a step: no needless copy
 
 
 def _check_shapes(where: str, **tensors: Tensor) -> None:
