@@ -208,9 +208,10 @@ class PolicyModule(L.LightningModule):
         )
 
     def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
-        """Whether the log-probs that came with the tokens are too far from the trainer's to stand for them."""
+        """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""
         found = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
-        return self.algorithm.tis_cap > 0 and max(found, default=1.0) > _EXACT
+        unknown = math.inf  # a first minibatch of experts alone
+        return self.algorithm.tis_cap > 0 and max(found, default=unknown) > _EXACT
 
     @torch.no_grad()
     def _with_old_logprobs(self, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:

@@ -170,7 +170,7 @@ class TrainSettings:
     lr: float = 5e-4
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    micro_tokens: int = 8192
+    micro_tokens: int = 4096
     expert_share: float = 0.1
     expert_coef: float = 0.1
     world: Literal["dream", "real"] = "dream"

@@ -124,6 +124,20 @@ def test_an_exact_engine_costs_no_forward_pass_and_changes_no_gradient() -> None
     assert len(calls) > 4 + 5  # five rows scored by the test; one more pass for the rows
 
 
+def test_a_first_minibatch_of_experts_alone_leaves_nothing_uncorrected() -> None:
+    """It says nothing about the engine, and after its step it is too late to ask."""
+    model = make_model()
+    rows = [*grpo_rows(model)[:1], EXPERTS[0]]
+    before, after = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        after.lm_head.weight.mul_(1.2)
+    seed = next(
+        s for s in range(99) if torch.randperm(2, generator=torch.Generator().manual_seed(s * 1_000_003)).tolist()[0]
+    )
+    (_, second), _ = update(model, rows, train=replace(DEFAULTS, minibatches=2), tis_cap=CAP, nudge=0.2, seed=seed)
+    assert_same(second, gradients_of(corrected(after, before, rows[:1]), after))
+
+
 def test_a_single_step_needs_no_memory() -> None:
     """Its policy is the one that acted."""
     model = make_model()

@@ -140,6 +140,19 @@ def test_the_entropy_in_the_log_is_that_of_the_sampled_tokens() -> None:
     assert metrics["entropy"] == pytest.approx(sum(found) / len(found), rel=1e-4)
 
 
+def test_the_log_says_how_much_packing_saves() -> None:
+    """Tokens that went through the model over tokens of the rows: a shared beginning counts once, what no loss reads
+    not at all."""
+    model = make_model()
+    row = rl_row(model, "....AA..", 1.0, 1)
+    twin = replace(row, ids=[*row.ids[:4], 9, *row.ids[5:]])
+    _, metrics = update(model, [row, twin], train=replace(DEFAULTS, micro_tokens=10**6))
+    assert metrics["real_tokens"] == 16
+    assert metrics["packing"] == pytest.approx((4 + 1 + 1) / 16)  # the last A is predicted, not read
+    _, alone = update(model, [row, twin], train=replace(DEFAULTS, micro_tokens=1))
+    assert alone["packing"] == pytest.approx((5 + 5) / 16)
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_an_update_without_rows_makes_no_step(name: Any) -> None:
     """All groups were solved alike, or all episodes failed: that is a log line, not a crash and not a step."""
