@@ -4,8 +4,8 @@ Episodes of a GRPO group share their start and often whole beginnings, and rows 
 batch is repeated, or nothing at all. What a causal decoder makes of a token depends on the token and its past only,
 so a prefix that several rows share needs one computation, whose gradient is the sum over those rows. Linear layers,
 norms and logits then see distinct tokens only, ``[1, n]``. Attention alone looks across tokens: there, queries, keys
-and values are gathered back into a few rectangles of rows of similar length (plain causal attention, no mask), and
-each token takes the result of one row that contains it.
+and values are gathered back to rows, cut so that little is computed in vain, and each token takes the result of one row
+that contains it.
 
 Exact up to rounding wherever dropout is off. With dropout (adapters in supervised training) the rows that share a token
 share its mask; it is drawn for a token instead of for a row, with the same expectation.
@@ -13,10 +13,10 @@ share its mask; it is drawn for a token instead of for a row, with the same expe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from einops import rearrange
@@ -24,9 +24,17 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 IMPLEMENTATION = "prefix_packed"
-# Rows in one rectangle of attention are at least this share of its longest: at most 1.4 times the quadratic cost of
-# rows without padding, a fifth more on average, for a handful of rectangles.
+# Rows that attend together without blocks: the shortest is at least this share of the longest, so that padding costs at
+# most 1.4 times the quadratic work, a fifth on average, for a handful of calls.
 _SIMILAR = 0.85
+
+
+class Part(NamedTuple):
+    """Attention of some rows: queries from position ``start`` to ``stop``, to the keys before ``stop``."""
+
+    rows: int
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +47,25 @@ class Pack:
     Attributes:
         ids, positions: ``[n]``.
         index: ``[rows, time]``, the token that stands at each place of a row; 0 on padding.
-        lengths: of the rows.
         owners: ``[n]``, one row that contains the token (at its position): the row in which its attention is computed.
-        rectangles: shapes ``(rows, time)`` of the attention; rows that own nothing take no part in it.
-        gathered: the tokens of all rectangles one after the other; short rows repeat their last token.
-        results: ``[n]``, where in ``gathered`` each token's owner stands.
+        parts: how attention is cut; rows that own nothing in a part are not in it.
+        queries, keys: the tokens of all parts one after the other, row by row; short rows repeat their last token.
+        results: ``[n]``, where in ``queries`` each token's owner stands.
     """
 
     ids: Tensor
     positions: Tensor
     index: Tensor
-    lengths: list[int]
     owners: Tensor
-    rectangles: list[tuple[int, int]]
-    gathered: Tensor
+    parts: list[Part]
+    queries: Tensor
+    keys: Tensor
     results: Tensor
 
     def to(self, device: torch.device) -> Pack:
         """The same pack with its tensors on ``device``."""
-        tensors = (self.ids, self.positions, self.index, self.owners, self.gathered, self.results)
-        ids, positions, index, owners, gathered, results = (tensor.to(device) for tensor in tensors)
-        return Pack(ids, positions, index, self.lengths, owners, self.rectangles, gathered, results)
+        tensors = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "parts"}
+        return Pack(**tensors, parts=self.parts)
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -68,7 +74,7 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(differing, min(len(a), len(b)))
 
 
-def pack(rows: Sequence[Sequence[int]], width: int | None = None) -> Pack:
+def pack(rows: Sequence[Sequence[int]], width: int | None = None, block: int | None = None) -> Pack:
     """Packs rows of token ids; empty rows are allowed, as long as not all are.
 
     In lexicographic order the longest prefix that a row shares with any earlier row is the one it shares with its
@@ -76,6 +82,8 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None) -> Pack:
 
     Args:
         width: number of columns of ``index``; that of the longest row by default.
+        block: attention goes by blocks of so many positions, for kernels that compute what a causal mask hides; without
+            it, by whole rows of similar length, for kernels that do not.
 
     Raises:
         ValueError: there is no token, or a row is longer than ``width``.
@@ -91,6 +99,7 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None) -> Pack:
     ids: list[int] = []
     positions: list[int] = []
     owners: list[int] = []
+    first: dict[int, int] = {}  # where the tokens begin that a row owns: from there on it owns all
     order = sorted((r for r in range(len(rows)) if rows[r]), key=lambda r: list(rows[r]), reverse=True)
     for before, r in pairwise([None, *order]):
         assert r is not None
@@ -102,34 +111,46 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None) -> Pack:
         ids.extend(rows[r][shared:])
         positions.extend(range(shared, n))
         owners.extend([r] * (n - shared))
-    rectangles, gathered, results = _lay_out(index, lengths, torch.tensor(owners), torch.tensor(positions))
-    return Pack(
-        torch.tensor(ids), torch.tensor(positions), index, lengths, torch.tensor(owners), rectangles, gathered, results
-    )
+        if shared < n:
+            first[r] = shared
+    cuts = _by_length(lengths, first) if block is None else _by_block(lengths, first, block)
+    place, owner = torch.tensor(positions), torch.tensor(owners)
+    last = torch.tensor(lengths).clamp(min=1)[:, None] - 1
+    extended = index.gather(1, torch.arange(width).minimum(last))  # short rows repeat their last token
+    parts: list[Part] = []
+    queries: list[Tensor] = []
+    keys: list[Tensor] = []
+    results = torch.zeros_like(place)
+    done = 0
+    for inside, start, stop in cuts:
+        parts.append(Part(len(inside), start, stop))
+        queries.append(extended[inside, start:stop].flatten())
+        keys.append(extended[inside, :stop].flatten())
+        begins = torch.full((len(rows),), -1)
+        begins[inside] = done + (stop - start) * torch.arange(len(inside))
+        mine = (place >= start) & (place < stop) & (begins[owner] >= 0)
+        results[mine] = begins[owner[mine]] + place[mine] - start
+        done += len(inside) * (stop - start)
+    return Pack(torch.tensor(ids), place, index, owner, parts, torch.cat(queries), torch.cat(keys), results)
 
 
-def _lay_out(
-    index: Tensor, lengths: Sequence[int], owners: Tensor, positions: Tensor
-) -> tuple[list[tuple[int, int]], Tensor, Tensor]:
-    """The rectangles of attention over the rows that own a token."""
+def _by_length(lengths: Sequence[int], first: Mapping[int, int]) -> list[tuple[list[int], int, int]]:
+    """Rows that attend together, from the beginning to the end of the longest."""
     groups: list[list[int]] = []
-    for r in sorted(set(owners.tolist()), key=lambda r: -lengths[r]):
+    for r in sorted(first, key=lambda r: -lengths[r]):
         if not groups or lengths[r] < _SIMILAR * lengths[groups[-1][0]]:
             groups.append([])
         groups[-1].append(r)
-    starts = torch.zeros(len(index), dtype=torch.long)  # where in the gathered tokens a row begins
-    pieces: list[Tensor] = []
-    total = 0
-    for rows in groups:
-        time = lengths[rows[0]]
-        for r in rows:
-            starts[r] = total
-            total += time
-            piece = index[r, :time].clone()
-            piece[lengths[r] :] = index[r, lengths[r] - 1]
-            pieces.append(piece)
-    shapes = [(len(rows), lengths[rows[0]]) for rows in groups]
-    return shapes, torch.cat(pieces), starts[owners] + positions
+    return [(rows, 0, lengths[rows[0]]) for rows in groups]
+
+
+def _by_block(lengths: Sequence[int], first: Mapping[int, int], block: int) -> list[tuple[list[int], int, int]]:
+    """The same, block by block: the rows that own a token there."""
+    cuts = []
+    for start in range(0, max(lengths), block):
+        rows = [r for r in first if first[r] < start + block and lengths[r] > start]
+        cuts.append((rows, start, min(start + block, max(lengths[r] for r in rows))))
+    return cuts
 
 
 def by_prefix(rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
@@ -183,20 +204,27 @@ def packed_attention(
         ``[1, n, heads, dim]`` and no attention weights.
     """
     sdpa = AttentionInterface()["sdpa"]
-    sizes = [rows * time for rows, time in packing.rectangles]
 
-    def lay_out(x: Tensor) -> list[Tensor]:
-        """Per rectangle ``[rows, heads, time, dim]``. Gathered as a matrix: torch is ten times slower with 3 axes."""
-        flat = rearrange(x, "1 heads n dim -> n (heads dim)").index_select(0, packing.gathered)
+    def lay_out(x: Tensor, tokens: Tensor, widths: list[int]) -> list[Tensor]:
+        """Per part ``[rows, heads, width, dim]``. Gathered as a matrix: torch is ten times slower with 3 axes."""
+        flat = rearrange(x, "1 heads n dim -> n (heads dim)").index_select(0, tokens)
+        sizes = [part.rows * width for part, width in zip(packing.parts, widths, strict=True)]
         return [
-            rearrange(part, "(rows time) (heads dim) -> rows heads time dim", time=time, dim=x.shape[-1])
-            for part, (_, time) in zip(flat.split(sizes), packing.rectangles, strict=True)
+            rearrange(piece, "(rows width) (heads dim) -> rows heads width dim", width=width, dim=x.shape[-1])
+            for piece, width in zip(flat.split(sizes), widths, strict=True)
         ]
 
+    before = [part.stop for part in packing.parts]
+    q = lay_out(query, packing.queries, [part.stop - part.start for part in packing.parts])
+    k, v = lay_out(key, packing.keys, before), lay_out(value, packing.keys, before)
     outputs = []
-    for q, k, v in zip(*map(lay_out, (query, key, value)), strict=True):
-        output, _weights = sdpa(module, q, k, v, None, dropout=dropout, scaling=scaling, is_causal=True)
-        outputs.append(rearrange(output, "rows time heads dim -> (rows time) (heads dim)"))
+    for i, (_rows, start, stop) in enumerate(packing.parts):
+        # from the beginning it is plain causal attention, which needs no mask
+        mask = torch.ones(1, 1, stop - start, stop, dtype=torch.bool, device=query.device).tril(start)
+        output, _weights = sdpa(
+            module, q[i], k[i], v[i], mask if start else None, dropout=dropout, scaling=scaling, is_causal=True
+        )
+        outputs.append(rearrange(output, "rows width heads dim -> (rows width) (heads dim)"))
     attended = torch.cat(outputs).index_select(0, packing.results)
     return rearrange(attended, "n (heads dim) -> 1 n heads dim", heads=query.shape[1]), None
 

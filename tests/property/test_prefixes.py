@@ -51,26 +51,33 @@ def test_a_token_has_one_parent_and_an_owner_that_contains_it(rows):
 
 
 @quick
-@given(not_nothing)
-def test_attention_sees_each_owner_row_once_and_whole(rows):
-    packing = pack(rows)
-    assert len(packing.gathered) == sum(height * width for height, width in packing.rectangles)
-    laid_out, at = [], 0
-    for height, width in packing.rectangles:
-        laid_out += [(at + i * width, width) for i in range(height)]
-        at += height * width
-    owners = sorted(set(packing.owners.tolist()))
-    assert len(laid_out) == len(owners)
-    assert torch.equal(packing.gathered[packing.results], torch.arange(len(packing.ids)))
-    for token, where in enumerate(packing.results.tolist()):
-        start, width = next((s, w) for s, w in laid_out if s <= where < s + w)
-        row = rows[int(packing.owners[token])]
-        assert where - start == int(packing.positions[token])
-        assert (
-            packing.gathered[start : start + len(row)].tolist()
-            == packing.index[packing.owners[token]][: len(row)].tolist()
-        )
-        assert len(row) <= width < len(row) / 0.84 + 1  # padding costs attention
+@given(not_nothing, st.none() | st.integers(1, 8))
+def test_the_query_of_a_token_meets_the_keys_of_its_past(rows, block):
+    """Whole rows or block by block: where a token's result is taken from, its own query stands in the row of its owner,
+    and the keys of that row up to its position are its past, in order."""
+    packing = pack(rows, block=block)
+    assert len(packing.queries) == sum(n * (stop - start) for n, start, stop in packing.parts)
+    assert len(packing.keys) == sum(n * stop for n, _, stop in packing.parts)
+    where = {}  # place among the queries -> (position, keys of its row)
+    at_query = at_key = 0
+    for n, start, stop in packing.parts:
+        for _ in range(n):
+            keys = packing.keys[at_key : at_key + stop].tolist()
+            where |= {at_query + i: (start + i, keys) for i in range(stop - start)}
+            at_query, at_key = at_query + stop - start, at_key + stop
+    assert torch.equal(packing.queries[packing.results], torch.arange(len(packing.ids)))
+    for token, place in enumerate(packing.results.tolist()):
+        position, keys = where[place]
+        assert position == int(packing.positions[token])
+        assert keys[: position + 1] == packing.index[packing.owners[token]][: position + 1].tolist()
+
+
+def test_little_attention_is_in_vain():
+    """Rows of very different lengths attend apart; a row that owns nothing (in a block) does not attend (there)."""
+    start = list(range(40))
+    rows = [[*start, *range(100, 140)], [*start, *range(200, 240)], start[:7], start[:8], [9] * 8, [9] * 7 + [8]]
+    assert [tuple(part) for part in pack(rows).parts] == [(2, 0, 80), (2, 0, 8)]
+    assert [tuple(part) for part in pack(rows, block=32).parts] == [(3, 0, 32), (2, 32, 64), (2, 64, 80)]
 
 
 @quick

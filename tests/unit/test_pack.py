@@ -136,6 +136,22 @@ def test_log_probs_and_gradients_are_those_of_row_by_row(
         torch.testing.assert_close(g, expected_gradients[key], rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("block", [None, 1, 3, 16, 64])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_blocks_of_attention_change_nothing(name: str, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without blocks is what a GPU gets."""
+    model, rows = make_model(name, torch.float64), ROWS["a group"] + ROWS["prefixes"]
+    mask = batch_of(rows)[1]
+    mask[:, 0] = False
+    expected = plain_logprobs(model, rows, mask)
+    monkeypatch.setattr("policy.lm.forward.pack", lambda rows, width=None, _block=None: pack(rows, width, block))
+    got = packed_logprobs(model, rows, mask)
+    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+    expected_gradients = gradients(model, expected.sum())
+    for key, g in gradients(model, got.sum()).items():
+        torch.testing.assert_close(g, expected_gradients[key], rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.parametrize("limit", [1, 30, 10**6])
 def test_micro_batches_leave_the_gradient_unchanged(limit: int) -> None:
     model, rows = make_model("qwen2", torch.float64), ROWS["a group"] + ROWS["prefixes"]
