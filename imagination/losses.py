@@ -77,6 +77,7 @@ def ppo_clip_loss(
     weight: Tensor,
     *,
     denominator: float,
+    importance: Tensor | None = None,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
     dual_clip: float | None = 3.0,
@@ -90,7 +91,9 @@ def ppo_clip_loss(
     exploded cannot dominate the step.
 
     ``behavior_logprobs`` were taken by the engine at its sampling temperature T. ``logprobs`` must be taken at the same
-    T (``token_logprobs``), or ratios of an unchanged policy are not 1.
+    T (``token_logprobs``), or ratios of an unchanged policy are not 1. Where engine and trainer compute differently
+    they are the trainer's own, of the policy before the update, and ``importance`` corrects for the engine
+    (``imagination/mismatch.py``).
 
     Args:
         logprobs: ``[batch, time]``, natural log, of the policy that is trained.
@@ -98,6 +101,7 @@ def ppo_clip_loss(
         advantages: ``[batch, time]``; constants.
         weight: ``[batch, time]``, 0 on every token that RL does not train.
         denominator: weight (usually the number of trained tokens) of the global batch.
+        importance: ``[batch, time]``, a constant factor of each token's loss; ``None`` for 1.
         eps_low, eps_high: the range in which the ratio has a gradient, around 1.
         dual_clip: larger than 1, or ``None`` for none.
         log_ratio_clamp: bound of the log-ratio, in nats, against overflow.
@@ -120,6 +124,7 @@ def ppo_clip_loss(
         behavior_logprobs=behavior_logprobs,
         advantages=advantages,
         weight=weight,
+        importance=weight if importance is None else importance,
     )
     if not (0.0 <= eps_low <= 1.0 and eps_high >= 0.0):
         raise ValueError(f"eps_low must lie in [0, 1] and eps_high be at least 0, got {eps_low} and {eps_high}")
@@ -140,6 +145,8 @@ def ppo_clip_loss(
         ceiling = -dual_clip * advantages
         dual_clipped = (advantages < 0) & (per_token > ceiling)
         per_token = torch.where(dual_clipped, ceiling, per_token)
+    if importance is not None:
+        per_token = per_token * importance.detach().to(per_token.dtype).masked_fill(~active, 0.0)
     ratio = ratio.detach()
     return LossTerms(
         loss=_weighted_sum(per_token, weight, denominator),
@@ -264,7 +271,9 @@ def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
     return _k3(_masked_log_ratio("kl_k3", logprobs, ref_logprobs, mask))
 
 
-def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
+def token_logprobs(
+    logits: Tensor, ids: Tensor, temperature: float = 1.0, mask: Tensor | None = None, which: Tensor | None = None
+) -> Tensor:
     """``log_softmax(logits / temperature)`` at ``ids``: the log-prob an engine reports when it samples at T.
 
     Args:
@@ -272,9 +281,11 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0, mask: 
         ids: ``[batch, time]`` integers.
         temperature: the T the tokens were sampled at.
         mask: ``[batch, time]`` bool; where false, logits and ids may be anything and the result is 0.
+        which: ``[n]``, where several of the ids ``[n]`` are predicted by the same logits ``[m, vocab]``: which of the
+            ``m``. Without a mask.
 
     Returns:
-        ``[batch, time]``, nats, fp32 or better.
+        of the shape of ``ids``, nats, fp32 or better.
 
     Raises:
         ValueError: shapes disagree or ``temperature`` is not positive (greedy tokens have no log-prob).
@@ -283,8 +294,16 @@ def token_logprobs(logits: Tensor, ids: Tensor, temperature: float = 1.0, mask: 
 
         token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]))  # [[log(3/4)]]
         token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]), temperature=0.5)  # [[log(9/10)]]
+        token_logprobs(tensor([[0.0, log(3.0)]]), tensor([1, 0]), which=tensor([0, 0]))  # [log(3/4), log(1/4)]
     """
     logits = _scaled_logits("token_logprobs", logits, temperature, mask)
+    if which is not None:
+        if mask is not None or logits.ndim != 2 or ids.ndim != 1 or which.shape != ids.shape:
+            raise ValueError(
+                "with `which`, token_logprobs needs logits [m, vocab], ids [n], which [n] and no mask, got "
+                f"{tuple(logits.shape)}, {tuple(ids.shape)} and {tuple(which.shape)}"
+            )
+        return logits.log_softmax(dim=-1)[which, ids.long()]
     if ids.shape != logits.shape[:-1]:
         raise ValueError(f"ids must have the tokens' shape {tuple(logits.shape[:-1])}, got {tuple(ids.shape)}")
     if mask is not None:
@@ -359,7 +378,8 @@ def _scaled_logits(where: str, logits: Tensor, temperature: float, mask: Tensor 
                 f"got {mask.dtype} {tuple(mask.shape)}"
             )
         logits = logits.masked_fill(~mask.unsqueeze(-1), 0.0)
-    return _at_least_fp32(logits) / temperature
+    logits = _at_least_fp32(logits)
+    return logits if temperature == 1.0 else logits / temperature  # the largest tensor of a step: no needless copy
 
 
 def _check_shapes(where: str, **tensors: Tensor) -> None:

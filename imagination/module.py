@@ -1,17 +1,20 @@
-"""LightningModules: they wire models, pure losses and optimisers, and hold nothing that a loss should know."""
+"""The LightningModule of policy updates: it wires model, pure losses and optimiser.
+
+It holds nothing that a loss should know.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from imagination.advantage import masked_gae
+from imagination.critic import with_critic
 from imagination.losses import (
     LossTerms,
     cross_entropy_loss,
@@ -21,58 +24,15 @@ from imagination.losses import (
     token_logprobs,
     value_loss,
 )
-from imagination.settings import AlgorithmSettings, FitSettings, TrainSettings
-from policy.lm.batch import Row, TokenBatch, by_length, collate
-from policy.lm.forward import decoder, hidden_before, token_logits
+from imagination.mismatch import engine_mismatch, truncated_importance
+from imagination.settings import AlgorithmSettings, TrainSettings
+from imagination.supervised import Record
+from policy.lm.batch import Row, TokenBatch, collate
+from policy.lm.forward import Predictors, hidden_before, micro_batches, token_logits
 from policy.value import ValueHead
 
-Record = Callable[[int, Mapping[str, float]], None]
-
-
-def schedule(step: int, steps: int, warmup: int) -> float:
-    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
-
-
-class SupervisedModule(L.LightningModule):
-    """Next-token training of either model on the tokens it should have made (``ce_weight``)."""
-
-    def __init__(self, model: torch.nn.Module, settings: FitSettings, record: Record, seed: int = 0) -> None:
-        super().__init__()
-        self.model = model
-        self.settings = settings
-        self.record = record
-        self.seed = seed
-
-    def training_step(self, batch: TokenBatch, _: int) -> Tensor:
-        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
-        mask = batch.ce_weight != 0
-        logits = token_logits(self.model, hidden_before(self.model, batch.input_ids, batch.attention_mask, mask))
-        weight = batch.ce_weight[mask]
-        logprobs = token_logprobs(logits, batch.input_ids[mask])
-        terms = cross_entropy_loss(logprobs[None], weight[None], denominator=float(weight.sum()))
-        if self.global_step % 10 == 0:
-            right = (logits.argmax(-1) == batch.input_ids[mask]).float()
-            metrics = {"loss": terms.loss.item(), "token_accuracy": right.mean().item()}
-            self.log_dict(metrics, prog_bar=True)
-            self.record(self.global_step, metrics)
-        return terms.loss
-
-    def configure_optimizers(self) -> Any:
-        settings = self.settings
-        optimizer = torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            betas=(0.9, 0.98),
-        )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+# Engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
+_EXACT = 1.01
 
 
 @dataclass(slots=True)
@@ -121,20 +81,25 @@ class PolicyModule(L.LightningModule):
 
     def training_step(self, update: Update, _: int) -> None:
         self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
-        settings = self.settings
+        settings, rows = self.settings, list(update.rows)
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
-        prepared = self._with_critic(update.rows) if self.value is not None else [(r, None) for r in update.rows]
-        order = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
+        if self.value is not None:
+            a = self.algorithm
+            rows = with_critic(rows, self.model, self.value, a.gamma, a.lam, settings.micro_tokens)
+        chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
         collected: list[LossTerms] = []
         norms: list[float] = []
-        for _epoch in range(settings.epochs if prepared else 0):
-            shuffled = [prepared[i] for i in torch.randperm(len(prepared), generator=order).tolist()]
-            size = math.ceil(len(shuffled) / settings.minibatches)
-            for start in range(0, len(shuffled), size):
+        for _epoch in range(settings.epochs if rows else 0):
+            order = torch.randperm(len(rows), generator=chance).tolist()
+            size = math.ceil(len(rows) / settings.minibatches)
+            for start in range(0, len(rows), size):
                 optimizer.zero_grad()
-                for terms in self._minibatch(shuffled[start : start + size]):
-                    collected.append(terms)
+                unchanged = not norms
+                terms = self._minibatch([rows[i] for i in order[start : start + size]], unchanged)
+                collected.extend(terms)
+                if unchanged and self._differs_from_engine(terms):
+                    rows = self._with_old_logprobs(rows, range(len(rows)) if settings.epochs > 1 else order[size:])
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
                 norms.append(float(norm))
                 optimizer.step()
@@ -145,103 +110,123 @@ class PolicyModule(L.LightningModule):
         self.log_dict({k: v for k, v in metrics.items() if "success" in k or k == "entropy"}, prog_bar=True)
         self.record(update.index, metrics)
 
-    def _minibatch(self, rows: Sequence[tuple[Row, _Critique | None]]) -> list[LossTerms]:
-        """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""
-        rl_tokens = sum(sum(w != 0 for w in row.rl_weight) for row, _ in rows)
-        ce_tokens = sum(sum(w != 0 for w in row.ce_weight) for row, _ in rows)
-        critiques = {id(row): critique for row, critique in rows}
+    def _minibatch(self, rows: Sequence[Row], unchanged: bool) -> list[LossTerms]:
+        """Backward through micro-batches. Each component divides by its own count over the whole minibatch.
+
+        ``unchanged``: no optimiser step was made since the rows were sampled.
+        """
+        rl_tokens = sum(sum(w != 0 for w in row.rl_weight) for row in rows)
+        ce_tokens = sum(sum(w != 0 for w in row.ce_weight) for row in rows)
         found: list[LossTerms] = []
-        for micro in by_length([row for row, _ in rows], self.settings.micro_tokens):
-            batch = collate(micro, pad=0)
-            for i, row in enumerate(micro):
-                if (critique := critiques[id(row)]) is not None:
-                    critique.write(batch, i)
-            terms = self._loss(_to(batch, self.device), rl_tokens, ce_tokens)
+        for micro in micro_batches(self.model, [row.ids for row in rows], self.settings.micro_tokens):
+            batch = collate([rows[i] for i in micro], pad=0).to(self.device)
+            terms = self._loss(batch, rl_tokens, ce_tokens, unchanged)
             self.manual_backward(terms.loss)
             found.append(terms)
         return found
 
-    def _loss(self, batch: TokenBatch, rl_tokens: int, ce_tokens: int) -> LossTerms:
+    def _loss(self, batch: TokenBatch, rl_tokens: int, ce_tokens: int, unchanged: bool) -> LossTerms:
         mask = batch.trained_mask
-        hidden = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
-        logits = token_logits(self.model, hidden)[None]  # [1, n, vocab] of the trained tokens only
-        ids, rl, ce = (x[mask][None] for x in (batch.input_ids, batch.rl_weight, batch.ce_weight))
-        loss = hidden.new_zeros((), dtype=torch.float32)
-        sums: dict[str, Tensor] = {}
+        found = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        logits = token_logits(self.model, found.states)  # [m, vocab], what predicts trained tokens, each once
+        ids, rl, ce = (x[mask] for x in (batch.input_ids, batch.rl_weight, batch.ce_weight))  # [n]
+        loss = found.states.new_zeros((), dtype=torch.float32)
+        real = batch.attention_mask.sum().float()
+        sums = {"real_tokens": real, "packing": torch.full_like(real, found.computed)}
         maxima: dict[str, Tensor] = {}
+        logprobs = token_logprobs(logits, ids, self.temperature, which=found.which)
         if rl_tokens:
-            logprobs = token_logprobs(logits, ids, self.temperature)
-            entropy = token_entropy(logits.detach(), self.temperature)
-            ppo = ppo_clip_loss(
-                logprobs,
-                batch.behavior_logprobs[mask][None],
-                batch.advantages[mask][None],
-                rl,
-                denominator=rl_tokens,
-                eps_low=self.algorithm.clip_low,
-                eps_high=self.algorithm.clip_high,
-            )
+            ppo, mismatch_max = self._ppo(batch, mask, logprobs, rl_tokens, unchanged, sums)
             loss = loss + ppo.loss
-            sums |= {"rl_tokens": ppo.tokens, "policy_loss": ppo.loss.detach() * rl_tokens, **ppo.sums}
+            maxima = {"ratio_max": ppo.maxima["ratio"], **mismatch_max}
+            entropy = token_entropy(logits.detach(), self.temperature)[found.which]
             sums["entropy"] = (entropy * (rl != 0)).sum()
-            maxima |= {"ratio": ppo.maxima["ratio"]}
             if self.algorithm.kl_coef > 0:
                 per_token = kl_k3(logprobs, self._reference_logprobs(batch, mask), rl != 0)
                 loss = loss + self.algorithm.kl_coef * per_token.sum() / rl_tokens
                 sums["kl_reference"] = per_token.detach().sum()
             if self.value is not None:
-                old, returns = batch.values[mask][None], batch.returns[mask][None]
-                terms = value_loss(
-                    self.value(hidden)[None],
-                    old,
-                    returns,
-                    rl != 0,
-                    denominator=rl_tokens,
-                    clip=self.algorithm.value_clip,
-                )
-                loss = loss + self.algorithm.value_coef * terms.loss
-                sums["value_loss"] = terms.loss.detach() * rl_tokens
+                critic = self._critic(self.value, batch, mask, found, rl_tokens)
+                loss = loss + self.algorithm.value_coef * critic.loss
+                sums["value_loss"] = critic.loss.detach() * rl_tokens
         if ce_tokens:
-            imitation = cross_entropy_loss(token_logprobs(logits, ids), ce, denominator=ce_tokens)
+            if self.temperature != 1.0:
+                logprobs = token_logprobs(logits, ids, which=found.which)
+            imitation = cross_entropy_loss(logprobs, ce, denominator=ce_tokens)
             loss = loss + self.settings.expert_coef * imitation.loss
             sums |= {"ce_tokens": imitation.tokens, "expert_loss": imitation.loss.detach() * ce_tokens}
         return LossTerms(loss=loss, tokens=mask.sum().float(), sums=sums, maxima=maxima)
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: TokenBatch, mask: Tensor) -> Tensor:
-        reference = self._reference[0]
-        logits = token_logits(reference, hidden_before(reference, batch.input_ids, batch.attention_mask, mask))
-        return token_logprobs(logits, batch.input_ids[mask], self.temperature)[None]
+    def _ppo(
+        self,
+        batch: TokenBatch,
+        mask: Tensor,
+        logprobs: Tensor,
+        rl_tokens: int,
+        unchanged: bool,
+        sums: dict[str, Tensor],
+    ) -> tuple[LossTerms, dict[str, Tensor]]:
+        """The surrogate of the trained tokens; adds to ``sums`` and returns further maxima."""
+        engine, rl = batch.behavior_logprobs[mask], batch.rl_weight[mask]
+        old, importance, maxima = engine, None, {}
+        if unchanged:
+            sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(logprobs, engine, rl)
+        if self.algorithm.tis_cap:
+            remembered = batch.old_logprobs[mask]
+            old = logprobs.detach() if unchanged else torch.where(remembered.isnan(), engine, remembered)
+            importance = truncated_importance(old, engine, rl, self.algorithm.tis_cap)
+            sums["tis_weight"] = (importance * (rl != 0)).sum()
+        ppo = ppo_clip_loss(
+            logprobs,
+            old,
+            batch.advantages[mask],
+            rl,
+            denominator=rl_tokens,
+            importance=importance,
+            eps_low=self.algorithm.clip_low,
+            eps_high=self.algorithm.clip_high,
+        )
+        sums |= {"rl_tokens": ppo.tokens, "policy_loss": ppo.loss.detach() * rl_tokens, **ppo.sums}
+        return ppo, maxima
+
+    def _critic(
+        self, value: ValueHead, batch: TokenBatch, mask: Tensor, found: Predictors, rl_tokens: int
+    ) -> LossTerms:
+        values = value(found.states)[found.which]
+        old, returns, mine = batch.values[mask], batch.returns[mask], batch.rl_weight[mask] != 0
+        return value_loss(values, old, returns, mine, denominator=rl_tokens, clip=self.algorithm.value_clip)
 
     @torch.no_grad()
-    def _with_critic(self, rows: Sequence[Row]) -> list[tuple[Row, _Critique | None]]:
-        """Values before the update, then GAE; advantages are whitened over all trained tokens of the update."""
-        assert self.value is not None
-        found: list[tuple[Row, _Critique | None]] = []
-        played = [row for row in rows if any(row.rl_weight)]
-        for micro in by_length(played, self.settings.micro_tokens):
-            batch = _to(collate(micro, pad=0), self.device)
-            hidden = decoder(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-            after = self.value(hidden.flatten(0, 1)).view(batch.input_ids.shape)  # value of the state after each token
-            before = torch.cat([after.new_zeros(len(micro), 1), after[:, :-1]], 1)
-            last = batch.attention_mask.sum(1, keepdim=True) - 1
-            bootstrap = torch.where(batch.truncated, after.gather(1, last)[:, 0], 0.0)
+    def _reference_logprobs(self, batch: TokenBatch, mask: Tensor) -> Tensor:
+        return self._logprobs(self._reference[0], batch, mask)
+
+    def _logprobs(self, model: Any, batch: TokenBatch, mask: Tensor) -> Tensor:
+        """``[n]``, of the masked tokens under ``model`` at the sampling temperature."""
+        found = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
+        return token_logprobs(
+            token_logits(model, found.states), batch.input_ids[mask], self.temperature, which=found.which
+        )
+
+    def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
+        """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""
+        found = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
+        unknown = math.inf  # a first minibatch of experts alone
+        return self.algorithm.tis_cap > 0 and max(found, default=unknown) > _EXACT
+
+    @torch.no_grad()
+    def _with_old_logprobs(self, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:
+        """The rows, the wanted ones with the trainer's log-probs of the policy as it is now."""
+        known = list(rows)
+        played = [i for i in wanted if any(rows[i].rl_weight)]
+        for micro in micro_batches(self.model, [rows[i].ids for i in played], self.settings.micro_tokens):
+            chosen = [played[i] for i in micro]
+            batch = collate([rows[i] for i in chosen], pad=0).to(self.device)
             mask = batch.rl_weight != 0
-            advantages, returns = masked_gae(
-                batch.rewards, before, mask, self.algorithm.gamma, self.algorithm.lam, bootstrap
-            )
-            for i, row in enumerate(micro):
-                n = len(row.ids)
-                found.append((row, _Critique(before[i, :n].cpu(), returns[i, :n].cpu(), advantages[i, :n].cpu())))
-        weights = [torch.tensor(row.rl_weight) != 0 for row, _ in found]
-        critiques = [critique for _, critique in found if critique is not None]
-        if critiques:
-            # in fp64, or the rounding of equal advantages, divided by 1e-8, would look like an advantage
-            flat = torch.cat([c.advantages[w] for c, w in zip(critiques, weights, strict=True)]).double()
-            mean, std = flat.mean(), flat.std(correction=min(1, len(flat) - 1))
-            for critique in critiques:
-                critique.advantages = ((critique.advantages.double() - mean) / (std + 1e-8)).float()
-        return [*found, *((row, None) for row in rows if not any(row.rl_weight))]
+            old = torch.full_like(batch.old_logprobs, math.nan)
+            old[mask] = self._logprobs(self.model, batch, mask)
+            for r, i in enumerate(chosen):
+                known[i] = replace(rows[i], old_logprobs=old[r, : len(rows[i].ids)].tolist())
+        return known
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(
@@ -258,37 +243,18 @@ class PolicyModule(L.LightningModule):
         self.updates_done = int(checkpoint["updates_done"])
 
 
-@dataclass(slots=True)
-class _Critique:
-    """What the critic said of one row before the update; one entry per token."""
-
-    values: Tensor
-    returns: Tensor
-    advantages: Tensor
-
-    def write(self, batch: TokenBatch, row: int) -> None:
-        n = len(self.values)
-        batch.values[row, :n], batch.returns[row, :n] = self.values, self.returns
-        batch.advantages[row, :n] = self.advantages
-
-
-def _to(batch: TokenBatch, device: torch.device) -> TokenBatch:
-    tensors = {k: getattr(batch, k).to(device) for k in TokenBatch.__dataclass_fields__ if k != "source"}
-    return TokenBatch(**tensors, source=batch.source)
+# What the sum of a metric is divided by; the RL tokens where nothing is said.
+_COUNTS = {"ce_tokens": "ce_tokens", "expert_loss": "ce_tokens", "real_tokens": "real_tokens", "packing": "real_tokens"}
 
 
 def _means(terms: Sequence[LossTerms]) -> dict[str, float]:
-    """Means over the tokens each metric is about, over all micro-batches of an update."""
+    """Means over the tokens each metric is about, over all micro-batches of an update in which it was measured."""
     merged: dict[str, float] = {}
-    with_rl = [t for t in terms if "rl_tokens" in t.sums]
     for key in sorted({key for t in terms for key in t.sums}):
-        count = "ce_tokens" if key in ("ce_tokens", "expert_loss") else "rl_tokens"
-        n = sum(float(t.sums[count]) for t in terms if count in t.sums)
-        total = sum(float(t.sums[key]) for t in terms if key in t.sums)
-        merged[key] = total if key == count else total / max(n, 1.0)
-    if with_rl:
-        merged["ratio_max"] = max(float(t.maxima["ratio"]) for t in with_rl)
+        count = _COUNTS.get(key, "rl_tokens")
+        measured = [t for t in terms if key in t.sums]
+        total = sum(float(t.sums[key]) for t in measured)
+        merged[key] = total if key == count else total / max(sum(float(t.sums[count]) for t in measured), 1.0)
+    for key in sorted({key for t in terms for key in t.maxima}):
+        merged[key] = max(float(t.maxima[key]) for t in terms if key in t.maxima)
     return merged
-
-
-__all__ = ["PolicyModule", "Record", "SupervisedModule", "Update", "schedule"]

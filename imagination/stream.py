@@ -72,6 +72,7 @@ class SupervisedBatches:
         chance.shuffle(shuffled)
         batches: list[list[Row]] = []
         for start in range(0, len(shuffled), 512):  # sorted by length within a window only, so that epochs differ
-            batches.extend(by_length(shuffled[start : start + 512], self._batch_tokens))
+            window = shuffled[start : start + 512]
+            batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], self._batch_tokens))
         chance.shuffle(batches)
         return batches

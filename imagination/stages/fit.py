@@ -11,7 +11,6 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from imagination.experience import imitation_row
-from imagination.module import SupervisedModule
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, FitSettings, UserError
 from imagination.stages.common import (
@@ -25,6 +24,7 @@ from imagination.stages.common import (
     resume_from,
 )
 from imagination.stream import StepStream, SupervisedBatches
+from imagination.supervised import SupervisedModule
 from policy.lm.backbone import build_model, load_checkpoint, save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, prediction_text, status_line

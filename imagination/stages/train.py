@@ -76,6 +76,8 @@ def check(config: Config) -> None:
     """
     if config.algorithm.name == "grpo" and config.train.group_size < 2:
         raise UserError("grpo compares episodes within a group: set train.group_size to 2 or more")
+    if config.algorithm.tis_cap and not config.algorithm.tis_cap >= 1:
+        raise UserError(f"algorithm.tis_cap must be 1 or more, or 0 for no correction, got {config.algorithm.tis_cap}")
     if not 0 <= config.train.expert_share < 1:
         raise UserError(f"train.expert_share must lie in [0, 1), got {config.train.expert_share}")
     if not 0 <= config.dream.branch <= 1:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 
 import torch
 
@@ -17,6 +17,7 @@ _PER_TOKEN = (
     "rl_weight",
     "ce_weight",
     "rewards",
+    "old_logprobs",
     "values",
     "returns",
 )
@@ -27,7 +28,8 @@ class Row:
     """One sequence on its way into a batch, as plain lists with one entry per token.
 
     ``rl_weight`` and ``ce_weight`` route a token to a loss component (0 = not at all); ``behavior_logprobs`` is NaN
-    where the policy did not sample the token: absent, not zero.
+    where the policy did not sample the token: absent, not zero. ``old_logprobs``, ``values`` and ``returns`` are what
+    policy and critic said before the update; the trainer fills them in.
     """
 
     ids: Sequence[int]
@@ -38,6 +40,9 @@ class Row:
     rl_weight: Sequence[float] = ()
     ce_weight: Sequence[float] = ()
     rewards: Sequence[float] = ()
+    old_logprobs: Sequence[float] = ()
+    values: Sequence[float] = ()
+    returns: Sequence[float] = ()
     truncated: bool = False
 
 
@@ -46,7 +51,7 @@ class TokenBatch:
     """A padded batch.
 
     ``rewards`` stand on the last token of the action that earned them. ``truncated`` episodes bootstrap from the state
-    after their last token. ``values`` and ``returns`` are NaN until a critic has filled them in.
+    after their last token. ``old_logprobs``, ``values`` and ``returns`` are NaN until the trainer has filled them in.
     """
 
     input_ids: torch.Tensor  # long
@@ -57,6 +62,7 @@ class TokenBatch:
     rl_weight: torch.Tensor  # float
     ce_weight: torch.Tensor  # float
     rewards: torch.Tensor  # float
+    old_logprobs: torch.Tensor  # float, of the policy before the update; NaN where behavior_logprobs serve as such
     values: torch.Tensor  # float, NaN without a critic
     returns: torch.Tensor  # float, NaN without a critic
     truncated: torch.Tensor  # bool, [batch]
@@ -70,6 +76,11 @@ class TokenBatch:
                 raise ValueError(f"{name} is {tuple(found)} but input_ids is {tuple(shape)}")
         if len(self.source) != shape[0]:
             raise ValueError(f"{len(self.source)} sources for {shape[0]} rows")
+
+    def to(self, device: torch.device) -> TokenBatch:
+        """The same batch with its tensors on ``device``."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "source"}
+        return TokenBatch(**moved, source=self.source)
 
     @property
     def trained_mask(self) -> torch.Tensor:
@@ -106,20 +117,23 @@ def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
         rl_weight=fill([r.rl_weight for r in rows], 0.0, torch.float32),
         ce_weight=fill([r.ce_weight for r in rows], 0.0, torch.float32),
         rewards=fill([r.rewards for r in rows], 0.0, torch.float32),
-        values=fill([() for _ in rows], float("nan"), torch.float32),
-        returns=fill([() for _ in rows], float("nan"), torch.float32),
+        old_logprobs=fill([r.old_logprobs for r in rows], float("nan"), torch.float32),
+        values=fill([r.values for r in rows], float("nan"), torch.float32),
+        returns=fill([r.returns for r in rows], float("nan"), torch.float32),
         truncated=torch.tensor([r.truncated for r in rows]),
         source=[r.source for r in rows],
     )
 
 
-def by_length(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Micro-batches of rows of similar length with at most ``max_tokens`` padded tokens each (one row at least)."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda r: len(r.ids)):
-        if batch and len(row.ids) * (len(batch) + 1) > max_tokens:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Batches of rows of similar length with at most ``max_tokens`` padded tokens each (one row at least).
+
+    Returns:
+        Indices of rows; every row occurs once.
+    """
+    batches: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if not batches or lengths[i] * (len(batches[-1]) + 1) > max_tokens:
+            batches.append([])
+        batches[-1].append(i)
+    return batches

@@ -1,10 +1,21 @@
-"""Teacher-forced log-probs, computed only where a token is trained."""
+"""Teacher-forced hidden states and logits: a prefix that several rows share is computed once, padding not at all."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+
+from policy.lm.batch import by_length
+from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
+
+# torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones
+# leave out more, but gather the same keys more often.
+_BLOCK = 64
 
 
 def decoder(model: Any) -> Any:
@@ -14,10 +25,53 @@ def decoder(model: Any) -> Any:
     return model.base_model
 
 
-def hidden_before(
-    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
-    """Final hidden states that predict the masked tokens.
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What a decoder made of a batch.
+
+    Attributes:
+        states: ``[m, hidden]``, each computed once.
+        index: ``[batch, time]``, which state stands after each token; anything on padding.
+    """
+
+    states: Tensor
+    index: Tensor
+
+
+def encode(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Encoded:
+    """Final hidden states of all tokens.
+
+    Args:
+        model: a causal LM of transformers.
+        input_ids, attention_mask: ``[batch, time]``, padded on the right.
+    """
+    rows = _rows(input_ids, attention_mask.sum(1).tolist())
+    if not packs(model, max(map(len, rows))):
+        # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
+        hidden = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
+        everything = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
+        return Encoded(hidden.flatten(0, 1), everything)
+    packing = pack(rows, input_ids.shape[1], _BLOCK if input_ids.device.type == "cpu" else None).to(input_ids.device)
+    return Encoded(_packed_states(model, packing), packing.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictors:
+    """Hidden states that predict chosen tokens.
+
+    Attributes:
+        states: ``[m, hidden]``, each once although several rows may predict from it.
+        which: ``[n]``, the state that predicts each chosen token.
+        computed: how many tokens went through the model for them.
+    """
+
+    states: Tensor
+    which: Tensor
+    computed: int
+
+
+def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: Tensor) -> Predictors:
+    """Final hidden states that predict the masked tokens; what stands behind a row's last one is not computed.
 
     Args:
         model: a causal LM of transformers.
@@ -25,7 +79,7 @@ def hidden_before(
         mask: ``[batch, time]``; true on tokens to be predicted, at their own position. Position 0 has no past.
 
     Returns:
-        ``[n, hidden]`` in row-major order of the mask's true entries.
+        One entry of ``which`` for each true entry of the mask, in row-major order.
 
     Raises:
         ValueError: the mask asks for position 0, or for padding.
@@ -34,13 +88,86 @@ def hidden_before(
         raise ValueError("the first token of a sequence has no past to be predicted from")
     if (mask & ~attention_mask.bool()).any():
         raise ValueError("the mask asks for tokens that are padding")
-    # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
-    hidden: torch.Tensor = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
-    selected: torch.Tensor = hidden[:, :-1][mask[:, 1:]]
-    return selected
+    position = torch.arange(mask.shape[1], device=mask.device)
+    # the last masked token itself is predicted, not read; a row that asks for nothing keeps one token and its place
+    read = (position * mask).amax(1, keepdim=True).clamp(min=1)
+    encoded = encode(model, input_ids, position < read)
+    wanted, which = encoded.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
+    return Predictors(encoded.states.index_select(0, wanted), which, len(encoded.states))
 
 
-def token_logits(model: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """Logits ``[n, vocab]`` in fp32 of hidden states ``[n, hidden]``."""
-    logits: torch.Tensor = model.get_output_embeddings()(hidden)
-    return logits.float()
+def token_logits(model: Any, hidden: Tensor) -> Tensor:
+    """Logits ``[n, vocab]``, in fp32 at least, of hidden states ``[n, hidden]``."""
+    logits: Tensor = model.get_output_embeddings()(hidden)
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def micro_batches(model: Any, rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Indices of rows that go through the model together: at most ``max_tokens`` that it computes, one row at least.
+
+    Rows with a common beginning stay together where the model computes it once; where it cannot, rows of one length do.
+    """
+    lengths = [len(row) for row in rows]
+    return by_prefix(rows, max_tokens) if packs(model, max(lengths, default=0)) else by_length(lengths, max_tokens)
+
+
+def packs(model: Any, longest: int) -> bool:
+    """Whether the model gives rows of up to ``longest`` tokens the same hidden states when they are packed.
+
+    Asked of the model itself: once, two short rows with a common beginning go through it packed and one by one. What
+    two short rows cannot show is asked of its configuration: windows of attention that are shorter than the rows.
+    """
+    core = decoder(model)
+    if not getattr(core, "_supports_attention_backend", False) or core.is_gradient_checkpointing:
+        return False  # checkpointing would compute the attention again when the implementation is set back
+    limits = (getattr(core.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    if any(limit is not None and longest > limit for limit in limits):
+        return False
+    if core not in _FAITHFUL:
+        _FAITHFUL[core] = _packing_is_faithful(model)
+    return _FAITHFUL[core]
+
+
+_FAITHFUL: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def _packing_is_faithful(model: Any) -> bool:
+    core = decoder(model)
+    modes = {module: module.training for module in core.modules()}
+    device = next(core.parameters()).device
+    rows = [[1, 2, 3, 4], [1, 2, 4], [0, 3]]
+    core.eval()
+    try:
+        with torch.autocast(device.type, enabled=False):
+            packing = pack(rows).to(device)
+            packed = _packed_states(model, packing)
+            alone = [
+                core(input_ids=torch.tensor([row], device=device), use_cache=False).last_hidden_state[0] for row in rows
+            ]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    expected = torch.cat(alone).float()
+    got = torch.cat([packed[packing.index[r, : len(row)]] for r, row in enumerate(rows)]).float()
+    tolerance = 1e-4 if core.dtype in (torch.float32, torch.float64) else 5e-2
+    return bool((got - expected).norm() <= tolerance * expected.norm())
+
+
+def _packed_states(model: Any, packing: Pack) -> Tensor:
+    """``[n, hidden]`` of the packed tokens."""
+    core = decoder(model)
+    before = core.config._attn_implementation
+    # transformers makes no mask for an implementation for which no kind of mask is registered
+    core.config._attn_implementation = IMPLEMENTATION
+    try:
+        states: Tensor = core(
+            input_ids=packing.ids[None], position_ids=packing.positions[None], use_cache=False, packing=packing
+        ).last_hidden_state
+    finally:
+        core.config._attn_implementation = before
+    return states[0]
+
+
+def _rows(input_ids: Tensor, lengths: Sequence[int]) -> list[list[int]]:
+    return [row[:n] for row, n in zip(input_ids.tolist(), lengths, strict=True)]

@@ -140,6 +140,7 @@ def test_a_checkpoint_of_the_wrong_vocabulary(run: Path, tmp_path: Path, capsys:
 def test_settings_that_contradict_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train.group_size" in _fails("train", run, capsys, "train.group_size=1")
     assert "train.expert_share" in _fails("train", run, capsys, "train.group_size=4", "train.expert_share=1.0")
+    assert "algorithm.tis_cap" in _fails("train", run, capsys, "train.group_size=4", "algorithm.tis_cap=0.5")
 
 
 def test_no_demonstrations_to_clone_names_the_agents_that_are_there(

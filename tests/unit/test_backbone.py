@@ -201,7 +201,7 @@ def test_the_decoder_of_a_peft_model_has_its_adapters() -> None:
             hidden = decoder(one)(input_ids=IDS, use_cache=False).last_hidden_state
             torch.testing.assert_close(token_logits(one, hidden), logits_of(one))
     mask = torch.tensor([[False, True, False, True, True, False]])
-    logits = token_logits(model, hidden_before(model, IDS, torch.ones_like(IDS).bool(), mask))
+    logits = token_logits(model, hidden_before(model, IDS, torch.ones_like(IDS).bool(), mask).states)
     torch.testing.assert_close(logits, logits_of(model)[0, [0, 2, 3]])  # one position earlier: what predicts the token
     logits.logsumexp(-1).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for n, p in model.named_parameters() if "lora_" in n)

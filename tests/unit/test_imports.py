@@ -28,6 +28,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "lightning": (
         "imagination/stream.py",
         "imagination/module.py",
+        "imagination/supervised.py",
         "imagination/stages.py",
         "imagination/stages/",
         "imagination/training.py",

@@ -1,0 +1,65 @@
+"""Next-token training of either model: the world model's fit and the policy's cloning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from imagination.losses import cross_entropy_loss, token_logprobs
+from imagination.settings import FitSettings
+from policy.lm.batch import TokenBatch
+from policy.lm.forward import hidden_before, token_logits
+
+Record = Callable[[int, Mapping[str, float]], None]
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class SupervisedModule(L.LightningModule):
+    """Next-token training of either model on the tokens it should have made (``ce_weight``)."""
+
+    def __init__(self, model: torch.nn.Module, settings: FitSettings, record: Record, seed: int = 0) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings
+        self.record = record
+        self.seed = seed
+
+    def training_step(self, batch: TokenBatch, _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
+        mask = batch.ce_weight != 0
+        predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        logits = token_logits(self.model, predictors.states)
+        ids, weight = batch.input_ids[mask], batch.ce_weight[mask]
+        logprobs = token_logprobs(logits, ids, which=predictors.which)
+        terms = cross_entropy_loss(logprobs[None], weight[None], denominator=float(weight.sum()))
+        if self.global_step % 10 == 0:
+            right = (logits.argmax(-1)[predictors.which] == ids).float()
+            metrics = {"loss": terms.loss.item(), "token_accuracy": right.mean().item()}
+            self.log_dict(metrics, prog_bar=True)
+            self.record(self.global_step, metrics)
+        return terms.loss
+
+    def configure_optimizers(self) -> Any:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad],
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            betas=(0.9, 0.98),
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
