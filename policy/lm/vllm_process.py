@@ -1,0 +1,63 @@
+"""Living with vLLM in one process: it takes the process for its own, and here it is the trainer's. Needs no vllm."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Undoes what the start of vLLM does to its process, which here is the trainer's.
+
+    It seeds every global generator (weights drawn later would be the same in every run), forbids
+    ``torch.set_num_threads``, tells child processes to preload its allocator, and freezes the heap, so that an engine
+    that is dropped later would never be collected.
+    """
+    threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+    environment = {name: os.environ.get(name) for name in ("LD_PRELOAD", "LOCAL_WORLD_SIZE")}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def complaints() -> Iterator[list[str]]:
+    """What vLLM warns of while it loads weights: it keeps the old ones and goes on, and so would a run, unnoticed."""
+    found: list[str] = []
+
+    class _Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "ailed to load" in record.getMessage() or "not loaded" in record.getMessage():
+                found.append(record.getMessage())
+
+    loggers = [logging.getLogger(f"vllm.model_executor.model_loader.{name}") for name in ("reload", "default_loader")]
+    handler = _Collect(level=logging.WARNING)
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.WARNING)
+    try:
+        yield found
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
