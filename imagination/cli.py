@@ -161,8 +161,7 @@ _STAGES = (
         examples=(
             "imagine train run=mine",
             "imagine train run=mine algorithm=ppo",
-            "imagine train run=mine engine=vllm",
-            "imagine train run=mine train.updates=5 dream.min_confidence=0.9",
+            "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
         ),
         sections=("train", "algorithm", "dream", "engine"),
         function="imagination.stages.train:train",

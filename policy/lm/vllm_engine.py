@@ -13,6 +13,7 @@ import copy
 import math
 import os
 import tempfile
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -57,10 +58,14 @@ class VllmEngine:
         self._pending: dict[str, _Request] = {}
         self._names = count()
         self._driver: asyncio.Task[None] | None = None
+        self._vocabulary = int(model.config.vocab_size)
         self._vllm = _import_vllm()
         with tempfile.TemporaryDirectory() as folder, undisturbed():
             _describe(model, tokenizer, Path(folder))
             self._llm = _start(self._vllm, folder, context, settings or EngineSettings(name="vllm"))
+        # vLLM's own finalizer ends the process groups of all engines of this process, and with them the other model's
+        self._llm.engine_core._finalizer.detach()
+        weakref.finalize(self, _stop, self._llm.engine_core.engine_core).atexit = False
         self._push()
 
     def update_weights(self) -> None:
@@ -85,10 +90,12 @@ class VllmEngine:
         Raises:
             ContextFull: ``len(ids) + max_tokens`` exceeds the context.
             EngineFailure: log-probs are missing or not finite, or vLLM broke off; only this completion is lost.
-            ValueError: what vLLM refuses, such as a token id outside the vocabulary or a temperature above 2.
+            ValueError: no such token, or a temperature that vLLM cannot sample at (above 2, or just above 0).
         """
         if len(ids) + sampling.max_tokens > self.context:
             raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        if not ids or not 0 <= min(ids) <= max(ids) < self._vocabulary:  # in a batch it would break all its neighbours
+            raise ValueError(f"a prompt needs token ids from 0 to {self._vocabulary - 1}")
         loop = asyncio.get_running_loop()
         name, prompt = str(next(self._names)), self._vllm.inputs.TokensPrompt(prompt_token_ids=list(ids))
         self._llm.add_request(name, prompt, self._params(sampling, seed))
@@ -220,6 +227,13 @@ def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> An
     except (ValueError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise EngineUnavailable(f"engine=vllm: vLLM {vllm.__version__} cannot run this model here: {reason}") from error
+
+
+def _stop(core: Any) -> None:
+    """Gives back the memory of an engine that nobody holds any more."""
+    with contextlib.suppress(Exception):  # half gone already
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
 
 
 def _describe(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -153,6 +153,13 @@ def untied(second: tuple[PreTrainedModel, VllmEngine]) -> tuple[PreTrainedModel,
     return model, engine
 
 
+@pytest.fixture
+def both(
+    model: PreTrainedModel, engine: VllmEngine, untied: tuple[PreTrainedModel, VllmEngine]
+) -> dict[str, tuple[PreTrainedModel, VllmEngine]]:
+    return {"tied": (model, engine), "untied": untied}
+
+
 @pytest.fixture(scope="session")
 def second(settings: EngineSettings, shared: tuple[PreTrainedModel, VllmEngine]) -> tuple[PreTrainedModel, VllmEngine]:
     model = make_model(1, tied=False)
@@ -170,7 +177,7 @@ def corridors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
         model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 64, 2, 2, 2, 96, 256
     config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
     for fit in (config.fit, config.clone):
-        fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.lr = 60, 1024, 2, "fp32", 1e-2
+        fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.lr = 120, 1024, 2, "fp32", 1e-2
     config.dream.min_confidence = config.dream.min_outcome_confidence = 0.0
     config.train.updates, config.train.groups, config.train.group_size, config.train.minibatches = 2, 2, 6, 1
     fit_world_model(config, folder)

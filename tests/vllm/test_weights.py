@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,18 +42,18 @@ def greedy(engine: VllmEngine) -> Any:
 
 
 @pytest.mark.parametrize("which", ["tied", "untied"])
-def test_new_weights_are_sampled_from_when_pushed_and_not_before(which: str, request: pytest.FixtureRequest) -> None:
+def test_new_weights_are_sampled_from_when_pushed_and_not_before(
+    which: str, both: dict[str, tuple[PreTrainedModel, VllmEngine]]
+) -> None:
     """Three times: nothing of the old weights may stay, neither in a packed copy nor in the prefix cache; and what the
     trainer does to its module between two updates must not reach an engine that would sample half an update."""
-    if which == "tied":
-        model, engine = request.getfixturevalue("model"), request.getfixturevalue("engine")
-    else:
-        model, engine = request.getfixturevalue("untied")
+    model, engine = both[which]
     for seed in (11, 12, 13):
         before, version = greedy(engine), engine.version
         assert before.version == version
         randomise(model, seed)
-        assert generate(model, HISTORY, 12) != before.ids
+        with pytest.raises(AssertionError):
+            assert_scored(model, HISTORY, before)
         assert greedy(engine) == before
         engine.update_weights()
         after = greedy(engine)
@@ -124,3 +126,17 @@ def test_the_process_stays_the_trainers(settings: EngineSettings) -> None:
     before = state()
     VllmEngine(make_model(3), TOKENIZER, CONTEXT, settings)
     assert state() == before
+
+
+def test_an_engine_that_is_dropped_gives_back_its_memory_and_leaves_the_others(
+    model: PreTrainedModel, engine: VllmEngine, settings: EngineSettings
+) -> None:
+    """An evaluation starts several engines, one after the other; vLLM would end the process groups of all of them with
+    the first, and the world model's engine would be dead."""
+    other = VllmEngine(make_model(4), TOKENIZER, CONTEXT, settings)
+    caches = weakref.ref(other._llm.model_executor.driver_worker.worker.model_runner.kv_caches[0])
+    del other
+    gc.collect()
+    assert caches() is None
+    engine.update_weights()
+    assert_scored(model, HISTORY, greedy(engine))
