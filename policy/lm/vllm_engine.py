@@ -27,7 +27,7 @@ from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnava
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_process import complaints, undisturbed
 
-LOWEST_TEMPERATURE = 0.01  # vLLM silently raises what lies between 0 and this, and log-probs would not be ours
+TEMPERATURES = (0.01, 2.0)  # besides 0; what is lower vLLM silently raises, what is higher it refuses
 
 
 @dataclass(slots=True)
@@ -58,6 +58,7 @@ class VllmEngine:
         self._pending: dict[str, _Request] = {}
         self._names = count()
         self._driver: asyncio.Task[None] | None = None
+        self._poisoned = False  # by NaN keys or values in blocks that others will get
         self._vocabulary = int(model.config.vocab_size)
         self._vllm = _import_vllm()
         with tempfile.TemporaryDirectory() as folder, undisturbed():
@@ -96,6 +97,8 @@ class VllmEngine:
             raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
         if not ids or not 0 <= min(ids) <= max(ids) < self._vocabulary:  # in a batch it would break all its neighbours
             raise ValueError(f"a prompt needs token ids from 0 to {self._vocabulary - 1}")
+        if not self._pending and self._poisoned:
+            self._forget()
         loop = asyncio.get_running_loop()
         name, prompt = str(next(self._names)), self._vllm.inputs.TokensPrompt(prompt_token_ids=list(ids))
         self._llm.add_request(name, prompt, self._params(sampling, seed))
@@ -109,8 +112,9 @@ class VllmEngine:
                 self._llm.abort_request([name])
 
     def _params(self, sampling: Sampling, seed: int) -> Any:
-        if 0 < sampling.temperature < LOWEST_TEMPERATURE:
-            raise ValueError(f"vLLM has no temperature between 0 and {LOWEST_TEMPERATURE}, got {sampling.temperature}")
+        low, high = TEMPERATURES
+        if sampling.temperature and not low <= sampling.temperature <= high:
+            raise ValueError(f"vLLM samples at temperature 0 or {low} to {high}, got {sampling.temperature}")
         return self._vllm.SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
@@ -149,6 +153,7 @@ class VllmEngine:
         if request.future.done():
             return
         outcome = _outcome(output, request.sampling, self.version)
+        self._poisoned = self._poisoned or isinstance(outcome, EngineFailure)
         if isinstance(outcome, Completion):
             request.future.set_result(outcome)
         else:
@@ -159,6 +164,13 @@ class VllmEngine:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(self._model)})
         if unheeded:
             raise RuntimeError(f"vLLM did not take every weight: {'; '.join(unheeded)}")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Empties the cache. Attention multiplies what lies in a block beyond its sequence by 0, and NaN stays NaN."""
+        if self._poisoned:
+            self._llm.collective_rpc(lambda worker: [keys.zero_() for keys in worker.model_runner.kv_caches])
+            self._poisoned = False
         if not self._llm.reset_prefix_cache():
             raise RuntimeError("vLLM still holds keys and values of the old weights")
 
@@ -203,10 +215,14 @@ def _import_vllm() -> Any:
 
 def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> Any:
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
 
     share = settings.gpu_memory_utilization
     memory = {"gpu_memory_utilization": share} if share else {"kv_cache_memory_bytes": int(settings.memory_gib * 2**30)}
+    batching: dict[str, Any] = {}
+    if current_platform.is_cpu():  # a seeded prompt cut into chunks breaks it: "CPU Generator does not use offset"
+        batching = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 8192)}
     arguments = EngineArgs(
         model=folder,
         load_format="dummy",  # the weights follow from the module
@@ -221,6 +237,7 @@ def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> An
         generation_config="vllm",  # a checkpoint's own top_p and the like are not ours
         seed=0,
         **memory,
+        **batching,
     )
     try:
         return LLMEngine.from_engine_args(arguments)
