@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import math
 import os
 import tempfile
@@ -25,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from policy.lm.backbone import plain_weights
 from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnavailable, Sampling, mixed_seed
 from policy.lm.settings import EngineSettings
-from policy.lm.vllm_process import complaints, undisturbed
+from policy.lm.vllm_process import complaints, describe, stop, undisturbed
 
 TEMPERATURES = (0.01, 2.0)  # besides 0; what is lower vLLM silently raises, what is higher it refuses
 
@@ -62,11 +61,11 @@ class VllmEngine:
         self._vocabulary = int(model.config.vocab_size)
         self._vllm = _import_vllm()
         with tempfile.TemporaryDirectory() as folder, undisturbed():
-            _describe(model, tokenizer, Path(folder))
+            describe(model, tokenizer, Path(folder))
             self._llm = _start(self._vllm, folder, context, settings or EngineSettings(name="vllm"))
         # vLLM's own finalizer ends the process groups of all engines of this process, and with them the other model's
         self._llm.engine_core._finalizer.detach()
-        weakref.finalize(self, _stop, self._llm.engine_core.engine_core).atexit = False
+        weakref.finalize(self, stop, self._llm.engine_core.engine_core).atexit = False
         self._push()
 
     def update_weights(self) -> None:
@@ -244,19 +243,3 @@ def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> An
     except (ValueError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise EngineUnavailable(f"engine=vllm: vLLM {vllm.__version__} cannot run this model here: {reason}") from error
-
-
-def _stop(core: Any) -> None:
-    """Gives back the memory of an engine that nobody holds any more."""
-    with contextlib.suppress(Exception):  # half gone already
-        core.model_executor.shutdown()
-        core.scheduler.shutdown()
-
-
-def _describe(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """What vLLM reads before it has weights: a checkpoint folder without them."""
-    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
-    config = copy.deepcopy(plain.config)
-    config.architectures = [type(plain).__name__]
-    config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import logging
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 
 @contextlib.contextmanager
@@ -60,3 +64,19 @@ def complaints() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def describe(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """What vLLM reads before it has weights: a checkpoint folder without them."""
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = copy.deepcopy(plain.config)
+    config.architectures = [type(plain).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def stop(core: Any) -> None:
+    """Gives back the memory of an engine that nobody holds any more."""
+    with contextlib.suppress(Exception):  # half gone already
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()
