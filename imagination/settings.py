@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policy.lm.settings import ModelSettings
+from policy.lm.settings import EngineSettings, ModelSettings
 
 
 class UserError(ValueError):
@@ -216,6 +216,7 @@ class Config:
     worldmodel: ModelSettings = field(default_factory=ModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)
     dream: DreamSettings = field(default_factory=DreamSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)

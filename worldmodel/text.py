@@ -30,6 +30,10 @@ class TextWorldModel:
         self.version = version
         self.sampling = Sampling(max_tokens=max_tokens, stop=chat.stop, temperature=temperature)
 
+    def at_temperature(self, temperature: float) -> TextWorldModel:
+        """The same model in the same engine, which is dear to start twice."""
+        return TextWorldModel(self.engine, self.chat, self.version, self.sampling.max_tokens, temperature)
+
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:

@@ -19,15 +19,19 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint, with_lora
+from policy.lm.engine import Engine
 from policy.lm.inprocess import InProcessEngine
+from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
-from policy.lm.settings import ModelSettings
+from policy.lm.settings import EngineSettings, ModelSettings
+from policy.lm.vllm_engine import VllmEngine
 from worldmodel.text import TextWorldModel
 
 
@@ -92,18 +96,40 @@ def context_of(model: Any, settings: ModelSettings) -> int:
     return min(settings.context, int(model.config.max_position_embeddings))
 
 
+def make_engine(model: Any, chat: ChatFormat, context: int, settings: EngineSettings) -> Engine:
+    """What samples from a model of this process; a server is not asked for that, whatever the settings say.
+
+    Raises:
+        EngineUnavailable: vLLM is chosen and not there.
+    """
+    if settings.name == "vllm":
+        return VllmEngine(model, chat.tokenizer, context, settings)
+    return InProcessEngine(model, context)
+
+
 def make_agent(model: Any, chat: ChatFormat, config: Config, temperature: float, name: str) -> LanguageModelAgent:
-    """A policy that plays, sampling from ``model`` as it is at that moment."""
-    engine = InProcessEngine(model, context_of(model, config.policy))
+    """A policy that plays, sampling from ``model`` as it was when its engine's weights were last updated."""
+    engine = make_engine(model, chat, context_of(model, config.policy), config.engine)
     return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
 
 
-def load_world_model(run: RunFolder, config: Config, temperature: float) -> TextWorldModel:
-    """The run's world model, ready to predict."""
-    model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
-    model.requires_grad_(False)
-    engine = InProcessEngine(model, context_of(model, config.worldmodel))
-    return TextWorldModel(engine, chat, weights_version(model), config.dream.max_tokens, temperature)
+def load_world_model(run: RunFolder, config: Config, temperature: float, served: bool = True) -> TextWorldModel:
+    """The run's world model, ready to predict.
+
+    Args:
+        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
+    """
+    folder, stage = run.model("worldmodel"), "fit-world-model"
+    if config.engine.name == "openai" and served:
+        chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, stage)))
+        engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)
+        version = f"served/{config.engine.served_model}"
+    else:
+        model, chat = load_model(folder, stage, config.worldmodel)
+        model.requires_grad_(False)
+        engine = make_engine(model, chat, context_of(model, config.worldmodel), config.engine)
+        version = weights_version(model)
+    return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature)
 
 
 class _SaveState(Callback):

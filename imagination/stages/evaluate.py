@@ -22,6 +22,7 @@ from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Observation, Source, Trajectory
 from worldmodel.audit import audit_metrics, judge
+from worldmodel.text import TextWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
 SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
@@ -43,6 +44,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
+    world = load_world_model(run, config, config.dream.temperature)
     for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
         model, chat = load_model(run.model(folder), stage, config.policy)
         agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
@@ -53,13 +55,13 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
             played[f"{which}/{split}"] = episodes
-        dreams = await _dreams(config, run, tasks, agent, version, which, _starts(played[f"{which}/train"]))
+        dreams = await _dreams(config, world, tasks, agent, version, which, _starts(played[f"{which}/train"]))
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results
     await _replay(run, tasks, dreams)
     await tasks.close()
-    judge_model = load_world_model(run, config, temperature=0.0)
+    judge_model = world.at_temperature(0.0)
     on_policy = {
         which: audit_metrics(await judge(judge_model, played[f"{which}/train"][::2])) for which in ("before", "after")
     }
@@ -91,14 +93,13 @@ async def play_real(
 
 async def _dreams(
     config: Config,
-    run: RunFolder,
+    model: TextWorldModel,
     tasks: TextWorldTasks,
     agent: LanguageModelAgent,
     version: str,
     which: str,
     starts: dict[str, Start],
 ) -> list[Trajectory]:
-    model = load_world_model(run, config, config.dream.temperature)
     guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
     known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
     episodes = _plan(config, known, config.evaluate.episodes, f"dream/{which}")

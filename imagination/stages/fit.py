@@ -77,7 +77,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
 
 def _measure(run: RunFolder, config: Config, held: Sequence[Trajectory]) -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
-    world_model = load_world_model(run, config, temperature=0.0)
+    world_model = load_world_model(run, config, temperature=0.0, served=False)
     metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model, held)))
     store = TrajectoryStore.open(run.log)
     try:

@@ -6,6 +6,8 @@ Checkpoints are plain Hugging Face folders: safetensors, config, tokenizer, chat
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,12 +99,32 @@ def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:
     )
 
 
+@torch.no_grad()
+def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every weight under the name it has in a checkpoint, without changing ``model``; tied ones under both names.
+
+    Adapters are merged layer by layer into a copy of that layer, so that no second model is ever in memory.
+    """
+    if not hasattr(model, "merge_and_unload"):
+        yield from model.state_dict().items()
+        return
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    base = model.get_base_model()
+    adapted = {name: module for name, module in base.named_modules() if isinstance(module, BaseTunerLayer)}
+    for name, module in adapted.items():
+        merged: Any = copy.deepcopy(module)
+        merged.merge()
+        yield from ((f"{name}.{key}", tensor) for key, tensor in merged.get_base_layer().state_dict().items())
+    for key, tensor in base.state_dict().items():
+        if not any(key.startswith(f"{name}.") for name in adapted):
+            yield key, tensor
+
+
 def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first."""
     folder.mkdir(parents=True, exist_ok=True)
     if hasattr(model, "merge_and_unload"):
-        import copy
-
         model = copy.deepcopy(model).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

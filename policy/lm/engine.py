@@ -11,6 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from real_envs.trajectory import StopReason
 
 
@@ -79,8 +81,18 @@ class UnsupportedModel(ValueError):
     """The engine cannot run this architecture faithfully; the message says why."""
 
 
+class EngineUnavailable(ValueError):
+    """The chosen engine cannot work here, such as a package or server that is missing; the message says what to do."""
+
+
 class ContextFull(Exception):
     """Prompt and completion do not fit the model's context; the episode is truncated, its neighbours go on."""
+
+
+def mixed_seed(seed: int) -> int:
+    """A 63-bit number with all bits of ``seed`` in its lower half, for samplers that read only 32 bits of a seed."""
+    low, high = np.random.SeedSequence(seed).generate_state(2)
+    return int(low) | (int(high) & 0x7FFFFFFF) << 32
 
 
 class Engine(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -48,3 +49,46 @@ class ModelSettings:
     context: int = 1024
     dtype: str = "float32"
     lora: LoraSettings = field(default_factory=LoraSettings)
+
+
+@dataclass
+class EngineSettings:
+    """What samples the tokens of policy and world model; each model has an engine of its own.
+
+    Attributes:
+        name: inprocess runs the trained model itself; vllm runs both models through vLLM in this process; openai asks
+            a server for the world model's tokens and runs the policy in process.
+        slots: how many completions run at the same time.
+        memory_gib: for cached keys and values, of each engine.
+        dtype: that vllm computes in, whatever the trained model has; auto follows the checkpoint.
+        gpu_memory_utilization: share of the GPU that vllm may take in all, in place of memory_gib; 0 leaves it to that.
+        eager: vllm runs without compiling: starts in seconds; false is faster on GPUs once it has started.
+        url: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai).
+        served_model: the name under which that server has the world model.
+        timeout: seconds until an unanswered request is sent again (openai).
+        retries: how often, before its episode fails (openai).
+    """
+
+    name: Literal["inprocess", "vllm", "openai"] = "inprocess"
+    slots: int = 64
+    memory_gib: float = 2.0
+    dtype: str = "float32"
+    gpu_memory_utilization: float = 0.0
+    eager: bool = True
+    url: str = ""
+    served_model: str = ""
+    timeout: float = 120.0
+    retries: int = 4
+
+    def __post_init__(self) -> None:
+        if self.name == "openai" and not (self.url and self.served_model):
+            raise ValueError(
+                "a server needs an address and a model: set engine.url=http://localhost:8000/v1 and "
+                "engine.served_model=<name>, as `vllm serve <folder> --served-model-name <name>` has it"
+            )
+        if self.slots < 1 or self.memory_gib <= 0:
+            raise ValueError("slots must be at least 1 and memory_gib more than 0")
+        if not 0 <= self.gpu_memory_utilization < 1:
+            raise ValueError(f"gpu_memory_utilization must lie in [0, 1), got {self.gpu_memory_utilization}")
+        if self.timeout <= 0 or self.retries < 0:
+            raise ValueError("timeout must be more than 0 and retries not negative")

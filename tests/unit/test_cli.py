@@ -71,6 +71,11 @@ class Other:
 
 
 @dataclass(frozen=True)
+class Engine:
+    name: str = "inprocess"
+
+
+@dataclass(frozen=True)
 class Config:
     run: str = "unnamed"
     output: str = "outputs"
@@ -82,6 +87,7 @@ class Config:
     worldmodel: Other = field(default_factory=Other)
     fit: Other = field(default_factory=Other)
     policy: Other = field(default_factory=Other)
+    engine: Engine = field(default_factory=Engine)
     clone: Other = field(default_factory=Other)
     dream: Other = field(default_factory=Other)
     evaluate: Other = field(default_factory=Other)

