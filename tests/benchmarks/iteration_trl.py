@@ -1,8 +1,10 @@
 """TRL's side of ``trl_iteration``: ``GRPOTrainer`` with a ``rollout_func`` that plays all episodes at once.
 
-Each turn is one ``model.generate`` over all episodes, padded on the left, as in TRL's own loop for tools. Token ids are
-kept and never encoded again; what the world says is masked by ``env_mask``. Neither side uses vLLM. Rollout and update
-share one optimiser step, for which TRL needs no second pass for old log-probs. Settings are those of ``update_trl``.
+Each turn is one ``model.generate`` over all episodes, padded on the left. TRL's own loop for tools reads the whole
+history again at every turn; with ``reuse_cache`` this one hands ``generate`` the cache of the turn before, which is
+about as far as a user gets without writing an engine. Token ids are kept and never encoded again; what the world says is
+masked by ``env_mask``. Neither side uses vLLM. Rollout and update share one optimiser step, for which TRL needs no
+second pass for old log-probs. Settings are those of ``update_trl``.
 """
 
 from __future__ import annotations
@@ -20,34 +22,9 @@ from tests.benchmarks.measure import worker_files
 from tests.benchmarks.zoo import MAX_ACTION_TOKENS, TURNS, Zoo, task_seed
 
 
-class _Episode:
-    """The tokens of one episode; ``mask`` is 1 on those that the policy made."""
-
-    def __init__(self, world: int, chat: _Chat) -> None:
-        self.zoo, self.chat = Zoo(), chat
-        self.prompt = chat.encode(f"<|user|>{self.zoo.reset(world)}<|end|><|assistant|>")
-        self.ids: list[int] = []
-        self.mask: list[int] = []
-        self.reward, self.done, self.turns = 0.0, False, 0
-
-    def act(self, made: list[int]) -> None:
-        """Takes the sampled ids, the end token included where there is one, and plays them."""
-        self._append(made, 1)
-        text = self.chat.tokenizer.decode(made, skip_special_tokens=True)
-        if made[-1] != self.chat.stop:
-            self._append([self.chat.stop], 0)
-        observation, reward, self.done = self.zoo.step(text)
-        self.reward += reward
-        self.turns += 1
-        if not self.done:
-            self._append(self.chat.encode(f"<|user|>{observation}<|end|><|assistant|>"), 0)
-
-    def _append(self, ids: list[int], mine: int) -> None:
-        self.ids += ids
-        self.mask += [mine] * len(ids)
-
-
 class _Chat:
+    """The tokenizer with a memory, since the world repeats itself."""
+
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer, self.stop = tokenizer, tokenizer.eos_token_id
         self._known: dict[str, list[int]] = {}
@@ -58,11 +35,36 @@ class _Chat:
         return self._known[text]
 
 
+class _Episode:
+    """The tokens of one episode; ``mask`` is 1 on those that the policy made, ``new`` is what it has not read yet."""
+
+    def __init__(self, world: int, chat: _Chat) -> None:
+        self.zoo, self.chat = Zoo(), chat
+        self.prompt = chat.encode(f"<|user|>{self.zoo.reset(world)}<|end|><|assistant|>")
+        self.new = self.prompt
+        self.ids: list[int] = []
+        self.mask: list[int] = []
+        self.reward, self.turns = 0.0, 0
+
+    def act(self, made: list[int]) -> None:
+        """Takes the sampled ids, the end token included where there is one, and plays them."""
+        text = self.chat.tokenizer.decode(made, skip_special_tokens=True)
+        observation, reward, done = self.zoo.step(text)
+        self.reward += reward
+        self.turns += 1
+        forced = [] if made[-1] == self.chat.stop else [self.chat.stop]
+        seen = [] if done else self.chat.encode(f"<|user|>{observation}<|end|><|assistant|>")
+        self.new = forced + seen
+        self.ids += made + self.new
+        self.mask += [1] * len(made) + [0] * len(self.new)
+
+
 class _Rollout:
     """TRL's ``rollout_func``: one completion per prompt, where a prompt names the world to play in."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.chat, self.turns = _Chat(tokenizer), []
+    def __init__(self, tokenizer: Any, reuse_cache: bool) -> None:
+        self.chat, self.reuse_cache = _Chat(tokenizer), reuse_cache
+        self.turns: list[int] = []
         self.rewards: list[float] = []
         self.config = GenerationConfig(
             max_new_tokens=MAX_ACTION_TOKENS,
@@ -72,14 +74,14 @@ class _Rollout:
             top_p=1.0,
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
+            return_dict_in_generate=True,
             disable_compile=True,
         )
 
     def __call__(self, prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
         episodes = [_Episode(int(prompt), self.chat) for prompt in prompts]
         trainer.model.eval()
-        for _ in range(TURNS):
-            self._turn([episode for episode in episodes if not episode.done], trainer.model)
+        self._play(episodes, trainer.model)
         trainer.model.train()
         self.turns.append(sum(episode.turns for episode in episodes))
         self.rewards.append(sum(episode.reward for episode in episodes) / len(episodes))
@@ -92,16 +94,31 @@ class _Rollout:
         }
 
     @torch.inference_mode()
-    def _turn(self, episodes: list[_Episode], model: Any) -> None:
-        rows = [episode.prompt + episode.ids for episode in episodes]
-        width = max(map(len, rows))
-        pad = self.config.pad_token_id
-        ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        out = model.generate(input_ids=ids, attention_mask=mask, generation_config=self.config)
-        for episode, made in zip(episodes, out[:, width:].tolist(), strict=True):
-            end = made.index(self.chat.stop) + 1 if self.chat.stop in made else len(made)
-            episode.act(made[:end])
+    def _play(self, episodes: list[_Episode], model: Any) -> None:
+        """All episodes of the zoo have the same number of turns, so all stay in the batch until the end.
+
+        With a reused cache, what was padded once stays in the rows as masked gaps; positions count real tokens only.
+        """
+        empty = torch.zeros(len(episodes), 0, dtype=torch.long)
+        ids, mask, cache = empty, empty, None
+        for _ in range(TURNS):
+            if not self.reuse_cache:
+                ids, mask, cache = empty, empty, None
+            new = [e.new if self.reuse_cache else e.prompt + e.ids for e in episodes]
+            width = max(map(len, new))
+            pad = self.config.pad_token_id
+            ids = torch.cat([ids, torch.tensor([[pad] * (width - len(x)) + x for x in new])], 1)
+            mask = torch.cat([mask, torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in new])], 1)
+            out = model.generate(
+                input_ids=ids, attention_mask=mask, past_key_values=cache, generation_config=self.config
+            )
+            made = out.sequences[:, ids.shape[1] :]
+            lengths = []
+            for episode, row in zip(episodes, made.tolist(), strict=True):
+                lengths.append(row.index(self.chat.stop) + 1 if self.chat.stop in row else len(row))
+                episode.act(row[: lengths[-1]])
+            real = torch.arange(made.shape[1]) < torch.tensor(lengths)[:, None]
+            ids, mask, cache = out.sequences, torch.cat([mask, real.long()], 1), out.past_key_values
 
 
 class _Clock(TrainerCallback):
@@ -146,7 +163,7 @@ def main() -> None:
         seed=spec["seed"],
     )
     worlds = [str(task_seed(spec["seed"], i, g)) for i in range(spec["updates"]) for g in range(spec["groups"])]
-    clock, rollout = _Clock(), _Rollout(tokenizer)
+    clock, rollout = _Clock(), _Rollout(tokenizer, spec["reuse_cache"])
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32),
         processing_class=tokenizer,

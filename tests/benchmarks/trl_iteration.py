@@ -1,11 +1,12 @@
 """Whole GRPO iteration: environment turns per second against TRL's ``GRPOTrainer`` with a ``rollout_func``.
 
-Both sides start from one checkpoint per seed, play the same worlds (``zoo``) in the same groups, sample at temperature 1
-and make one optimiser step per update with the same AdamW, clipping and normalised advantages; five seeds. An iteration
-is all of it: rollout, rewards, advantages, update. The first one of each run is left out as warm-up.
+Both sides start from one checkpoint per seed, play the same worlds (``zoo``) in groups of one size, sample at
+temperature 1 and make one optimiser step per update with the same AdamW, clipping and normalised advantages, for five
+seeds. An iteration is all of it: rollout, rewards, advantages, update. The first one of each run is not timed.
+TRL gets the size of micro-batches, and the way to play, that it is fastest with on this machine.
 
-Speed counts only if the policy learns as well as TRL's, so the result compares the learning curves: the mean reward over
-all updates and over the last ones, seed by seed, with a 95 % interval of the difference.
+Speed counts only if the policy learns as well as TRL's, so the result compares the learning curves: the mean reward
+over all updates and over the last ones, seed by seed, with a 95 % interval of the difference.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ def main() -> None:
     folder = options.out / "trl_iteration.work"
     folder.mkdir(parents=True, exist_ok=True)
     size = 12
-    per_device = _fastest_micro_batch(folder, size, options)
+    way, tried = _fastest(folder, size, options)
     runs: list[dict[str, Any]] = []
     for seed in range(options.seeds):
-        runs.append(_run(folder, seed, size, per_device, options))
+        runs.append(_run(folder, seed, size, way, options))
         ours, theirs = runs[-1]["ours"], runs[-1]["trl"]
         print(f"seed {seed}: {_rate(ours):.0f} against {_rate(theirs):.0f} turns/s", flush=True)
     rates = [[_rate(run[side]) for run in runs] for side in ("ours", "trl")]
@@ -64,7 +65,8 @@ def main() -> None:
             "group size": size,
             "turns per episode": TURNS,
             "lr": options.lr,
-            "TRL's micro-batches": per_device,
+            "TRL's way": way,
+            "TRL's turns/s by way": tried,
             "quick": options.quick,
         },
         "hardware": hardware(options.threads),
@@ -78,14 +80,13 @@ def main() -> None:
     print(f"learning: {result['learning']}")
 
 
-def _spec(folder: Path, seed: int, size: int, per_device: int, options: Any) -> dict[str, Any]:
+def _spec(folder: Path, seed: int, size: int, options: Any) -> dict[str, Any]:
     return {
         "model": str((folder / f"clone-{seed}").resolve()),
         "scratch": str((folder / "scratch").resolve()),
         "seed": seed,
         "groups": options.groups,
         "group_size": size,
-        "per_device": per_device,
         "updates": options.updates,
         "lr": options.lr,
     }
@@ -96,22 +97,24 @@ def _clone(folder: Path, seed: int, options: Any) -> dict[str, Any]:
     return run_worker(sys.executable, "zoo_clone", spec, folder, options.threads)
 
 
-def _fastest_micro_batch(folder: Path, size: int, options: Any) -> int:
-    """TRL gets the size of micro-batches that it is fastest with here, tried on a few updates."""
+def _fastest(folder: Path, size: int, options: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """How TRL is fastest here, and the turns per second of all that was tried, on a few updates each."""
+    tried = [{"per_device": n, "reuse_cache": True} for n in (size, 2 * size, options.groups * size)]
     if options.quick:
-        return size
+        return tried[0], {}
     _clone(folder, 0, options)
-    rates = {}
-    for per_device in (size, 2 * size, options.groups * size):
-        spec = {**_spec(folder, 0, size, per_device, options), "updates": 4}
-        rates[per_device] = _rate(run_worker(options.trl_python, "iteration_trl", spec, folder, options.threads))
-    return max(rates, key=lambda n: rates[n])
+    tried.append({"per_device": 2 * size, "reuse_cache": False})
+    rates = []
+    for way in tried:
+        spec = {**_spec(folder, 0, size, options), **way, "updates": 4}
+        rates.append(_rate(run_worker(options.trl_python, "iteration_trl", spec, folder, options.threads)))
+    return tried[rates.index(max(rates))], {str(way): rate for way, rate in zip(tried, rates, strict=True)}
 
 
-def _run(folder: Path, seed: int, size: int, per_device: int, options: Any) -> dict[str, Any]:
+def _run(folder: Path, seed: int, size: int, way: dict[str, Any], options: Any) -> dict[str, Any]:
     """One seed: the clone, then both sides; who goes first changes with the seed."""
     clone = _clone(folder, seed, options)
-    spec = _spec(folder, seed, size, per_device, options)
+    spec = {**_spec(folder, seed, size, options), **way}
     sides = [("ours", sys.executable), ("trl", options.trl_python)]
     found: dict[str, Any] = {"clone": clone}
     for side, python in sides if seed % 2 == 0 else reversed(sides):
@@ -155,8 +158,8 @@ def _limit(runs: Sequence[dict[str, Any]], options: Any) -> dict[str, Any]:
     turns = sum(sum(run["ours"]["turns"][1:]) for run in runs)
     possible = turns / (operations / rate)
     return {
-        "what": "1 forward pass to play and 3 to learn over distinct tokens, logits of sampled tokens only, at the rate "
-        "of a large matmul",
+        "what": "1 forward pass to play and 3 to learn over distinct tokens, logits of sampled tokens only, at the "
+        "rate of a large matmul",
         "GFLOP per turn": operations / turns / 1e9,
         "matmul GFLOP/s": rate / 1e9,
         "turns/s": possible,
