@@ -1,9 +1,8 @@
 """The two benchmarks against TRL: the same work in both, in one run on one machine, reported as a ratio.
 
-How to run, on a machine that does nothing else::
+``make bench-trl`` runs both, on a machine that does nothing else. By hand::
 
-    python -m venv .venv-trl
-    .venv-trl/bin/python -m pip install -c constraints.txt -r tests/benchmarks/requirements-trl.txt
+    make .venv-trl/.installed
     .venv/bin/python -m tests.benchmarks.trl_update --out outputs/bench --trl-python .venv-trl/bin/python
     .venv/bin/python -m tests.benchmarks.trl_iteration --out outputs/bench --trl-python .venv-trl/bin/python
 

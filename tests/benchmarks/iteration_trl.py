@@ -2,7 +2,7 @@
 
 Each turn is one ``model.generate`` over all episodes, padded on the left. TRL's own loop for tools reads the whole
 history again at every turn; with ``reuse_cache`` this one hands ``generate`` the cache of the turn before, which is
-about as far as a user gets without writing an engine. Token ids are kept and never encoded again; what the world says is
+about as far as a user gets without writing an engine. Token ids are kept, never encoded again; what the world says is
 masked by ``env_mask``. Neither side uses vLLM. Rollout and update share one optimiser step, for which TRL needs no
 second pass for old log-probs. Settings are those of ``update_trl``.
 """
