@@ -142,6 +142,7 @@ def main() -> None:
         loss_type="dapo",
         scale_rewards="group",
         epsilon=0.2,
+        delta=3.0,  # our dual clip
         temperature=1.0,
         num_generations=spec["group_size"],
         per_device_train_batch_size=per_device,

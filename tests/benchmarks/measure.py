@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
+disable_progress_bar()  # models load in a moment
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -74,6 +74,7 @@ def make_trainer(spec: dict[str, Any], data: list[dict[str, Any]], per_device: i
         loss_type="dapo",
         scale_rewards="group",
         epsilon=0.2,
+        delta=3.0,  # our dual clip
         num_generations=spec["group_size"],
         per_device_train_batch_size=per_device,
         steps_per_generation=micro,
