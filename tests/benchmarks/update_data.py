@@ -4,6 +4,11 @@ Token ids are drawn at random, since speed does not depend on what they say. Wha
 rollouts: how long actions, observations and episodes are, and for how many turns the episodes of a group agree. The
 world is deterministic, so two episodes agree until their first different action, and a policy has favourites: among the
 actions it may take in a state, the k-th has probability ``(1 - spread) spread^k``.
+
+How much the rows of a group agree decides what computing every prefix once can save, so it must not be flattering. In
+real dreams of ``make demo`` (seed 0, 6 groups of 12), 50 % of the tokens were distinct prefixes with
+the cloned policy, which repeated 1.1 of 4.1 turns, and 13 % with the trained one (4.3 of 4.7 turns). The default here
+leaves about 65 % distinct: less agreement than at any time of that training.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ class Shape:
     action: tuple[int, int] = (6, 10)
     observation: tuple[int, int] = (36, 60)
     start: int = 48
-    spread: float = 0.5
+    spread: float = 0.3
     vocabulary: int = 2048
 
 

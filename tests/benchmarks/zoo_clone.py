@@ -29,7 +29,7 @@ def teacher_episode(seed: int) -> list[tuple[str, str]]:
     zoo, chance = Zoo(), random.Random(f"teacher/{seed}")
     observation, done, found = zoo.reset(-1 - seed), False, []
     while not done:
-        action = answer(zoo.animal) if chance.random() < SKILL else f"give {chance.choice(FOODS)}"
+        action = answer(zoo.animal) if chance.random() < SKILL else chance.choice(FOODS)
         found.append((observation, action))
         observation, _, done = zoo.step(action)
     return found
@@ -49,14 +49,15 @@ def tokens(chat: ChatFormat, episode: list[tuple[str, str]]) -> tuple[list[int],
 def make_clone(folder: Path, seed: int, steps: int) -> dict[str, Any]:
     """Writes a checkpoint and returns the last loss."""
     episodes = [teacher_episode(seed * 1000 + i) for i in range(600)]
-    tokenizer = train_tokenizer([text for e in episodes for pair in e for text in pair], VOCABULARY)
+    texts = [text for episode in episodes for pair in episode for text in pair]
+    tokenizer = train_tokenizer(texts + 1000 * FOODS, VOCABULARY)  # answers of a few tokens each
     chat = ChatFormat(tokenizer)
     data = [tokens(chat, episode) for episode in episodes]
     model: Any = build_model(MODEL, tokenizer, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     chance, loss = random.Random(seed), torch.zeros(())
     for _ in range(steps):
-        batch = chance.sample(data, 16)
+        batch = chance.sample(data, 8)
         width = max(len(ids) for ids, _ in batch)
         ids = torch.tensor([[*x, *[0] * (width - len(x))] for x, _ in batch])
         labels = torch.tensor([[*y, *[-100] * (width - len(y))] for _, y in batch])

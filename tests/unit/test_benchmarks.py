@@ -16,7 +16,7 @@ from tests.benchmarks.zoo import DIET, TURNS, Zoo, answer
 
 
 def test_keeper_who_knows_all_earns_one_and_who_knows_nothing_earns_zero() -> None:
-    for act, total in ((answer, 1.0), (lambda animal: "give hay", 0.0)):
+    for act, total in ((answer, 1.0), (lambda animal: "hay", 0.0)):
         zoo, earned, done = Zoo(), 0.0, False
         assert "zoo" in zoo.reset(3)
         while not done:
@@ -27,7 +27,7 @@ def test_keeper_who_knows_all_earns_one_and_who_knows_nothing_earns_zero() -> No
 
 
 def test_zoo_keeps_the_protocol_of_environments() -> None:
-    assert asyncio.run(check_env(ZooEnv(), Task("zoo/7", {"seed": "7"}), ["give hay"] * TURNS)) == []
+    assert asyncio.run(check_env(ZooEnv(), Task("zoo/7", {"seed": "7"}), ["hay"] * TURNS)) == []
 
 
 def test_rows_of_a_group_share_their_start_and_then_diverge_for_good() -> None:
