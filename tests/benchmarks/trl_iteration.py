@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--lr", type=float, default=5e-4)
+    parser.add_argument("--lr", type=float, default=1e-3)
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.updates, options.groups = 1, 3, 2
@@ -93,7 +93,7 @@ def _spec(folder: Path, seed: int, size: int, options: Any) -> dict[str, Any]:
 
 
 def _clone(folder: Path, seed: int, options: Any) -> dict[str, Any]:
-    spec = {"model": str((folder / f"clone-{seed}").resolve()), "seed": seed, "steps": 20 if options.quick else 120}
+    spec = {"model": str((folder / f"clone-{seed}").resolve()), "seed": seed, "steps": 20 if options.quick else 200}
     return run_worker(sys.executable, "zoo_clone", spec, folder, options.threads)
 
 

@@ -1,4 +1,4 @@
-"""The policy that both sides of ``trl_iteration`` start from: a clone of a keeper who seldom knows the right food.
+"""The policy that both sides of ``trl_iteration`` start from: a clone of a keeper who sometimes knows the right food.
 
 Written without the stages of either side, in plain PyTorch: what happens here is part of neither measurement.
 """
@@ -20,8 +20,8 @@ from tests.benchmarks.measure import worker_files
 from tests.benchmarks.zoo import FOODS, Zoo, answer
 
 MODEL = ModelSettings(hidden=192, layers=6, heads=3, kv_heads=3, mlp=512, context=512)
-VOCABULARY = 320  # few merges, or whole sentences would be one token each
-SKILL = 0.15  # how often the teacher knows
+VOCABULARY = 352  # few merges, or whole sentences would be one token each
+SKILL = 0.3  # how often the teacher knows
 
 
 def teacher_episode(seed: int) -> list[tuple[str, str]]:
