@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--documented", action="store_true", help="TRL reads all history at each turn, as its own loop")
     options = parser.parse_args()
     if options.quick:
         options.seeds, options.updates, options.groups = 1, 3, 2
@@ -101,14 +102,15 @@ def _fastest(folder: Path, size: int, options: Any) -> tuple[dict[str, Any], dic
     """How TRL is fastest here, and the turns per second of all that was tried, on a few updates each."""
     tried = [{"per_device": n, "reuse_cache": True} for n in (size, 2 * size, options.groups * size)]
     if options.quick:
-        return tried[0], {}
+        return tried[0] | {"reuse_cache": not options.documented}, {}
     _clone(folder, 0, options)
     tried.append({"per_device": 2 * size, "reuse_cache": False})
     rates = []
     for way in tried:
         spec = {**_spec(folder, 0, size, options), **way, "updates": 4}
         rates.append(_rate(run_worker(options.trl_python, "iteration_trl", spec, folder, options.threads)))
-    return tried[rates.index(max(rates))], {str(way): rate for way, rate in zip(tried, rates, strict=True)}
+    best = tried[-1] if options.documented else tried[rates.index(max(rates))]
+    return best, {str(way): rate for way, rate in zip(tried, rates, strict=True)}
 
 
 def _run(folder: Path, seed: int, size: int, way: dict[str, Any], options: Any) -> dict[str, Any]:
