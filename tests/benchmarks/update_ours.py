@@ -1,0 +1,99 @@
+"""Our side of ``trl_update``: ``PolicyModule`` learns from prepared rows under Lightning, as in the stage ``train``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from transformers import AutoModelForCausalLM
+
+from imagination.advantage import group_relative
+from imagination.module import PolicyModule, Update
+from imagination.settings import AlgorithmSettings, TrainSettings
+from imagination.stream import StepStream
+from policy.lm.batch import Row
+from real_envs.trajectory import Source
+from tests.benchmarks.measure import worker_files
+
+
+class _Clock(Callback):
+    """Seconds of each update, and the gradient of each optimiser step as the optimiser gets it."""
+
+    def __init__(self, keep_gradients: bool) -> None:
+        self.seconds: list[float] = []
+        self.gradients: list[dict[str, torch.Tensor]] = []
+        self._keep, self._start = keep_gradients, 0.0
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        if self._keep:
+            found = module.model.named_parameters()
+            self.gradients.append({name: p.grad.float().clone() for name, p in found if p.grad is not None})
+
+
+def rows_to_learn_from(data: list[dict[str, Any]]) -> list[Row]:
+    """The rows as our experience has them, advantages included."""
+    advantages, _ = group_relative(
+        torch.tensor([row["reward"] for row in data]),
+        torch.tensor([row["group"] for row in data]),
+        torch.ones(len(data), dtype=torch.bool),
+    )
+    return [
+        Row(
+            ids=row["ids"],
+            action_mask=[bool(mine) for mine in row["made"]],
+            source=Source.DREAM,
+            behavior_logprobs=[x if mine else float("nan") for x, mine in zip(row["old"], row["made"], strict=True)],
+            advantages=[advantage * mine for mine in row["made"]],
+            rl_weight=[float(mine) for mine in row["made"]],
+            rewards=[0.0] * len(row["ids"]),
+        )
+        for row, advantage in zip(data, advantages.tolist(), strict=True)
+    ]
+
+
+def main() -> None:
+    spec, out = worker_files()
+    warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    model: Any = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"]))
+    rows = rows_to_learn_from(json.loads(Path(spec["rows"]).read_text()))
+    settings = TrainSettings(epochs=spec["epochs"], minibatches=spec["minibatches"], lr=spec["lr"])
+    records: list[dict[str, float]] = []
+    module = PolicyModule(model, AlgorithmSettings(), settings, lambda _, metrics: records.append(dict(metrics)))
+    clock = _Clock(bool(spec.get("gradients")))
+    trainer = L.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        callbacks=[clock],
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(module, StepStream(spec["updates"], lambda: module.updates_done, lambda i: Update(i, rows)))
+    if spec.get("gradients"):
+        torch.save(clock.gradients, spec["gradients"])
+    losses = [record["policy_loss"] for record in records]
+    out.write_text(json.dumps({"seconds": clock.seconds, "losses": losses, "advantages": _advantages(rows)}))
+
+
+def _advantages(rows: list[Row]) -> list[float]:
+    return [max(row.advantages, key=abs) for row in rows]
+
+
+if __name__ == "__main__":
+    main()
