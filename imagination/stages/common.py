@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from transformers.utils.logging import disable_progress_bar
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
+from imagination.stages.engines import Engines, drafts_from
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint, with_lora
 from policy.lm.engine import Engine
-from policy.lm.inprocess import InProcessEngine
 from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
-from policy.lm.settings import EngineSettings, ModelSettings
-from policy.lm.vllm_engine import VllmEngine
+from policy.lm.settings import ModelSettings
+from real_envs.trajectory import Trajectory
 from worldmodel.text import TextWorldModel
 
 
@@ -96,27 +96,26 @@ def context_of(model: Any, settings: ModelSettings) -> int:
     return min(settings.context, int(model.config.max_position_embeddings))
 
 
-def make_engine(model: Any, chat: ChatFormat, context: int, settings: EngineSettings) -> Engine:
-    """What samples from a model of this process; a server is not asked for that, whatever the settings say.
-
-    Raises:
-        EngineUnavailable: vLLM is chosen and not there.
-    """
-    if settings.name == "vllm":
-        return VllmEngine(model, chat.tokenizer, context, settings)
-    return InProcessEngine(model, context)
-
-
-def make_agent(model: Any, chat: ChatFormat, config: Config, temperature: float, name: str) -> LanguageModelAgent:
+def make_agent(
+    engines: Engines, model: Any, chat: ChatFormat, config: Config, temperature: float, name: str
+) -> LanguageModelAgent:
     """A policy that plays, sampling from ``model`` as it was when its engine's weights were last updated."""
-    engine = make_engine(model, chat, context_of(model, config.policy), config.engine)
+    engine = engines.make(model, chat, context_of(model, config.policy))
     return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
 
 
-def load_world_model(run: RunFolder, config: Config, temperature: float, served: bool = True) -> TextWorldModel:
+def load_world_model(
+    engines: Engines,
+    run: RunFolder,
+    config: Config,
+    temperature: float,
+    log: Sequence[Trajectory] = (),
+    served: bool = True,
+) -> TextWorldModel:
     """The run's world model, ready to predict.
 
     Args:
+        log: where to look up guesses at its predictions.
         served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
     """
     folder, stage = run.model("worldmodel"), "fit-world-model"
@@ -127,7 +126,7 @@ def load_world_model(run: RunFolder, config: Config, temperature: float, served:
     else:
         model, chat = load_model(folder, stage, config.worldmodel)
         model.requires_grad_(False)
-        engine = make_engine(model, chat, context_of(model, config.worldmodel), config.engine)
+        engine = engines.make(model, chat, context_of(model, config.worldmodel), drafts_from(log, chat))
         version = weights_version(model)
     return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature)
 

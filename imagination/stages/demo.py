@@ -15,6 +15,7 @@ from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import collect
 from imagination.stages.common import fingerprint, give_back_memory, load_model, make_agent, weights_version
+from imagination.stages.engines import Engines
 from imagination.stages.evaluate import evaluate, play_real
 from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.report import report
@@ -92,7 +93,7 @@ def _control(config: Config, folder: Path) -> dict[str, Any]:
 async def _play_control(config: Config, run: RunFolder) -> dict[str, Any]:
     tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
     model, chat = load_model(run.model("policy"), "train", config.policy)
-    agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
+    agent = make_agent(Engines(config.engine), model, chat, config, config.evaluate.temperature, "policy")
     before = real_steps_taken()
     result: dict[str, Any] = {}
     for split in ("train", "heldout"):

@@ -15,6 +15,8 @@ from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import refuse_foreign_log
 from imagination.stages.common import finish, load_model, load_world_model, make_agent, need, open_run, weights_version
+from imagination.stages.engines import Engines
+from imagination.stages.fit import read_log
 from imagination.stages.progress import bar
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
@@ -44,10 +46,11 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
-    world = load_world_model(run, config, config.dream.temperature)
+    engines = Engines(config.engine)
+    world = load_world_model(engines, run, config, config.dream.temperature, read_log(run, config)[0])
     for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
         model, chat = load_model(run.model(folder), stage, config.policy)
-        agent = make_agent(model, chat, config, config.evaluate.temperature, "policy")
+        agent = make_agent(engines, model, chat, config, config.evaluate.temperature, "policy")
         version = weights_version(model)
         results: dict[str, Any] = {}
         for split in ("train", "heldout"):

@@ -23,6 +23,7 @@ from imagination.stages.common import (
     open_run,
     resume_from,
 )
+from imagination.stages.engines import Engines
 from imagination.stream import StepStream, SupervisedBatches
 from imagination.supervised import SupervisedModule
 from policy.lm.backbone import build_model, load_checkpoint, save_checkpoint
@@ -71,13 +72,13 @@ def fit_world_model(config: Config, folder: Path) -> None:
         rows = fitting(rows, context_of(model, config.worldmodel), "worldmodel.context")
         supervise(run, "fit_world_model", model, tokenizer, rows, config.fit, config.seed)
         save_checkpoint(model, tokenizer, run.model("worldmodel"))
-        run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, held)})
+        run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, train, held)})
     finish(run, "fit_world_model")
 
 
-def _measure(run: RunFolder, config: Config, held: Sequence[Trajectory]) -> dict[str, Any]:
+def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: Sequence[Trajectory]) -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
-    world_model = load_world_model(run, config, temperature=0.0, served=False)
+    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False)
     metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model, held)))
     store = TrajectoryStore.open(run.log)
     try:

@@ -31,11 +31,14 @@ from imagination.stages.common import (
     resume_from,
     weights_version,
 )
+from imagination.stages.engines import Engines
 from imagination.stages.fit import cut, read_log
 from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
+from policy.lm.engine import Engine
+from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import Env, Task
 from real_envs.isolation import real_steps_taken
@@ -53,6 +56,7 @@ class World:
     source: Source
     version: str | None
     concurrency: int
+    engine: Engine | None = None
     close: Callable[[], Any] | None = None
 
 
@@ -104,8 +108,9 @@ def _train(run: RunFolder, config: Config) -> None:
     def count() -> None:
         run.update({"real_steps": {"train": earlier + real_steps_taken() - before}})
 
-    world = _dream(run, config, starts) if config.train.world == "dream" else _real(run, config)
-    agent = make_agent(model, chat, config, temperature=1.0, name="policy")
+    engines = Engines(config.engine)
+    world = _dream(engines, run, config, log, starts) if config.train.world == "dream" else _real(run, config)
+    agent = make_agent(engines, model, chat, config, temperature=1.0, name="policy")
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     module = PolicyModule(
         model,
@@ -130,10 +135,12 @@ def _train(run: RunFolder, config: Config) -> None:
     run.update({"dreamed_turns": int(dreamed)})
 
 
-def _dream(run: RunFolder, config: Config, starts: Mapping[str, Start]) -> World:
-    model = load_world_model(run, config, config.dream.temperature)
+def _dream(
+    engines: Engines, run: RunFolder, config: Config, log: Sequence[Trajectory], starts: Mapping[str, Start]
+) -> World:
+    model = load_world_model(engines, run, config, config.dream.temperature, log)
     guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
-    return World(lambda: DreamEnv(model, starts, guard), Source.DREAM, model.version, concurrency=64)
+    return World(lambda: DreamEnv(model, starts, guard), Source.DREAM, model.version, 64, model.engine)
 
 
 def _real(run: RunFolder, config: Config) -> World:
@@ -161,6 +168,8 @@ class Player:
         self.agent.engine.update_weights()
         chance = random.Random(f"{self.config.seed}/{index}")
         episodes = self._episodes(index, chance)
+        engine = self.world.engine if isinstance(self.world.engine, InProcessEngine) else None
+        earlier = copy.copy(engine.counts) if engine else None
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         played = asyncio.run(
             play_all(
@@ -194,7 +203,12 @@ class Player:
             row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, rows, {**self._measure(played), **realised_shares(rows)})
+        metrics = {**self._measure(played), **realised_shares(rows)}
+        if engine and earlier:
+            done = engine.counts.since(earlier)
+            metrics["draft_acceptance"] = done.accepted / max(1, done.drafted)
+            metrics["tokens_per_step"] = done.generated / max(1, done.steps)
+        return Update(index, rows, metrics)
 
     def _episodes(self, index: int, chance: random.Random) -> list[Episode]:
         settings = self.config.train

@@ -59,8 +59,6 @@ class Drafts:
         self._corpus = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         self._tables = {n: _table(self._corpus, n) for n in LENGTHS}
         self._records = {n: _Record() for n in LENGTHS}
-        self.proposed = 0
-        self.accepted = 0
 
     def propose(self, ids: np.ndarray, stop: int, limit: int) -> Draft | None:
         """What may follow ``ids``, at most ``limit`` tokens and not beyond ``stop``; ``None`` without an idea."""
@@ -83,8 +81,6 @@ class Drafts:
 
     def observe(self, draft: Draft, accepted: int) -> None:
         """Learns from what became of a guess how long the next one should be."""
-        self.proposed += len(draft.ids)
-        self.accepted += accepted
         self._records[draft.match].observe(accepted)
 
     def _lookup(self, ids: np.ndarray, n: int) -> int | None:

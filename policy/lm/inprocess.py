@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -97,12 +97,20 @@ class Counts:
         fed: tokens run through the model, those of rejected drafts included.
         reused: prompt tokens whose keys and values were there already.
         steps: forward passes.
+        drafted: tokens that drafts proposed.
+        accepted: those of them that were what would have been sampled anyway.
     """
 
     generated: int = 0
     fed: int = 0
     reused: int = 0
     steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def since(self, earlier: Counts) -> Counts:
+        """What was done after ``earlier``, a copy of these counts."""
+        return Counts(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 class InProcessEngine:
@@ -361,6 +369,8 @@ class InProcessEngine:
         kept = int(wrong[0]) + 1 if len(wrong) else len(ids)
         if request.draft is not None and self.drafts is not None:
             self.drafts.observe(request.draft, kept - 1)
+            self.counts.drafted += len(request.draft.ids)
+            self.counts.accepted += kept - 1
         ids, logprobs = ids[:kept], logprobs[:kept]
         if not np.isfinite(logprobs).all():
             return EngineFailure("the model's log-probs are not finite")

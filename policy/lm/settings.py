@@ -60,7 +60,8 @@ class EngineSettings:
             a server for the world model's tokens and runs the policy in process.
         slots: how many completions run at the same time.
         memory_gib: for cached keys and values, of each engine.
-        dtype: that vllm computes in, whatever the trained model has; auto follows the checkpoint.
+        dtype: to compute in; auto is the dtype of the trained model, with which log-probs agree best.
+        drafts: guess what the world model will write from the log, which is faster and changes no word (inprocess).
         gpu_memory_utilization: share of the GPU that vllm may take in all, in place of memory_gib; 0 leaves it to that.
         eager: vllm runs without compiling: starts in seconds; false is faster on GPUs once it has started.
         url: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai).
@@ -72,7 +73,8 @@ class EngineSettings:
     name: Literal["inprocess", "vllm", "openai"] = "inprocess"
     slots: int = 64
     memory_gib: float = 2.0
-    dtype: str = "float32"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    drafts: bool = True
     gpu_memory_utilization: float = 0.0
     eager: bool = True
     url: str = ""

@@ -62,7 +62,9 @@ class VllmEngine:
         self._vllm = _import_vllm()
         with tempfile.TemporaryDirectory() as folder, undisturbed():
             describe(model, tokenizer, Path(folder))
-            self._llm = _start(self._vllm, folder, context, settings or EngineSettings(name="vllm"))
+            settings = settings or EngineSettings(name="vllm")
+            dtype = str(model.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
+            self._llm = _start(self._vllm, folder, context, dtype, settings)
         # vLLM's own finalizer ends the process groups of all engines of this process, and with them the other model's
         self._llm.engine_core._finalizer.detach()
         weakref.finalize(self, stop, self._llm.engine_core.engine_core).atexit = False
@@ -212,7 +214,7 @@ def _import_vllm() -> Any:
     return vllm
 
 
-def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> Any:
+def _start(vllm: Any, folder: str, context: int, dtype: str, settings: EngineSettings) -> Any:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -225,7 +227,7 @@ def _start(vllm: Any, folder: str, context: int, settings: EngineSettings) -> An
     arguments = EngineArgs(
         model=folder,
         load_format="dummy",  # the weights follow from the module
-        dtype=settings.dtype,
+        dtype=dtype,  # vLLM's own auto would take fp16 for fp32 weights
         max_model_len=context,
         max_num_seqs=settings.slots,
         enable_prefix_caching=True,

@@ -91,14 +91,13 @@ def main() -> None:
         same += sum(a == b for a, b in zip(*texts.values(), strict=False))
         total += max(map(len, texts.values()))
     world = both[True].world
-    assert world.drafts is not None
     row = {
         "what": "dreamed turns/s with drafts from the log against without, trained TextWorld models",
         "target": "report",
         "ratio": statistics.median(rates[True]) / statistics.median(rates[False]),
         "ours": rates[True],
         "theirs": rates[False],
-        "acceptance": world.drafts.accepted / world.drafts.proposed,
+        "acceptance": world.counts.accepted / world.counts.drafted,
         "tokens_a_step_and_episode": world.counts.generated / world.counts.steps,
         "steps": {"with": world.counts.steps, "without": both[False].world.counts.steps},
         "reused_prompt_share": world.counts.reused / (world.counts.reused + world.counts.fed),

@@ -1,0 +1,57 @@
+"""What samples tokens in a run: the engine that the settings name, for each model one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from imagination.settings import UserError
+from policy.lm.drafts import Drafts
+from policy.lm.engine import Engine
+from policy.lm.inprocess import InProcessEngine, MemoryTooSmall, Turnstile
+from policy.lm.render import ChatFormat, render_for_world_model
+from policy.lm.settings import EngineSettings
+from policy.lm.vllm_engine import VllmEngine
+from real_envs.trajectory import Trajectory
+
+
+class Engines:
+    """Makes engines that share the device of this process."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._turnstile = Turnstile()
+
+    def make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
+        """What samples from a model of this process; a server is not asked for that, whatever the settings say.
+
+        Args:
+            drafts: guesses for the engine in process; vLLM has ways of its own.
+
+        Raises:
+            EngineUnavailable: vLLM is chosen and not there.
+            UserError: one sequence does not fit the memory.
+        """
+        settings = self.settings
+        if settings.name == "vllm":
+            return VllmEngine(model, chat.tokenizer, context, settings)
+        dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        try:
+            return InProcessEngine(
+                model,
+                context,
+                settings.slots,
+                settings.memory_gib,
+                dtype,
+                drafts=drafts if settings.drafts else None,
+                turnstile=self._turnstile,
+            )
+        except MemoryTooSmall as error:
+            raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+
+
+def drafts_from(log: Sequence[Trajectory], chat: ChatFormat) -> Drafts:
+    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what."""
+    return Drafts([render_for_world_model(chat, trajectory).ids for trajectory in log])
