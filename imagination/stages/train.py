@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ def _train(run: RunFolder, config: Config) -> None:
     save_checkpoint(model, chat.tokenizer, run.model("policy"))
     count()
     dreamed = sum(line.get("turns", 0) for line in run.metrics("train")) if world.source is Source.DREAM else 0
-    run.update({"dreamed_turns": int(dreamed)})
+    run.update({"dreamed_turns": int(dreamed), "speed": player.speed()})
 
 
 def _dream(
@@ -161,15 +162,18 @@ class Player:
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
+    seconds: float = 0.0
+    turns: int = 0
 
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights."""
         settings = self.config.train
         self.agent.engine.update_weights()
+        if isinstance(self.world.engine, InProcessEngine):
+            self.world.engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
         episodes = self._episodes(index, chance)
-        engine = self.world.engine if isinstance(self.world.engine, InProcessEngine) else None
-        earlier = copy.copy(engine.counts) if engine else None
+        begin = time.perf_counter()
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         played = asyncio.run(
             play_all(
@@ -181,6 +185,8 @@ class Player:
                 self.world.concurrency,
             )
         )
+        self.seconds += time.perf_counter() - begin
+        self.turns += sum(len(t.own_turns) for t in played)
         self.count_real_steps()
         if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -203,12 +209,17 @@ class Player:
             row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        metrics = {**self._measure(played), **realised_shares(rows)}
-        if engine and earlier:
-            done = engine.counts.since(earlier)
-            metrics["draft_acceptance"] = done.accepted / max(1, done.drafted)
-            metrics["tokens_per_step"] = done.generated / max(1, done.steps)
-        return Update(index, rows, metrics)
+        return Update(index, rows, {**self._measure(played), **realised_shares(rows)})
+
+    def speed(self) -> dict[str, float]:
+        """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
+        found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
+        if isinstance(self.world.engine, InProcessEngine):
+            counts = self.world.engine.counts
+            found["tokens_per_step"] = counts.generated / max(1, counts.steps)
+            if counts.drafted:
+                found["draft_acceptance"] = counts.accepted / counts.drafted
+        return found
 
     def _episodes(self, index: int, chance: random.Random) -> list[Episode]:
         settings = self.config.train

@@ -200,7 +200,7 @@ class LeanDecoder:
         numpy_positions = feed.positions()
         positions = torch.from_numpy(numpy_positions).to(device)
         rotation = self._rotation[positions][:, None]
-        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.dtype, device)
+        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.dtype, device)
         x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
@@ -213,7 +213,7 @@ class LeanDecoder:
             if index == last and len(feed.wanted) < len(feed.tokens):
                 wanted = torch.from_numpy(feed.wanted).to(device)
                 x, q = x[wanted], q[wanted]
-                blocks = _only(feed, numpy_positions, self.dtype, device)
+                blocks = _only(feed, numpy_positions, self.heads // self.kv_heads, self.dtype, device)
             seen = blocks.attend(q, keys, values)
             x = torch.addmm(x, seen.flatten(1), layer.out.T)
             gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
@@ -240,11 +240,11 @@ class LeanDecoder:
         return F.linear(hidden, self._head, self._head_bias).float()
 
 
-def _only(feed: Feed, positions: np.ndarray, dtype: torch.dtype, device: torch.device) -> Blocks:
+def _only(feed: Feed, positions: np.ndarray, group: int, dtype: torch.dtype, device: torch.device) -> Blocks:
     """The plan for the wanted tokens alone; those of a row are neighbours, as they are its last ones."""
     row = np.repeat(np.arange(len(feed.slots)), feed.counts)[feed.wanted]
     rows, first, counts = np.unique(row, return_index=True, return_counts=True)
-    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, dtype, device)
+    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, group, dtype, device)
 
 
 def _weight(projection: Any) -> torch.Tensor:

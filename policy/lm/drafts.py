@@ -58,6 +58,10 @@ class Drafts:
         parts = [np.asarray([*ids, *gap], dtype=np.int64) for ids in sequences]
         self._corpus = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
         self._tables = {n: _table(self._corpus, n) for n in LENGTHS}
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets what it learned about the lengths of guesses."""
         self._records = {n: _Record() for n in LENGTHS}
 
     def propose(self, ids: np.ndarray, stop: int, limit: int) -> Draft | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -71,6 +71,9 @@ class _Slots:
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    stop: np.ndarray
+    limit: np.ndarray  # length of the prompt and the longest answer
+    by_hand: np.ndarray  # whether each token needs a look of its own
 
     @classmethod
     def empty(cls, slots: int, context: int) -> _Slots:
@@ -85,6 +88,9 @@ class _Slots:
             temperature=np.ones(slots, dtype=np.float32),
             top_k=np.zeros(slots, dtype=np.int64),
             top_p=np.ones(slots),
+            stop=np.zeros(slots, dtype=np.int64),
+            limit=np.zeros(slots, dtype=np.int64),
+            by_hand=np.zeros(slots, dtype=bool),
         )
 
 
@@ -107,10 +113,6 @@ class Counts:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
-
-    def since(self, earlier: Counts) -> Counts:
-        """What was done after ``earlier``, a copy of these counts."""
-        return Counts(*(now - then for now, then in zip(astuple(self), astuple(earlier), strict=True)))
 
 
 class InProcessEngine:
@@ -179,6 +181,15 @@ class InProcessEngine:
         """See ``Engine``. Call it between rollouts, after the model's weights changed."""
         self.version += 1
         self._stale = True
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets all text and what drafts learned, so that what follows does not depend on what was asked before.
+
+        A seed decides a text anyway, but only up to rounding: other batches round in another way.
+        """
+        if self.drafts is not None:
+            self.drafts.reset()
         self._slot_of.clear()
         self._free = set(range(self.slots)) - set(self._running)
         self._state.fed[:] = 0
@@ -292,6 +303,8 @@ class InProcessEngine:
             sampling.top_k,
             sampling.top_p,
         )
+        state.stop[slot], state.limit[slot] = sampling.stop, n + sampling.max_tokens
+        state.by_hand[slot] = self.drafts is not None or bool(sampling.stop_strings)
         self._propose(slot, request)
         return True
 
@@ -301,7 +314,7 @@ class InProcessEngine:
         request.draft = None
         if self.drafts is None:
             return
-        room = int(state.prompt[slot]) + request.sampling.max_tokens - length - 1  # one is sampled behind the draft
+        room = int(state.limit[slot]) - length - 1  # one is sampled behind the draft
         request.draft = self.drafts.propose(state.ids[slot, :length], request.sampling.stop, room)
         if request.draft is not None:
             n = len(request.draft.ids)
@@ -332,9 +345,10 @@ class InProcessEngine:
         self.counts.fed += len(rows)
         outcomes: dict[int, Completion | Exception] = {}
         bounds = np.searchsorted(rows[wanted], np.arange(len(slots) + 1))
+        gone_on = self._go_on(slots, ids, logprobs, bounds)
         for row, slot in enumerate(slots.tolist()):
             low, high = bounds[row], bounds[row + 1]
-            if low < high:
+            if low < high and not gone_on[row]:
                 outcome = self._accept(slot, ids[low:high], logprobs[low:high])
                 if outcome is not None:
                     outcomes[slot] = outcome
@@ -359,6 +373,23 @@ class InProcessEngine:
             )
             ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
         return ids, logprobs
+
+    def _go_on(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+        """Keeps the one token of each row that just goes on, all at once; ``[row]``, which ones these are.
+
+        Most rows of most steps: one by one they would take longer than some layers of a small model.
+        """
+        state, at = self._state, np.minimum(bounds[:-1], len(ids) - 1)
+        one, lengths = bounds[1:] - bounds[:-1] == 1, state.length[slots]
+        if not len(ids):
+            return one
+        mundane: np.ndarray = one & ~state.by_hand[slots] & (lengths + 1 < state.limit[slots])
+        mundane &= (ids[at] != state.stop[slots]) & np.isfinite(logprobs[at])
+        at, slots, lengths = at[mundane], slots[mundane], lengths[mundane]
+        state.ids[slots, lengths], state.logprobs[slots, lengths] = ids[at], logprobs[at]
+        state.fed[slots] = lengths
+        state.length[slots] = state.end[slots] = lengths + 1
+        return mundane
 
     def _accept(self, slot: int, ids: np.ndarray, logprobs: np.ndarray) -> Completion | Exception | None:
         """Keeps sampled tokens up to the first that differs from the draft; returns what ends the request, if so."""
@@ -385,7 +416,7 @@ class InProcessEngine:
         state.length[slot] = state.end[slot] = end
         state.fed[slot] = end - 1  # the last token was sampled, not read
         stopped = bool(len(stops)) or string_end is not None
-        if stopped or end - prompt >= request.sampling.max_tokens:
+        if stopped or end >= state.limit[slot]:
             self.counts.generated += end - prompt
             made = slice(prompt, end)
             return Completion(

@@ -25,6 +25,7 @@ def sample(
         ids ``[row]`` and their log-probs ``[row]`` under the distribution sampled from (at temperature 1 where greedy).
     """
     greedy = temperature == 0
+    any_greedy = bool(greedy.any())
     scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
     if top_k is not None or top_p is not None:
         scaled = torch.where(greedy[:, None], scaled, truncated(scaled, top_k, top_p))
@@ -33,7 +34,7 @@ def sample(
     # scaled by the total, so that rounding never leaves the number above the last step
     drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    ids = torch.where(greedy, logits.argmax(-1), drawn)
+    ids = torch.where(greedy, logits.argmax(-1), drawn) if any_greedy else drawn
     return ids, logprobs.gather(-1, ids[:, None])[:, 0]
 
 

@@ -56,7 +56,7 @@ class Rectangle:
     Attributes:
         slots: a slice of neighbouring slots, or their indices: keys of a slice are read in place.
         queries: ``[row, width]`` indices into the flat tokens; where ``real`` is false, any valid index.
-        mask: ``[row, 1, width, visible]``, 0 where a query may see a position and -inf elsewhere.
+        mask: ``[row, 1, group * width, visible]``, 0 where a query may see a position and -inf elsewhere.
         real: flat positions in the rectangle that hold real queries, in the order of ``targets``.
         targets: the flat tokens that they are.
         visible: how many positions any row can see.
@@ -75,7 +75,8 @@ class Rectangle:
 class Blocks:
     """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
 
-    Rows are grouped by block length (in powers of two), so that one long prompt does not pad a batch of decoding rows.
+    ``group`` query heads share each head of keys. Rows are grouped by block length (in powers of two), so that one long
+    prompt does not pad a batch of decoding rows.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Blocks:
         slots: np.ndarray,
         starts: np.ndarray,
         counts: np.ndarray,
+        group: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -93,7 +95,9 @@ class Blocks:
             rows = np.flatnonzero(kinds == kind)
             rows = rows[np.argsort(slots[rows])]
             self.rectangles.append(
-                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), dtype, device)
+                _rectangle(
+                    slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, dtype, device
+                )
             )
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -115,8 +119,8 @@ class Blocks:
             k, v = keys[part.slots, :, : part.visible], values[part.slots, :, : part.visible]
             # query heads that share keys become further queries of them: [row, head, group * width, dim]
             block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
-            mask = part.mask if group == 1 else part.mask.repeat(1, 1, group, 1)
-            seen = F.scaled_dot_product_attention(block.reshape(rows, heads, group * width, dim), k, v, attn_mask=mask)
+            block = block.reshape(rows, heads, group * width, dim)
+            seen = F.scaled_dot_product_attention(block, k, v, attn_mask=part.mask)
             seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
             if part.whole:
                 return seen
@@ -132,6 +136,7 @@ def _rectangle(
     counts: np.ndarray,
     first: np.ndarray,
     total: int,
+    group: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Rectangle:
@@ -150,6 +155,7 @@ def _rectangle(
     positions[place] = np.where(inside, starts[:, None] + columns, 0)
     allowed = torch.from_numpy(positions).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+    mask = mask.expand(-1, -1, group, -1) if width == 1 else mask.repeat(1, 1, group, 1)
     real = (place[:, None] * width + columns)[inside]
     targets = queries[place][inside]
     size = height * width
