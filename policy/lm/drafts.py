@@ -17,6 +17,7 @@ import numpy as np
 # after a word that differs.
 LENGTHS = (48, 24, 12, 6, 3)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
+_POWERS = np.array([pow(int(_PRIME), max(LENGTHS) - 1 - j, 1 << 64) for j in range(max(LENGTHS))], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Drafts:
 
     def _lookup(self, ids: np.ndarray, n: int) -> int | None:
         hashes, follows = self._tables[n]
-        key = _hashes(ids[-n:], n)[0]
+        key = ((ids[-n:] + 2).astype(np.uint64) * _POWERS[-n:]).sum()
         at = int(np.searchsorted(hashes, key))
         # equal hashes of different tokens give a wrong guess, which costs time and nothing else
         return int(follows[at]) if at < len(hashes) and hashes[at] == key else None
