@@ -77,7 +77,9 @@ class Dreams:
         for engine in (self.world, self.policy):
             per_token, per_logit = token_seconds(engine.model.config, engine.model.dtype, seconds=seconds)
             spent += engine.counts.fed * per_token + engine.counts.generated * per_logit
-        return Limit(self.turns / spent, "what both models read and wrote costs only its matrix products, as above")
+        return Limit(
+            self.turns / spent, "what both models read and wrote without drafts costs only its matrix products"
+        )
 
 
 def main() -> None:

@@ -55,8 +55,8 @@ def dream_limits(shape: Shape, dtype: torch.dtype, device: str = "cpu", seconds:
         "limit": Limit(1 / turn, "tokens cost only their matrix products, at the best batch size of this machine"),
         "decode_limit": Limit(
             shape.episodes / decoded,
-            f"as above, but sampled tokens come one by one: products at {shape.episodes} rows, and all keys and values "
-            "read once a token at the speed of copying memory",
+            f"sampled tokens come one by one: products at {shape.episodes} rows, and keys and values of all "
+            "episodes read once a token at the speed of copying memory",
         ),
     }
 
