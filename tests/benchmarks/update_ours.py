@@ -6,7 +6,6 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,17 +78,13 @@ def rows_to_learn_from(data: list[dict[str, Any]]) -> list[Row]:
 
 def learn(
     model: Any, rows: list[Row], settings: TrainSettings, updates: int, keep_gradients: bool = False
-) -> tuple[Clock, list[float]]:
-    """Learns ``updates`` times from the same rows, where the model is; returns times and losses of the updates."""
+) -> tuple[Clock, list[dict[str, float]]]:
+    """Learns ``updates`` times from the same rows, on the model's device; returns times and metrics of the updates."""
     warnings.filterwarnings("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     clock = Clock(keep_gradients)
-    losses: list[float] = []
-
-    def record(_: int, metrics: Mapping[str, float]) -> None:
-        losses.append(metrics["policy_loss"])
-
-    module = PolicyModule(model, AlgorithmSettings(), settings, record)
+    records: list[dict[str, float]] = []
+    module = PolicyModule(model, AlgorithmSettings(), settings, lambda _, metrics: records.append(dict(metrics)))
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="gpu" if model.device.type == "cuda" else "cpu",
@@ -101,7 +96,7 @@ def learn(
         enable_progress_bar=False,
     )
     trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows)))
-    return clock, losses
+    return clock, records
 
 
 def main() -> None:
@@ -109,9 +104,10 @@ def main() -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"]))
     rows = rows_to_learn_from(json.loads(Path(spec["rows"]).read_text()))
     settings = TrainSettings(epochs=spec["epochs"], minibatches=spec["minibatches"], lr=spec["lr"])
-    clock, losses = learn(model, rows, settings, spec["updates"], bool(spec.get("gradients")))
+    clock, records = learn(model, rows, settings, spec["updates"], bool(spec.get("gradients")))
     if spec.get("gradients"):
         torch.save(clock.gradients, spec["gradients"])
+    losses = [record["policy_loss"] for record in records]
     advantages = [max(row.advantages, key=abs) for row in rows]
     out.write_text(json.dumps({"seconds": clock.seconds, "losses": losses, "advantages": advantages}))
 
