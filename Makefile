@@ -19,7 +19,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test vllm-cpu bench bench-gpu bench-trl clean $(STAGES)
+.PHONY: help install test vllm-cpu bench bench-gpu clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -72,9 +72,16 @@ $(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
 	$(TRL_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/benchmarks/requirements-trl.txt
 	@touch $@
 
-bench-trl: $(STAMP) $(TRL_STAMP)  ## speed against TRL, as ratios, on a quiet machine; ARGS=--quick only tries it
-	$(BIN)/python -m tests.benchmarks.trl_update --out outputs/bench --trl-python $(TRL_VENV)/bin/python $(ARGS)
-	$(BIN)/python -m tests.benchmarks.trl_iteration --out outputs/bench --trl-python $(TRL_VENV)/bin/python $(ARGS)
+bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL, on a quiet machine; ARGS=--quick only tries it
+	$(BIN)/python -m tests.benchmarks.rollouts --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
+	$(BIN)/python -m tests.benchmarks.dreams $(ARGS)
+	$(BIN)/python -m tests.benchmarks.trl_update --trl-python $(TRL_VENV)/bin/python $(ARGS)
+	$(BIN)/python -m tests.benchmarks.trl_iteration --trl-python $(TRL_VENV)/bin/python $(ARGS)
+	$(BIN)/python -m tests.benchmarks.table
+
+bench-gpu: $(STAMP)  ## speed of a 0.5B model on a CUDA card; ARGS=--tiny only tries it, on a CPU
+	$(BIN)/python -m tests.benchmarks.gpu $(ARGS)
+	$(BIN)/python -m tests.benchmarks.table
 
 clean:  ## remove environments, caches and build output; outputs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,18 +1,17 @@
-"""The two benchmarks against TRL: the same work in both, in one run on one machine, reported as a ratio.
+"""How fast dreams and updates are: the same work by us and by others, in one run on one machine, reported as a ratio.
 
-``make bench-trl`` runs both, on a machine that does nothing else. By hand::
+``make bench`` runs all of it on a machine that does nothing else, ``make bench-gpu`` the part for a CUDA card; both end
+with ``table``. ``ARGS=--quick`` does everything once and small, to see that it works: its ratios mean nothing. Each
+benchmark is also a command of its own, ``python -m tests.benchmarks.<name>``, with ``--help``.
 
-    make .venv-trl/.installed
-    .venv/bin/python -m tests.benchmarks.trl_update --out outputs/bench --trl-python .venv-trl/bin/python
-    .venv/bin/python -m tests.benchmarks.trl_iteration --out outputs/bench --trl-python .venv-trl/bin/python
+``rollouts``       dreamed turns against ``generate`` and vLLM, random models (``race``, ``dreaming``, ``limits``)
+``dreams``         the same engine with and without drafts, models trained on TextWorld
+``trl_update``     rows to weights, against TRL: ``update_data`` makes rows, ``update_ours`` and ``update_trl`` learn
+``trl_iteration``  play and learn, against TRL: ``zoo`` is the world, ``zoo_clone`` the policy that both start from
+``gpu``            dreams and updates of a model of half a billion parameters
 
-Both take ``--threads`` and ``--quick`` (everything once and small, in less than a minute; its ratio means nothing), and
-write one JSON file into ``--out``. Nothing here is asserted in a test as seconds: the ratio of one run is the result.
-
-TRL lives in an environment of its own and shares torch, transformers and all other pins with ours. Each side runs in
-processes of its own, in turns, so that neither suffers what the other left behind (threads, memory, caches).
-
-``trl_update`` (rows to weights): ``update_data`` makes rows, ``update_ours`` and ``update_trl`` learn from them.
-``trl_iteration`` (play and learn): ``zoo`` is the world, ``zoo_clone`` makes the policy that both sides start from,
-``iteration_ours`` and ``iteration_trl`` train it. ``measure`` holds what both need.
+Nothing here is asserted in a test as seconds. Opponents live in environments of their own: vLLM and TRL must not decide
+what we run with; TRL shares torch, transformers and all other pins with us. Each side runs in processes of its own, in
+turns, so that neither suffers what the other left behind (threads, memory, caches). ``measure``, ``machine`` and
+``result`` hold what all share.
 """

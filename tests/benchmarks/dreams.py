@@ -3,18 +3,18 @@
 Real text, in contrast to ``rollouts.py``: a world model trained on TextWorld episodes, whose answers can be guessed.
 Uses the run ``outputs/demo`` and makes its log and models where they are missing (seven minutes).
 
-    python -m tests.benchmarks.dreams --out outputs/bench [--run demo] [--quick]
+    python -m tests.benchmarks.dreams [--run demo] [--quick]
+
+``--quick`` uses models of the preset ``tiny``, in the run ``bench-quick``.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
-import statistics
 import time
-from pathlib import Path
+
+import torch
 
 from imagination.cli import prepare
 from imagination.dream_env import DreamEnv, Start, starts_from_log
@@ -30,7 +30,9 @@ from policy.lm.inprocess import InProcessEngine, Turnstile
 from policy.lm.render import render_for_world_model
 from real_envs.env import Task
 from real_envs.trajectory import Source, Trajectory
-from tests.benchmarks.machine import hardware
+from tests.benchmarks.limits import token_seconds
+from tests.benchmarks.measure import arguments
+from tests.benchmarks.result import Limit, table_row, write
 from worldmodel.text import TextWorldModel
 
 
@@ -48,6 +50,7 @@ class Dreams:
         self.model = TextWorldModel(self.world, chat, "bench", config.dream.max_tokens, config.dream.temperature)
         self.agent = LanguageModelAgent(self.policy, policy_chat, config.max_action_tokens)
         self.starts: dict[str, Start] = starts_from_log(log, branch=False)
+        self.turns = 0
 
     def play(self, episodes: int, seed: int) -> tuple[float, list[str]]:
         """Turns per second, and what was dreamed, to check that drafts change no word."""
@@ -65,16 +68,26 @@ class Dreams:
         )
         seconds = time.perf_counter() - begin
         turns = sum(len(t.own_turns) for t in played)
+        self.turns += turns
         return turns / seconds, [turn.observation for t in played for turn in t.own_turns]
+
+    def limit(self, seconds: float) -> Limit:
+        """If tokens cost only their matrix products; each of the rates is measured for ``seconds``."""
+        spent = 0.0
+        for engine in (self.world, self.policy):
+            per_token, per_logit = token_seconds(engine.model.config, engine.model.dtype, seconds=seconds)
+            spent += engine.counts.fed * per_token + engine.counts.generated * per_logit
+        return Limit(
+            self.turns / spent, "what both models read and wrote without drafts costs only its matrix products"
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="folder for dreams.json")
+    parser = arguments(__doc__)
     parser.add_argument("--run", default="demo", help="whose log and models to use")
-    parser.add_argument("--quick", action="store_true", help="16 episodes, once")
-    arguments = parser.parse_args()
-    config, folder = prepare([f"run={arguments.run}"])
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    config, folder = prepare(["run=bench-quick", "preset=tiny"] if options.quick else [f"run={options.run}"])
     run = RunFolder(folder, config.seed)
     for made, stage in (("log", collect), ("models/worldmodel", fit_world_model), ("models/policy-clone", clone)):
         if not (folder / made).exists():
@@ -83,29 +96,28 @@ def main() -> None:
     rates: dict[bool, list[float]] = {False: [], True: []}
     both = {drafts: Dreams(run, config, log, drafts) for drafts in rates}
     same = total = 0
-    for seed in range(1 if arguments.quick else 5):
+    for seed in range(1 if options.quick else 5):
         texts = {}
-        for drafts, dreams in both.items():
-            rate, texts[drafts] = dreams.play(16 if arguments.quick else 128, seed)
+        for drafts in sorted(both, reverse=seed % 2 == 1):
+            rate, texts[drafts] = both[drafts].play(16 if options.quick else 128, seed)
             rates[drafts].append(rate)
         same += sum(a == b for a, b in zip(*texts.values(), strict=False))
         total += max(map(len, texts.values()))
     world = both[True].world
-    row = {
-        "what": "dreamed turns/s with drafts from the log against without, trained TextWorld models",
-        "target": "report",
-        "ratio": statistics.median(rates[True]) / statistics.median(rates[False]),
-        "ours": rates[True],
-        "theirs": rates[False],
-        "acceptance": world.counts.accepted / world.counts.drafted,
-        "tokens_a_step_and_episode": world.counts.generated / world.counts.steps,
-        "steps": {"with": world.counts.steps, "without": both[False].world.counts.steps},
-        "reused_prompt_share": world.counts.reused / (world.counts.reused + world.counts.fed),
-        "same_observations": [same, total],
-    }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "dreams.json").write_text(json.dumps({"rows": [row], "hardware": hardware()}, indent=1))
-    print(json.dumps(row, indent=1))
+    found = table_row(
+        "dreamed turns/s with drafts from the log against without, trained TextWorld models",
+        "report",
+        "turns/s",
+        rates[True],
+        rates[False],
+        limit=both[False].limit(0.1 if options.quick else 1.0),
+        acceptance=world.counts.accepted / world.counts.drafted,
+        tokens_a_step_and_episode=world.counts.generated / world.counts.steps,
+        steps={"with": world.counts.steps, "without": both[False].world.counts.steps},
+        reused_prompt_share=world.counts.reused / (world.counts.reused + world.counts.fed),
+        same_observations=[same, total],
+    )
+    write("dreams", [found], options, run=config.run)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def main() -> None:
         "seconds": seconds,
         "turns": [u["turns"] for u in player.updates],
         "rewards": [u["reward"] for u in player.updates],
-        "generated tokens": engine.generated_tokens,
+        "generated tokens": engine.counts.generated,
         "operations": sum(_operations(model.config, u, engine, len(player.updates)) for u in player.updates[1:]),
     }
     out.write_text(json.dumps(found))
@@ -115,7 +115,7 @@ def main() -> None:
 
 def _operations(config: Any, update: dict[str, Any], engine: InProcessEngine, updates: int) -> float:
     """What an iteration cannot do without: one forward pass to play, three to learn, each distinct prefix once."""
-    made = engine.generated_tokens // updates
+    made = engine.counts.generated // updates
     return forward_operations(config, update["played"], made) + 3 * forward_operations(config, update["learned"], made)
 
 

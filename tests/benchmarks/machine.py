@@ -6,16 +6,48 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch.nn import functional as F
+
+# FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
+NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def hardware(device: str = "cpu") -> str:
+    """The processor with its number of cores, or the card, as results are labelled."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    if info.exists():
+        lines = info.read_text(encoding="utf-8").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return f"{name}, {cores()} cores"
+
+
+def nominal_peak(card: str) -> float | None:
+    """FLOP/s in bf16 that the vendor promises; ``None`` for a card that is not in the table."""
+    return next((rate for part, rate in NOMINAL_BF16.items() if part in card), None)
+
+
+def synchronize() -> None:
+    """Waits for what a GPU still has to do, if one is in use: only then does a clock tell the truth."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def best_seconds(work: Callable[[], object], seconds: float = 1.0) -> float:
     """The fastest of many repetitions within about ``seconds``: what the work costs undisturbed."""
     for _ in range(3):
         work()
-    found, until = [], time.perf_counter() + seconds
+    found: list[float] = []
+    until = time.perf_counter() + seconds
     while time.perf_counter() < until or len(found) < 5:
         synchronize()
         begin = time.perf_counter()
@@ -25,40 +57,47 @@ def best_seconds(work: Callable[[], object], seconds: float = 1.0) -> float:
     return min(found)
 
 
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def products_seconds(shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu") -> float:
+def products_seconds(
+    shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0
+) -> float:
     """Time of the linear layers of a model (``[out, in]`` each) on ``tokens`` tokens, and of nothing else."""
     weights = [torch.randn(out, into, device=device).to(dtype) for out, into in shapes]
-    inputs = [torch.randn(tokens, into, device=device).to(dtype) for _, into in shapes]
+    inputs = {into: torch.randn(tokens, into, device=device).to(dtype) for _, into in shapes}
 
     def work() -> None:
         with torch.inference_mode():
-            for x, w in zip(inputs, weights, strict=True):
-                F.linear(x, w)
+            for w in weights:
+                F.linear(inputs[w.shape[1]], w)
 
-    return best_seconds(work)
+    return best_seconds(_captured(work) if device == "cuda" else work, seconds)
 
 
-def copy_rate(device: str = "cpu") -> float:
+def _captured(work: Callable[[], None]) -> Callable[[], None]:
+    """The same as a CUDA graph: what it costs to launch kernels is no limit of the card."""
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def matmul_rate(
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    sizes: Sequence[int] = (1024, 1536, 2048),
+    seconds: float = 1.0,
+) -> float:
+    """FLOP/s of a large square matrix product, the best of several sizes: what the machine can do."""
+    rates = []
+    for size in sizes:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: a @ b, seconds))  # type: ignore[misc]
+    return max(rates)
+
+
+def copy_rate(device: str = "cpu", seconds: float = 1.0) -> float:
     """Bytes per second that reading and writing memory reach together, in a copy of 256 MiB."""
     source = torch.zeros(1 << 26, device=device)
     target = torch.empty_like(source)
-    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source))
-
-
-def hardware() -> str:
-    """The processor or card with its count of cores, as results are labelled."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{name}, {cores} cores"
+    return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), seconds)

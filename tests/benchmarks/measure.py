@@ -1,56 +1,55 @@
-"""What both benchmarks need: workers in processes of their own, the machine's matmul rate, and the form of a result."""
+"""What the benchmarks share: options, workers in processes of their own, and how much work a batch of rows is."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.utils.logging import disable_progress_bar
+
+from tests.benchmarks.machine import cores
 
 disable_progress_bar()  # models load in a moment
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def arguments(description: str | None) -> argparse.ArgumentParser:
-    """The options that both benchmarks share."""
+def arguments(description: str | None, opponent: str = "") -> argparse.ArgumentParser:
+    """The options that the benchmarks share; an opponent, such as ``trl``, lives in a Python of its own."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON and for what the workers exchange")
-    parser.add_argument("--trl-python", type=Path, default=Path(".venv-trl/bin/python"), help="a Python that has TRL")
-    parser.add_argument("--threads", type=int, default=_cores(), help="of torch, in both")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench"), help="folder for the result")
+    parser.add_argument("--threads", type=int, default=cores(), help="of torch, for all sides")
     parser.add_argument("--quick", action="store_true", help="everything once and small, to see that it works")
+    if opponent:
+        default = Path(f".venv-{opponent}/bin/python")
+        parser.add_argument(f"--{opponent}-python", type=Path, default=default, help=f"a Python that has {opponent}")
     return parser
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def run_worker(python: Path | str, module: str, spec: Mapping[str, Any], folder: Path, threads: int) -> dict[str, Any]:
+def run_worker(
+    python: Path | str, module: str, spec: Mapping[str, Any], folder: Path, threads: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Runs ``python -m tests.benchmarks.<module> SPEC OUT`` and returns what it wrote.
 
     Raises:
         RuntimeError: it failed; the message ends with what it said last.
     """
+    folder.mkdir(parents=True, exist_ok=True)
     spec_path, out = folder / f"{module}.spec.json", folder / f"{module}.out.json"
     spec_path.write_text(json.dumps(spec))
     out.unlink(missing_ok=True)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
-        "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRL_EXPERIMENTAL_SILENCE": "1",
+        **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
     }
     command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(out)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -65,22 +64,11 @@ def worker_files() -> tuple[dict[str, Any], Path]:
     return json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
 
 
-def matmul_rate(dtype: torch.dtype = torch.float32, size: int = 1536, seconds: float = 2.0) -> float:
-    """Floating-point operations per second of a large matrix product, the best of many: what the machine can do."""
-    a, b = torch.randn(size, size, dtype=dtype), torch.randn(size, size, dtype=dtype)
-    best, start = float("inf"), time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        before = time.perf_counter()
-        a @ b
-        best = min(best, time.perf_counter() - before)
-    return 2 * size**3 / best
-
-
 def forward_operations(config: Any, rows: Sequence[Sequence[int]], predicted: int) -> float:
     """Multiplications and additions of one forward pass over distinct tokens, each prefix computed once.
 
     Args:
-        config: of a Llama of transformers.
+        config: of a Llama or Qwen2 of transformers.
         rows: token ids; what two rows have in common from their start on counts once.
         predicted: for how many tokens logits are needed.
     """
@@ -89,7 +77,7 @@ def forward_operations(config: Any, rows: Sequence[Sequence[int]], predicted: in
     weights = config.num_hidden_layers * (projections + 3 * hidden * config.intermediate_size)
     tokens, pairs = 0, 0
     before: Sequence[int] = ()
-    for row in sorted(rows):
+    for row in sorted(map(list, rows)):
         shared = shared_prefix(before, row)
         tokens += len(row) - shared
         pairs += (len(row) * (len(row) + 1) - shared * (shared + 1)) // 2  # a token attends to itself and its past
@@ -108,46 +96,5 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 def distinct_tokens(rows: Sequence[Sequence[int]]) -> int:
     """Tokens that are left when every prefix is counted once."""
-    ordered = sorted(rows)
+    ordered = sorted(map(list, rows))
     return sum(len(b) - shared_prefix(a, b) for a, b in zip([(), *ordered], ordered, strict=False))
-
-
-def hardware(threads: int) -> dict[str, Any]:
-    """What the numbers were taken on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line[:10] == "model name"]
-        cpu = names[0] if names else cpu
-    return {"cpu": cpu, "cores": _cores(), "threads": threads, "torch": torch.__version__, "os": platform.system()}
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
-    """Rates of pairs of runs that followed each other: the median of their ratios, its range, and both medians."""
-    each = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return {
-        "ratio": statistics.median(each),
-        "ratio_range": [min(each), max(each)],
-        "ours": statistics.median(ours),
-        "theirs": statistics.median(theirs),
-    }
-
-
-def write(path: Path, result: Mapping[str, Any]) -> None:
-    """Writes the result and prints the one line that matters."""
-    missing = _KEYS - result.keys()
-    if missing:
-        raise ValueError(f"a result needs {sorted(missing)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    low, high = result["ratio_range"]
-    print(
-        f"{result['name']}: {result['ratio']:.2f} [{low:.2f}, {high:.2f}] (target {result['target']}); "
-        f"{result['ours']:.0f} against {result['theirs']:.0f} {result['unit']} -> {path}"
-    )
-
-
-_KEYS = {
-    *("name", "what", "target", "ratio", "ratio_range", "ours", "theirs", "unit"),
-    *("settings", "hardware", "command", "limit"),
-}

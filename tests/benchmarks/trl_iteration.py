@@ -21,7 +21,9 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.measure import arguments, hardware, matmul_rate, ratios, run_worker, write
+from tests.benchmarks.machine import matmul_rate
+from tests.benchmarks.measure import arguments, run_worker
+from tests.benchmarks.result import Limit, table_row, write
 from tests.benchmarks.zoo import TURNS
 from tests.benchmarks.zoo_clone import MODEL
 
@@ -30,55 +32,49 @@ _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "trl")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--updates", type=int, default=40)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--documented", action="store_true", help="TRL reads all history at each turn, as its own loop")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    what = "whole GRPO iteration, environment turns/s against TRL with rollout_func"
+    target = ">= 3 at an equal or better learning curve"
+    if not options.trl_python.exists():
+        missing = f"{options.trl_python} is not there; `make bench` makes it"
+        write("trl_iteration", [table_row(what, target, "turns/s", [], not_measured=missing)], options)
+        return
     if options.quick:
         options.seeds, options.updates, options.groups = 1, 3, 2
-    folder = options.out / "trl_iteration.work"
-    folder.mkdir(parents=True, exist_ok=True)
-    size = 12
+    folder, size = options.out / "trl_iteration.work", 12
     way, tried = _fastest(folder, size, options)
     runs: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         runs.append(_run(folder, seed, size, way, options))
         ours, theirs = runs[-1]["ours"], runs[-1]["trl"]
         print(f"seed {seed}: {_rate(ours):.0f} against {_rate(theirs):.0f} turns/s", flush=True)
-    rates = [[_rate(run[side]) for run in runs] for side in ("ours", "trl")]
-    found = ratios(*rates)
+    rates = {side: [_rate(run[side]) for run in runs] for side in ("ours", "trl")}
     curves = {side: [run[side]["rewards"] for run in runs] for side in ("ours", "trl")}
-    result = {
-        "name": "whole GRPO iteration, environment turns/s against TRL with rollout_func",
-        "what": (__doc__ or "").split("\n\n")[0],
-        "target": ">= 3 at an equal or better learning curve",
-        **found,
-        "unit": "turns/s",
-        "learning": _learning(curves["ours"], curves["trl"]),
-        "settings": {
-            "model": asdict(MODEL),
-            **runs[0]["clone"],
-            "updates": options.updates,
-            "groups": options.groups,
-            "group size": size,
-            "turns per episode": TURNS,
-            "lr": options.lr,
-            "TRL's way": way,
-            "TRL's turns/s by way": tried,
-            "quick": options.quick,
-        },
-        "hardware": hardware(options.threads),
-        "command": " ".join(["python -m tests.benchmarks.trl_iteration", *sys.argv[1:]]),
-        "limit": _limit(runs, options),
-        "rates": {"ours": rates[0], "trl": rates[1]},
-        "curves": curves,
-        "seconds": {side: [run[side]["seconds"] for run in runs] for side in ("ours", "trl")},
-    }
-    write(options.out / "trl_iteration.json", result)
-    print(f"learning: {result['learning']}")
+    learning = _learning(curves["ours"], curves["trl"])
+    write(
+        "trl_iteration",
+        [table_row(what, target, "turns/s", rates["ours"], rates["trl"], limit=_limit(runs), learning=learning)],
+        options,
+        model=asdict(MODEL),
+        clone=runs[0]["clone"],
+        updates=options.updates,
+        groups=options.groups,
+        group_size=size,
+        turns_per_episode=TURNS,
+        lr=options.lr,
+        trl_way=way,
+        trl_turns_per_second_by_way=tried,
+        curves=curves,
+        seconds={side: [run[side]["seconds"] for run in runs] for side in ("ours", "trl")},
+    )
+    print(f"learning: {learning}")
 
 
 def _spec(folder: Path, seed: int, size: int, options: Any) -> dict[str, Any]:
@@ -139,7 +135,7 @@ def _learning(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]
             "ours": statistics.fmean(a),
             "theirs": statistics.fmean(b),
             "difference, 95 %": [low, high],
-            "not worse": None if low is None else high >= 0.0,
+            "not worse": None if high is None else high >= 0.0,
         }
     return found
 
@@ -152,22 +148,16 @@ def _interval(values: Sequence[float]) -> tuple[float, float] | tuple[None, None
     return statistics.fmean(values) - half, statistics.fmean(values) + half
 
 
-def _limit(runs: Sequence[dict[str, Any]], options: Any) -> dict[str, Any]:
+def _limit(runs: Sequence[dict[str, Any]]) -> Limit:
     """What our iterations would run at if this machine did nothing but their matrix products, at full rate."""
-    torch.set_num_threads(options.threads)
     rate = matmul_rate()
     operations = sum(run["ours"]["operations"] for run in runs)
     turns = sum(sum(run["ours"]["turns"][1:]) for run in runs)
-    possible = turns / (operations / rate)
-    return {
-        "what": "1 forward pass to play and 3 to learn over distinct tokens, logits of sampled tokens only, at the "
-        "rate of a large matmul",
-        "GFLOP per turn": operations / turns / 1e9,
-        "matmul GFLOP/s": rate / 1e9,
-        "turns/s": possible,
-        "ours reach": statistics.median(_rate(run["ours"]) for run in runs) / possible,
-        "TRL reaches": statistics.median(_rate(run["trl"]) for run in runs) / possible,
-    }
+    return Limit(
+        turns / (operations / rate),
+        f"{operations / turns / 1e9:.2f} GFLOP a turn (1 forward pass to play and 3 to learn over distinct tokens, "
+        f"logits of sampled tokens only) at {rate / 1e9:.0f} GFLOP/s, the rate of a large matrix product",
+    )
 
 
 if __name__ == "__main__":

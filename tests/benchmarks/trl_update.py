@@ -12,6 +12,7 @@ can say how equal the work is: at the second step, ratios differ from 1 and some
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -20,76 +21,69 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from imagination.losses import token_logprobs
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from tests.benchmarks.machine import matmul_rate
 from tests.benchmarks.measure import (
     arguments,
     distinct_tokens,
     forward_operations,
-    hardware,
-    matmul_rate,
-    ratios,
     run_worker,
     shared_prefix,
-    write,
 )
+from tests.benchmarks.result import Limit, table_row, write
 from tests.benchmarks.update_data import FIRST_ID, Shape, make_rows
+from tests.benchmarks.update_ours import add_own_logprobs
 
 MODEL = ModelSettings(hidden=192, layers=6, heads=3, kv_heads=3, mlp=512, context=1024)
 SAME_WORK = 1e-3  # largest relative difference of gradients; rounding is far below
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "trl")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs")
     parser.add_argument("--updates", type=int, default=2, help="timed in each run, after one that is not")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--minibatches", type=int, default=1, help="optimiser steps per update")
     options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    what = "policy-update tokens/s against TRL's GRPOTrainer"
+    if not options.trl_python.exists():
+        missing = f"{options.trl_python} is not there; `make bench` makes it"
+        write("trl_update", [table_row(what, ">= 2", "tokens/s", [], not_measured=missing)], options)
+        return
     if options.quick:
         options.rounds, options.updates = 1, 1
     folder = options.out / "trl_update.work"
     folder.mkdir(parents=True, exist_ok=True)
     _make_model(folder / "model")
-    shapes = {"shared": Shape(), "only the start shared": Shape(spread=0.97)}
+    cases = {what: (">= 2", Shape()), f"{what}, only the start shared": ("report", Shape(spread=0.97))}
     if options.quick:
-        shapes = {"shared": Shape(groups=1, size=6)}
-    cases: dict[str, dict[str, Any]] = {}
-    best, tried = 0, {}
-    for name, shape in shapes.items():
-        rows = _write_rows(folder, shape)
+        cases = {what: (">= 2", Shape(groups=1, size=6))}
+    found: list[dict[str, Any]] = []
+    best = 0
+    tried: dict[int, float] = {}
+    for name, (target, shape) in cases.items():
+        data = _write_rows(folder, shape)
         agreement = _agreement(folder, shape, options)
         if not best:  # found once, for the main case
-            best, tried = _fastest(folder, shape, len(rows), options)
-        cases[name] = {
-            **_race(folder, shape, rows, best, options),
-            "agreement": agreement,
-            "rows": _describe(rows, shape),
-        }
-    main_case = cases["shared"]
-    result = {
-        "name": "policy-update tokens/s against TRL's GRPOTrainer",
-        "what": (__doc__ or "").split("\n\n")[0],
-        "target": ">= 2",
-        **{key: main_case[key] for key in ("ratio", "ratio_range", "ours", "theirs", "limit", "agreement")},
-        "unit": "tokens/s",
-        "settings": {
-            "model": asdict(MODEL),
-            "dtype": options.dtype,
-            "optimiser steps per update": options.minibatches,
-            "rounds": options.rounds,
-            "updates per round": options.updates,
-            "TRL's micro-batches": best,
-            "TRL's seconds by size of micro-batches": tried,
-            "quick": options.quick,
-        },
-        "hardware": hardware(options.threads),
-        "command": " ".join(["python -m tests.benchmarks.trl_update", *sys.argv[1:]]),
-        "cases": cases,
-    }
-    write(options.out / "trl_update.json", result)
+            best, tried = _fastest(folder, shape, len(data), options)
+        ours, theirs = _race(folder, shape, data, best, options)
+        limit = _limit(folder, data, options)
+        batch = _describe(data, shape)
+        found.append(table_row(name, target, "tokens/s", ours, theirs, limit=limit, agreement=agreement, batch=batch))
+    write(
+        "trl_update",
+        found,
+        options,
+        model=asdict(MODEL),
+        dtype=options.dtype,
+        optimiser_steps_per_update=options.minibatches,
+        updates_per_round=options.updates,
+        trl_micro_batch=best,
+        trl_seconds_by_micro_batch=tried,
+    )
 
 
 def _make_model(folder: Path) -> None:
@@ -101,14 +95,11 @@ def _make_model(folder: Path) -> None:
     save_checkpoint(build_model(MODEL, tokenizer, seed=0), tokenizer, folder)
 
 
-@torch.inference_mode()
 def _write_rows(folder: Path, shape: Shape) -> list[dict[str, Any]]:
     """The rows with the policy's own log-probs of their tokens."""
     rows: list[dict[str, Any]] = make_rows(shape)
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    for row in rows:
-        ids = torch.tensor([row["ids"]])
-        row["old"] = [0.0, *token_logprobs(model(input_ids=ids).logits[:, :-1], ids[:, 1:])[0].tolist()]
+    add_own_logprobs(model, rows)
     (folder / "rows.json").write_text(json.dumps(rows))
     return rows
 
@@ -170,40 +161,32 @@ def _fastest(folder: Path, shape: Shape, rows: int, options: Any) -> tuple[int, 
     return min(seconds, key=lambda size: seconds[size]), seconds
 
 
-def _race(folder: Path, shape: Shape, rows: list[dict[str, Any]], best: int, options: Any) -> dict[str, Any]:
-    """Both sides in turns."""
-    tokens = sum(len(row["ids"]) for row in rows)
-    rates: dict[str, list[float]] = {"ours": [], "trl": []}
+def _race(
+    folder: Path, shape: Shape, data: list[dict[str, Any]], best: int, options: Any
+) -> tuple[list[float], list[float]]:
+    """Tokens per second of both sides, in turns."""
+    tokens = sum(len(row["ids"]) for row in data)
+    rates: tuple[list[float], list[float]] = ([], [])
     for _ in range(options.rounds):
         spec = _spec(folder, shape, options, per_device=[best])
         ours = run_worker(sys.executable, "update_ours", spec, folder, options.threads)
         theirs = run_worker(options.trl_python, "update_trl", spec, folder, options.threads)
-        rates["ours"].append(tokens / _middle(ours["seconds"][1:]))
-        rates["trl"].append(tokens / _middle(theirs["runs"][str(best)]["seconds"][1:]))
-    found = ratios(rates["ours"], rates["trl"])
-    limit = _limit(folder, rows, options)
-    limit["ours reach"] = found["ours"] / limit["tokens/s"]
-    limit["TRL reaches"] = found["theirs"] / limit["tokens/s"]
-    return {**found, "rates": rates, "limit": limit}
+        rates[0].append(tokens / statistics.median(ours["seconds"][1:]))
+        rates[1].append(tokens / statistics.median(theirs["runs"][str(best)]["seconds"][1:]))
+    return rates
 
 
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
-def _limit(folder: Path, rows: list[dict[str, Any]], options: Any) -> dict[str, Any]:
+def _limit(folder: Path, data: list[dict[str, Any]], options: Any) -> Limit:
     """What the update would run at if this machine did nothing but its matrix products, at full rate."""
     config = AutoModelForCausalLM.from_pretrained(folder / "model").config
-    torch.set_num_threads(options.threads)
     rate = matmul_rate(getattr(torch, options.dtype))
-    made = sum(sum(row["made"]) for row in rows)
-    operations = 3 * forward_operations(config, [row["ids"] for row in rows], made)
-    return {
-        "what": "3 forward passes over distinct tokens, logits of trained tokens only, at the rate of a large matmul",
-        "GFLOP per update": operations / 1e9,
-        "matmul GFLOP/s": rate / 1e9,
-        "tokens/s": sum(len(row["ids"]) for row in rows) / (operations / rate),
-    }
+    made = sum(sum(row["made"]) for row in data)
+    operations = 3 * forward_operations(config, [row["ids"] for row in data], made)
+    return Limit(
+        sum(len(row["ids"]) for row in data) / (operations / rate),
+        f"{operations / 1e9:.0f} GFLOP an update (3 forward passes over distinct tokens, logits of trained tokens "
+        f"only) at {rate / 1e9:.0f} GFLOP/s, the rate of a large matrix product",
+    )
 
 
 def _describe(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:

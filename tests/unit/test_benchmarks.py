@@ -1,16 +1,27 @@
-"""What the benchmarks against TRL are made of; their speed is never asserted."""
+"""What the benchmarks are made of; their speed is never asserted."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
+from tests.benchmarks import gpu, limits
+from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
-from tests.benchmarks.measure import distinct_tokens, forward_operations, ratios
+from tests.benchmarks.machine import nominal_peak
+from tests.benchmarks.measure import distinct_tokens, forward_operations
+from tests.benchmarks.race import Race, Side
+from tests.benchmarks.result import Limit, ratios, table_row
+from tests.benchmarks.table import table
 from tests.benchmarks.update_data import Shape, make_rows
 from tests.benchmarks.zoo import DIET, TURNS, Zoo, answer
 
@@ -65,3 +76,90 @@ def test_the_ratio_is_the_median_over_pairs() -> None:
     found = ratios([10.0, 30.0, 20.0], [10.0, 10.0, 8.0])
     assert found["ratio"] == 2.5
     assert found["ratio_range"] == [1.0, 3.0]
+
+
+def test_a_row_is_held_against_its_limits() -> None:
+    found = table_row("speed", ">= 2", "turns/s", [8.0, 6.0, 7.0], [2.0, 2.0, 2.0], limit=Limit(28.0, "physics"))
+    assert (found["ratio"], found["ratio_range"], found["of_limit"]) == (3.5, [3.0, 4.0], 0.25)
+
+
+def test_the_table_has_a_line_for_what_was_not_measured() -> None:
+    rows = [
+        table_row("a", ">= 2", "turns/s", [300.0], [100.0], limit=Limit(1000.0, "physics")),
+        table_row("b", "report", "turns/s", [300.0], not_measured="no vLLM here"),
+    ]
+    result = {"rows": rows, "hardware": "abacus", "threads": 2, "torch": "3", "date": "today", "quick": False}
+    text = table([result])
+    assert "| a | >= 2 | 3.00 [3.00, 3.00] | 300 | 100 | turns/s | 1,000 | 30.0% |" in text
+    assert "| b | report | not measured: no vLLM here | 300 | - | turns/s | - | - |" in text
+    assert text.index("abacus; 2 threads; torch 3; today") < text.index("| a |")
+    assert "- physics" in text
+
+
+def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "copy_rate", lambda *_: 1e6)
+    monkeypatch.setattr(limits, "products_seconds", lambda shapes, n, *_: n * (2.0 if len(shapes) == 1 else 1.0))
+    shape = DreamShape(layers=1, turns=2, start=10, action=3, observation=5, episodes=4, context=64)
+    found = limits.dream_limits(shape, torch.float32)
+    # 8 tokens a turn pass two models at 1 s, and 8 logits are made at 2 s
+    assert found["limit"].rate == pytest.approx(1 / (8 * (2 * 1.0 + 2.0)))
+    # 6 steps of 4 rows, with keys and values of 1 head of 64 in 4 bytes for 10 + 8 tokens; 10 tokens, 2 logits at once
+    step = 4 * 1.0 + 2 * 64 * 4 * 4 * 18 / 1e6
+    assert found["decode_limit"].rate == pytest.approx(4 / (6 * step + 4 * (10 * 1.0 + 2 * 2.0)))
+
+
+def test_a_race_without_vllm_says_why(tmp_path: Path) -> None:
+    race = Race(gpu.TINY, tmp_path, threads=1, isolated=False)
+    race.enter("ours", Side("inprocess"))
+    race.enter("vLLM", Side("vllm", python=tmp_path / "python"))
+    race.run(rounds=2)
+    limit = {"limit": Limit(1.0, "physics")}
+    found = race.row("speed", "report", "ours", "vLLM", limit)
+    assert len(found["ours"]) == 2
+    assert found["ratio"] is None
+    assert str(tmp_path) in found["not_measured"]
+
+
+def test_every_way_is_tried_and_the_fastest_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(self: Race, side: Side, *_: Any) -> dict[str, Any]:
+        if side.dtype == "float16":
+            raise RuntimeError("a trace\nValueError: no compiler\n[rank0] bye")
+        return {"turns/s": [1.0 if side.eager else 3.0]}
+
+    monkeypatch.setattr(Race, "_play", play)
+    race = Race(gpu.TINY, tmp_path, threads=1)
+    eager = Side("vllm")
+    race.enter("vLLM", eager, replace(eager, eager=False))
+    race.enter("half", replace(eager, dtype="float16"), replace(eager, dtype="float16", eager=False))
+    assert not race.sides["vLLM"].eager
+    assert race.tried["vLLM"] == {"eager": 1.0, "compiled": 3.0}
+    assert race.missing == {"half": "ValueError: no compiler"}
+    race.enter("slow", replace(eager, dtype="float16"))
+    race.run(rounds=2)
+    assert race.rates == {"vLLM": [3.0, 3.0]}
+    assert race.missing["slow"] == "ValueError: no compiler"
+
+
+def test_the_gpu_benchmark_runs_through_in_a_tiny_shape(tmp_path: Path) -> None:
+    gpu.main(["--tiny", "--out", str(tmp_path), "--threads", str(torch.get_num_threads())])
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert result["quick"]
+    rows = {row["unit"]: row for row in result["rows"]}
+    assert rows["tokens/s"]["ours"][0] > 0
+    assert 0 < result["rows"][0]["mfu"] < 1
+    assert result["rows"][0]["of_limit"] == pytest.approx(result["rows"][0]["mfu"])
+    assert rows["turns/s"]["of_decode_limit"] > 0
+    assert "policy-update" in table([result])
+
+
+def test_the_gpu_benchmark_wants_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs a CUDA card") as stopped:
+        gpu.main(["--out", str(tmp_path)])
+    assert "\n" not in str(stopped.value)
+
+
+def test_peaks_that_vendors_promise() -> None:
+    assert nominal_peak("NVIDIA H100 80GB HBM3") == 989e12
+    assert nominal_peak("NVIDIA H100 PCIe") == 756e12
+    assert nominal_peak("an abacus") is None
