@@ -79,6 +79,10 @@ class PolicyModule(L.LightningModule):
         if self._reference[0] is not None:
             self._reference[0].to(self.device)
 
+    def transfer_batch_to_device(self, batch: Update, device: torch.device, dataloader_idx: int) -> Update:
+        """Rows are lists until they are collated; Lightning would look at each number for a tensor to move."""
+        return batch
+
     def training_step(self, update: Update, _: int) -> None:
         self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
         settings, rows = self.settings, list(update.rows)
