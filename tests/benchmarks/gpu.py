@@ -31,7 +31,7 @@ from tests.benchmarks.machine import hardware, matmul_rate, nominal_peak
 from tests.benchmarks.measure import arguments, forward_operations
 from tests.benchmarks.race import Race, Side
 from tests.benchmarks.result import Limit, table_row, write
-from tests.benchmarks.rollouts import decode_row
+from tests.benchmarks.rollouts import decode_rows
 from tests.benchmarks.update_ours import add_own_logprobs, learn, rows_to_learn_from
 
 QWEN = Shape("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocab=151936)
@@ -111,8 +111,8 @@ def dream_rows(shape: Shape, device: str, options: Any) -> list[dict[str, Any]]:
     return [
         race.row("dreamed turns/s against generate, whole history each turn", "report", ours, generate, limits),
         race.row("dreamed turns/s against vLLM", "report", ours, vllm, limits),
-        race.long_row(Side("inprocess", "bfloat16")),
-        decode_row(shape, torch.bfloat16, device, length=8 if options.tiny else 64, seconds=5 * seconds),
+        race.long_row(Side("inprocess", "bfloat16"), torch.bfloat16, seconds),
+        *decode_rows(shape, torch.bfloat16, device, length=8 if options.tiny else 64, seconds=5 * seconds),
     ]
 
 

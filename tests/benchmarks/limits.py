@@ -41,28 +41,29 @@ def token_seconds(config: Any, dtype: torch.dtype, device: str = "cpu", seconds:
 
 def dream_limits(shape: Shape, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0) -> dict[str, Limit]:
     """Turns per second of the dreams of ``shape``: ``limit`` and ``decode_limit`` of a row. See the module."""
-    config = model_config(shape)
-    body, head = linear_shapes(config)
-    per_token, per_logit = token_seconds(config, dtype, device, seconds)
-    made = shape.action + shape.observation
-    turn = made * (2 * per_token + per_logit)
-    step = products_seconds([*body, head], shape.episodes, dtype, device, seconds)
-    step += _cache_bytes(shape, dtype) / copy_rate(device, seconds)
-    # the first token of a completion comes out of reading its prompt, the last one is read with the next prompt
-    read_first = (made + 2) * per_token + 2 * per_logit
-    decoded = (made - 2) * step + shape.episodes * read_first
+    per_token, per_logit = token_seconds(model_config(shape), dtype, device, seconds)
+    turn = (shape.action + shape.observation) * (2 * per_token + per_logit)
     return {
         "limit": Limit(1 / turn, "tokens cost only their matrix products, at the best batch size of this machine"),
         "decode_limit": Limit(
-            shape.episodes / decoded,
+            decode_turns(shape, dtype, (shape.turns + 1) / 2, device, seconds),
             f"sampled tokens come one by one: products at {shape.episodes} rows, and keys and values of all "
             "episodes read once a token at the speed of copying memory",
         ),
     }
 
 
-def _cache_bytes(shape: Shape, dtype: torch.dtype) -> float:
-    """Keys and values of all episodes in one model, in bytes, at the mean length during a dream."""
-    layers, heads, dim = kv_shape(model_config(shape))
-    length = shape.start + shape.turns * (shape.action + shape.observation) / 2
-    return layers * 2 * heads * dim * dtype.itemsize * shape.episodes * length
+def decode_turns(shape: Shape, dtype: torch.dtype, turn: float, device: str = "cpu", seconds: float = 1.0) -> float:
+    """Turns per second at the ``turn``-th turn, counted from 1, if only the second limit held."""
+    config = model_config(shape)
+    body, head = linear_shapes(config)
+    per_token, per_logit = token_seconds(config, dtype, device, seconds)
+    made = shape.action + shape.observation
+    layers, heads, dim = kv_shape(config)
+    length = shape.start + (turn - 0.5) * made
+    cached = layers * 2 * heads * dim * dtype.itemsize * shape.episodes * length  # bytes, of one model
+    step = products_seconds([*body, head], shape.episodes, dtype, device, seconds)
+    step += cached / copy_rate(device, seconds)
+    # the first token of a completion comes out of reading its prompt, the last one is read with the next prompt
+    read_first = (made + 2) * per_token + 2 * per_logit
+    return shape.episodes / ((made - 2) * step + shape.episodes * read_first)

@@ -72,6 +72,29 @@ def products_seconds(
     return best_seconds(_captured(work) if device == "cuda" else work, seconds)
 
 
+def attention_seconds(
+    layers: int,
+    rows: int,
+    heads: tuple[int, int],
+    time: int,
+    dim: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    seconds: float = 1.0,
+) -> float:
+    """Time of the two matrix products of attention for one token a row (``heads``: of queries, of keys)."""
+    queries, keys = heads
+    cache = [torch.randn(2, rows * keys, time, dim, device=device).to(dtype) for _ in range(layers)]
+    query = torch.randn(rows * keys, queries // keys, dim, device=device).to(dtype)
+
+    def work() -> None:
+        with torch.inference_mode():
+            for k, v in cache:
+                torch.bmm(torch.bmm(query, k.transpose(1, 2)), v)
+
+    return best_seconds(_captured(work) if device == "cuda" else work, seconds)
+
+
 def _captured(work: Callable[[], None]) -> Callable[[], None]:
     """The same as a CUDA graph: what it costs to launch kernels is no limit of the card."""
     work()

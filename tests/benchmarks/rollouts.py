@@ -17,20 +17,22 @@ from typing import Any
 
 import torch
 
+from policy.lm.decode import kv_shape
 from policy.lm.engine import Sampling
 from policy.lm.inprocess import InProcessEngine
 from tests.benchmarks.dreaming import NEVER, Shape, make_model
 from tests.benchmarks.limits import dream_limits, linear_shapes
-from tests.benchmarks.machine import best_seconds, copy_rate, products_seconds
+from tests.benchmarks.machine import attention_seconds, best_seconds, copy_rate, products_seconds
 from tests.benchmarks.measure import arguments
 from tests.benchmarks.race import Race, Side
 from tests.benchmarks.result import Limit, table_row, write
 
 
-def decode_row(
+def decode_rows(
     shape: Shape, dtype: torch.dtype, device: str = "cpu", length: int = 64, seconds: float = 5.0
-) -> dict[str, Any]:
-    """Tokens per second of decoding all episodes at once, against the same matrix products alone."""
+) -> list[dict[str, Any]]:
+    """Tokens per second of decoding all episodes at once, against the same matrix products alone: those of the linear
+    layers and of attention, and those of the linear layers only."""
     model = make_model(shape, 0, dtype, device)
     engine = InProcessEngine(model, shape.context, shape.episodes, 16.0)
     prompts = torch.randint(0, shape.vocab, (shape.episodes, min(200, shape.context - length - 1))).tolist()
@@ -43,15 +45,20 @@ def decode_row(
     reading = best_seconds(lambda: asyncio.run(run(1)), seconds / 5)
     both = best_seconds(lambda: asyncio.run(run(1 + length)), seconds)
     body, head = linear_shapes(model.config)
-    alone = shape.episodes / products_seconds([*body, head], shape.episodes, dtype, device, seconds / 5)
-    return table_row(
-        "decode rate over that of its matrix products alone",
-        ">= 0.5",
-        "tokens/s",
-        [shape.episodes * length / (both - reading)],
-        [alone],
-        limit=Limit(alone, f"matrix products alone, at {shape.episodes} rows"),
-    )
+    linear = products_seconds([*body, head], shape.episodes, dtype, device, seconds / 5)
+    layers, kv_heads, dim = kv_shape(model.config)
+    heads, time = (shape.heads, kv_heads), len(prompts[0]) + length // 2
+    attention = attention_seconds(layers, shape.episodes, heads, time, dim, dtype, device, seconds / 5)
+    decoded = shape.episodes * length / (both - reading)
+    rows = []
+    for what, target, alone in (
+        ("all its matrix products alone", ">= 0.5", linear + attention),
+        ("its linear layers alone", "report", linear),
+    ):
+        rate = shape.episodes / alone
+        limit = Limit(rate, f"matrix products at {shape.episodes} rows and nothing else")
+        rows.append(table_row(f"decode rate over that of {what}", target, "tokens/s", [decoded], [rate], limit=limit))
+    return rows
 
 
 def main() -> None:
@@ -78,7 +85,9 @@ def main() -> None:
         race.row("dreamed turns/s in bf16 against fp32, in process", "report", half, ours, bf16),
     ]
     if not options.quick:
-        rows += [race.long_row(Side("inprocess")), decode_row(shape, torch.float32)]
+        for dtype in (torch.float32, torch.bfloat16):
+            rows.append(race.long_row(Side("inprocess", str(dtype).removeprefix("torch.")), dtype, seconds))
+        rows += decode_rows(shape, torch.float32)
     write(
         "rollouts",
         rows,

@@ -29,6 +29,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         rows = [row for result in found for row in result["rows"]]
         parts.append("\n".join([_HEAD, *map(_line, rows)]))
         limits = [row[name] for row in rows for name in ("limit_is", "decode_limit_is") if name in row]
+        parts += ["\n".join(f"- {row['what']}: {row['note']}" for row in rows if "note" in row)]
         parts.append("Limits:\n\n" + "\n".join(f"- {one}" for one in dict.fromkeys(limits)))
     return "\n\n".join(parts) + "\n"
 
