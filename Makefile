@@ -74,7 +74,7 @@ $(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
 
 bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL, on a quiet machine; ARGS=--quick only tries it
 	$(BIN)/python -m tests.benchmarks.rollouts --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
-	$(BIN)/python -m tests.benchmarks.dreams $(ARGS)
+	$(BIN)/python -m tests.benchmarks.dreams --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_update --trl-python $(TRL_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_iteration --trl-python $(TRL_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.table

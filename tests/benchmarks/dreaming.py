@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from policy.lm.engine import Completion, Engine, Sampling
+from policy.lm.engine import Completion, ContextFull, Engine, Sampling
 
 NEVER = -1  # a stop token that is never sampled
 _FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -67,36 +67,55 @@ def make_model(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, devi
 class GenerateEngine:
     """The ``Engine`` that open trainers have: whole histories, left-padded, through ``generate``, turn by turn."""
 
-    def __init__(self, model: Any, context: int, expected: int) -> None:
-        self.model, self.context, self.version, self.expected = model, context, 0, expected
+    def __init__(self, model: Any, context: int) -> None:
+        self.model, self.context, self.version = model, context, 0
         self._waiting: list[tuple[Sequence[int], Sampling, asyncio.Future[Completion]]] = []
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """See ``Engine``; runs once all ``expected`` episodes have asked."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        """See ``Engine``; runs once every episode that can ask has asked."""
+        if len(ids) + sampling.max_tokens > self.context:
+            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit {self.context}")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
         self._waiting.append((ids, sampling, future))
-        if len(self._waiting) == self.expected:
-            self._run()
+        if len(self._waiting) == 1:
+            self._gathering = loop.create_task(self._gather())
         return await future
 
-    def _run(self) -> None:
+    async def _gather(self) -> None:
+        seen = -1
+        while len(self._waiting) != seen:
+            seen = len(self._waiting)
+            for _ in range(8):
+                await asyncio.sleep(0)
         waiting, self._waiting = self._waiting, []
-        width = max(len(ids) for ids, _, _ in waiting)
+        try:
+            self._run(waiting)
+        except Exception as error:
+            for _, _, future in waiting:
+                future.set_exception(error)
+
+    def _run(self, waiting: Sequence[tuple[Sequence[int], Sampling, asyncio.Future[Completion]]]) -> None:
+        width, sampling = max(len(ids) for ids, _, _ in waiting), waiting[0][1]
         tokens = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids, _, _ in waiting])
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _, _ in waiting])
         with torch.inference_mode():
             out = self.model.generate(
                 tokens.to(self.model.device),
                 attention_mask=mask.to(self.model.device),
-                max_new_tokens=waiting[0][1].max_tokens,
+                max_new_tokens=sampling.max_tokens,
                 do_sample=True,
                 top_k=0,
+                temperature=sampling.temperature,
                 pad_token_id=0,
+                eos_token_id=sampling.stop if sampling.stop >= 0 else None,
             )
         for (_, _, future), row in zip(waiting, out[:, width:].tolist(), strict=True):
-            future.set_result(Completion(tuple(row), (0.0,) * len(row), False))
+            stopped = sampling.stop in row
+            made = row[: row.index(sampling.stop) + 1] if stopped else row
+            future.set_result(Completion(tuple(made), (0.0,) * len(made), stopped))
 
     def release(self, session: Hashable) -> None:
         """Nothing is kept."""

@@ -26,7 +26,7 @@ def make_engines(name: str, shape: Shape, dtype: torch.dtype, device: str, eager
     """Policy and world model: two models of one shape with their own weights, in one process."""
     models = [make_model(shape, seed, dtype, device) for seed in (0, 1)]
     if name == "generate":
-        made: list[Engine] = [GenerateEngine(model, shape.context, shape.episodes) for model in models]
+        made: list[Engine] = [GenerateEngine(model, shape.context) for model in models]
     elif name == "vllm":
         # on a card, vLLM asks for nine tenths of it unless it is given a share, and there are two engines
         memory: dict[str, float] = {"gpu_memory_utilization": 0.35} if device == "cuda" else {"memory_gib": 1.0}
