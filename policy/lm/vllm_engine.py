@@ -220,10 +220,14 @@ def _start(vllm: Any, folder: str, context: int, dtype: str, settings: EngineSet
     from vllm.v1.engine.llm_engine import LLMEngine
 
     share = settings.gpu_memory_utilization
-    memory = {"gpu_memory_utilization": share} if share else {"kv_cache_memory_bytes": int(settings.memory_gib * 2**30)}
+    memory: dict[str, float] = {"gpu_memory_utilization": share}
+    if not share:
+        memory = {"kv_cache_memory_bytes": int(settings.memory_gib * 2**30)}
     batching: dict[str, Any] = {}
     if current_platform.is_cpu():  # a seeded prompt cut into chunks breaks it: "CPU Generator does not use offset"
         batching = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, 8192)}
+    elif not share:  # only compared with what is free at the start, where its default fails the second engine of a card
+        memory["gpu_memory_utilization"] = 0.01
     arguments = EngineArgs(
         model=folder,
         load_format="dummy",  # the weights follow from the module

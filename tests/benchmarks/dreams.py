@@ -26,7 +26,7 @@ _SHAPE = ("hidden=192", "layers=5", "heads=3", "kv_heads=1", "mlp=512", "context
 FULL = [
     "run=bench-dreams",
     "vocab_size=400",
-    "dream={max_turns: 10, max_tokens: 256}",
+    "dream={max_turns: 10, max_tokens: 400}",
     "max_action_tokens=32",
     "fit.steps=800",
     *(f"{model}.{one}" for model in ("worldmodel", "policy") for one in _SHAPE),
