@@ -93,7 +93,7 @@ class RunFolder:
                 lines = path.read_text().splitlines(keepends=True)
                 kept = [line for line in lines if not _of(line, stage, from_step)]
                 _write(path, "".join(kept))
-        if from_step == 0 and "wall_seconds" in self.summary:
+        if from_step == 0 and stage in self.summary.get("wall_seconds", {}):
             self.update({"wall_seconds": {stage: 0.0}})
 
     # episodes
