@@ -88,7 +88,7 @@ class DreamEnv:
             return StepResult(Observation(""), None, False, True, stop=StopReason.CONTEXT_LIMIT)
         except PredictionInvalid as error:
             self._ended = True
-            raise EnvFailure(StopReason.PREDICTION_INVALID, f"{error.reason}: {error}") from error
+            raise EnvFailure(StopReason.PREDICTION_INVALID, str(error)) from error
         except EngineFailure as error:
             self._ended = True
             raise EnvFailure(StopReason.ENGINE_FAILED, str(error)) from error

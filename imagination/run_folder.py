@@ -44,12 +44,17 @@ class RunFolder:
         return self.path / "games"
 
     def model(self, name: str) -> Path:
-        """Folder of a Hugging Face checkpoint: ``worldmodel``, ``policy-clone`` or ``policy``."""
+        """Folder of a Hugging Face checkpoint: ``worldmodel``, ``worldmodel-1``, ``policy-clone`` or ``policy``."""
         return self.path / "models" / name
 
     def training_state(self, stage: str) -> Path:
         """The Lightning checkpoint that a stopped stage goes on from."""
         return self.path / "checkpoints" / f"{stage}.ckpt"
+
+    def training_states(self, stage: str) -> list[Path]:
+        """Those of a stage, and of its members where it trains several models: ``fit_world_model-1``."""
+        folder = self.path / "checkpoints"
+        return [path for path in folder.glob(f"{stage}*.ckpt") if path.stem == stage or path.stem[len(stage)] == "-"]
 
     # numbers
 

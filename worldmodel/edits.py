@@ -232,7 +232,7 @@ def _edit(head: str, lines: Sequence[str], after: str) -> str | None:
 def _written(lines: Sequence[str], names: dict[int, str], a: int, b: int, new: Sequence[str]) -> Iterator[str]:
     """Operations that replace lines ``a`` to ``b - 1`` by ``new``."""
     if len(new) == b - a and all(_kept_node(lines[a + k], names.get(a + k), line) for k, line in enumerate(new)):
-        for k, line in enumerate(new):  # each node on its own: their ids and depths need not be written again
+        for line in new:  # each node on its own: their ids and depths need not be written again
             node = _NODE.match(line)
             assert node is not None
             yield f"~[{node[2]}]{line[node.end() :]}"

@@ -27,8 +27,9 @@ def log_mean(logprobs: Sequence[float]) -> float:
 
 
 def disagreement(logprobs: Sequence[float]) -> float:
-    r"""How much one prediction tells the members apart, in nats: 0 where all find it equally likely, ``log M`` where one
-    member alone finds it possible.
+    r"""How much one prediction tells the members apart, in nats.
+
+    It is 0 where all find the prediction equally likely, and ``log M`` where one member alone finds it possible.
 
     With :math:`p_m` the probability of the prediction under member m of M and :math:`r_m = p_m / \sum_j p_j` the
     posterior over members after seeing it, this is :math:`\sum_m r_m \log (M r_m)`, the KL divergence of that posterior

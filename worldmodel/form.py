@@ -14,8 +14,11 @@ from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 
 class Form(Protocol):
-    """How transitions are written. All its texts are functions of the arguments alone, and a longer history only adds to
-    those of a shorter one: the prompt of a turn is a prefix of that of the next."""
+    """How transitions are written.
+
+    All its texts are functions of the arguments alone, and a longer history only adds to those of a shorter one: the
+    prompt of a turn is a prefix of that of the next.
+    """
 
     def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
         """What the model writes for each turn, the line with reward and end included."""

@@ -488,7 +488,7 @@ class InProcessEngine:
         return None
 
     def _scored(self, slot: int, logprobs: np.ndarray) -> tuple[float, ...] | Exception | None:
-        """Keeps log-probs of given tokens; returns all of them once the last one is there. A long text comes in pieces."""
+        """Keeps log-probs of given tokens; returns all once the last one is there. A long text comes in pieces."""
         state, request = self._state, self._running[slot]
         if not np.isfinite(logprobs).all():
             return EngineFailure("the model's log-probs are not finite")
