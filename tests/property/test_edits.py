@@ -65,7 +65,7 @@ def test_any_text_is_an_edit_or_is_refused(before: str, written: str, earlier: l
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.text(alphabet="abc", min_size=30, max_size=40), min_size=2, max_size=30), st.data())
+@given(st.lists(st.text(alphabet="abc", min_size=30, max_size=40), min_size=2, max_size=30, unique=True), st.data())
 def test_one_changed_line_of_many_is_a_short_edit(lines: list[str], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, len(lines) - 1))
     after = [*lines[:k], "NEW", *lines[k + 1 :]]

@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 import torch
 
+from policy.lm.backbone import build_model
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.inprocess import InProcessEngine, Turnstile
 from policy.lm.render import ChatFormat, status_line, world_model_prompt
+from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Turn
-from tests.plain import SIZES
 from tests.unit.engines import shake
 from worldmodel.ensemble import EnsembleWorldModel, disagreement, log_mean
 from worldmodel.text import TextWorldModel, Written
 from worldmodel.world_model import Prediction, PredictionInvalid
 
+SIZES = ModelSettings(hidden=16, layers=2, heads=2, kv_heads=1, mlp=32, context=512)
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, [status_line(0, False)]))
 STATUS = CHAT.encode(status_line(0, False))[0]
 
@@ -68,8 +70,6 @@ def test_log_mean_by_hand() -> None:
 
 def make_model(seed: int) -> Any:
     """Random weights that end an answer soon, and with the status line before it."""
-    from policy.lm.backbone import build_model
-
     model = build_model(SIZES, CHAT.tokenizer, seed)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     model = shake(model, seed)
@@ -155,20 +155,24 @@ def test_a_seed_draws_the_member_and_all_are_drawn() -> None:
 
 
 def test_a_turn_costs_each_member_only_its_new_tokens() -> None:
+    """Those of the last answer and the action, and what is scored; not the long start, nor earlier turns."""
     model = EnsembleWorldModel(members(), lead="first")
-    turns = [Turn(f"go {k}", "HALL", 0.0, False) for k in range(4)]
-    fed = []
+    start, turns = "HALL " * 40, [Turn(f"go {k}", "HALL", 0.0, False) for k in range(4)]
+    others = [engine.counts for engine in model.engines[1:]]  # type: ignore[attr-defined]
+    lengths = [len(world_model_prompt(CHAT, start, turns[:k], turns[k].action).ids) for k in range(4)]
     for k in range(4):
-        before = [engine.counts.fed for engine in model.engines]  # type: ignore[attr-defined]
-        for seed in range(50):  # the first seed whose answer can be read; the others wrote into the same session
+        before = [(counts.fed, counts.scored) for counts in others]
+        for seed in range(50):
             try:
-                asyncio.run(model.predict("HALL" * 9, turns[:k], turns[k].action, seed, session="s"))
+                asyncio.run(model.predict(start, turns[:k], turns[k].action, seed, session="s"))
                 break
-            except PredictionInvalid:
-                before = [engine.counts.fed for engine in model.engines]  # type: ignore[attr-defined]
-        fed.append([e.counts.fed - b for e, b in zip(model.engines, before, strict=True)])  # type: ignore[attr-defined]
-    history = len(world_model_prompt(CHAT, "HALL" * 9, turns[:3], "go 3").ids)
-    assert max(fed[3][1:]) < history / 2 + 60
+            except PredictionInvalid:  # scored by nobody
+                continue
+        for (fed, scored), counts in zip(before, others, strict=True):
+            new, written = counts.fed - fed, counts.scored - scored
+            assert written > 0
+            if k:
+                assert new <= lengths[k] - lengths[k - 1] + written < lengths[k]
     model.release("s")
 
 
@@ -189,8 +193,7 @@ def test_members_that_cannot_be_compared_are_refused() -> None:
 
 
 def test_an_unreadable_prediction_is_scored_by_nobody() -> None:
-    model = EnsembleWorldModel(members(), lead="first")
-    short = [TextWorldModel(m.engine, CHAT, m.version, 1, 1.0) for m in model.members]
+    short = [TextWorldModel(m.engine, CHAT, m.version, 1, 1.0) for m in members()]
     model = EnsembleWorldModel(short, lead="first")
     with pytest.raises(PredictionInvalid):
         asyncio.run(model.predict("HALL", [], "go", 0))
