@@ -127,9 +127,10 @@ _STAGES = (
             "measures it on episodes it has not seen."
         ),
         reads="log/",
-        writes="tokenizer/, models/worldmodel/",
+        writes="tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members)",
         examples=(
             "imagine fit-world-model run=mine",
+            "imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3",
             "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
         ),
         sections=("worldmodel", "fit", "engine"),

@@ -92,7 +92,7 @@ class DreamEnv:
         except EngineFailure as error:
             self._ended = True
             raise EnvFailure(StopReason.ENGINE_FAILED, str(error)) from error
-        info = {"confidence": prediction.confidence, "outcome_confidence": prediction.outcome_confidence}
+        info = _record(prediction)
         observation = Observation(prediction.observation)
         if not self._guard.trusts(prediction):
             self._ended = True
@@ -104,6 +104,18 @@ class DreamEnv:
     async def close(self) -> None:
         self._model.release(("dream", self._session))
         self._ended = True
+
+
+def _record(prediction: Prediction) -> dict[str, float | str | bool]:
+    """What is written down of a dreamed turn: how sure it was, and who decided reward and end."""
+    info: dict[str, float | str | bool] = {
+        "confidence": prediction.confidence,
+        "outcome_confidence": prediction.outcome_confidence,
+        "outcome_by": prediction.outcome_by,
+    }
+    if prediction.disagreement is not None:
+        info["disagreement"] = prediction.disagreement
+    return info
 
 
 def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]:

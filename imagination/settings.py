@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from policy.lm.settings import EngineSettings, ModelSettings
+from worldmodel.outcome import Goal
 
 
 class UserError(ValueError):
@@ -48,6 +50,49 @@ class CollectSettings:
     max_turns: int = 12
     validation: float = 0.05
     workers: int = 4
+
+
+@dataclass
+class WorldModelSettings(ModelSettings):
+    """The world model: which LM, in which form it writes what the world answers, how many of them, and who decides
+    reward and end.
+
+    Attributes:
+        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first.
+        members: of an ensemble that differ in their random start; 1 is a single model.
+        lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
+        neighbours: transitions of the log before each action (retrieval).
+        rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
+        unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
+        refusals: regular expression for observations that say that nothing changed, besides the last one again.
+        goal: decides reward and end in place of the model where it is declared.
+    """
+
+    kind: Literal["text", "delta", "retrieval"] = "text"
+    members: int = 1
+    lead: Literal["drawn", "first"] = "drawn"
+    neighbours: int = 3
+    rarity: float = 0.5
+    unchanged_share: float | None = None
+    refusals: str = ""
+    goal: Goal = field(default_factory=Goal)
+
+    def __post_init__(self) -> None:
+        if self.members < 1 or self.neighbours < 1:
+            raise ValueError("members and neighbours must be at least 1")
+        if self.rarity < 0:
+            raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
+        if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
+            raise ValueError(f"unchanged_share must lie in [0, 1), or be null, got {self.unchanged_share}")
+        if self.members > 1 and self.model and not self.lora.rank:
+            raise ValueError(
+                "members that start from the same checkpoint and train all its weights would be the same model: set "
+                "worldmodel.lora.rank, whose random start tells them apart, or worldmodel.members=1"
+            )
+        try:
+            re.compile(self.refusals)
+        except re.error as error:
+            raise ValueError(f"refusals={self.refusals!r} is no regular expression: {error}") from error
 
 
 @dataclass
@@ -213,7 +258,7 @@ class Config:
     max_action_tokens: int = 16
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
-    worldmodel: ModelSettings = field(default_factory=ModelSettings)
+    worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
+from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Judged:
     index: int
     turn: Turn
     predicted: Prediction | None
+    invalid: InvalidReason | None = None  # why nothing could be parsed; None also where generation broke
 
     @property
     def exact(self) -> bool:
@@ -55,7 +56,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
 
     ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how
     many did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
-    Malformed predictions count as wrong everywhere, and as ``invalid``.
+    Malformed predictions count as wrong everywhere, and as ``invalid``; ``invalid_edit`` of them are rejected edits.
     """
     paid = [j.turn.reward or 0.0 for j in judged]
     claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
@@ -72,6 +73,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
         "end_accuracy": _ratio(ends, n),
         "ece": expected_calibration_error(confidence),
         "invalid": sum(j.predicted is None for j in judged),
+        "invalid_edit": sum(j.invalid is InvalidReason.EDIT for j in judged),
         "n": n,
     }
 
@@ -101,15 +103,18 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
             for k, turn in enumerate(trajectory.turns):
                 if k < trajectory.prefix_turns or turn.reward is None:
                     continue
+                predicted, reason = None, None
                 try:
-                    predicted: Prediction | None = await model.predict(
+                    predicted = await model.predict(
                         trajectory.start, trajectory.turns[:k], turn.action, seed=0, session=session
                     )
-                except (PredictionInvalid, EngineFailure):
-                    predicted = None
+                except PredictionInvalid as error:
+                    reason = error.reason
+                except EngineFailure:
+                    pass
                 except ContextFull:
                     break
-                found.append(Judged(trajectory.id, k, turn, predicted))
+                found.append(Judged(trajectory.id, k, turn, predicted, reason))
             model.release(session)
         return found
 

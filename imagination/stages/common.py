@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,15 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.engines import Engines, drafts_from
+from imagination.stages.engines import Engines
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint, with_lora
-from policy.lm.engine import Engine
-from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
-from real_envs.trajectory import Trajectory
-from worldmodel.text import TextWorldModel
 
 
 def fingerprint(config: Config) -> str:
@@ -104,33 +99,6 @@ def make_agent(
     return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
 
 
-def load_world_model(
-    engines: Engines,
-    run: RunFolder,
-    config: Config,
-    temperature: float,
-    log: Sequence[Trajectory] = (),
-    served: bool = True,
-) -> TextWorldModel:
-    """The run's world model, ready to predict.
-
-    Args:
-        log: where to look up guesses at its predictions.
-        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
-    """
-    folder, stage = run.model("worldmodel"), "fit-world-model"
-    if config.engine.name == "openai" and served:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, stage)))
-        engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)
-        version = f"served/{config.engine.served_model}"
-    else:
-        model, chat = load_model(folder, stage, config.worldmodel)
-        model.requires_grad_(False)
-        engine = engines.make(model, chat, context_of(model, config.worldmodel), drafts_from(log, chat))
-        version = weights_version(model)
-    return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature)
-
-
 class _SaveState(Callback):
     """Saves the training state every few steps, atomically: a killed run goes on from the last one."""
 
@@ -198,5 +166,6 @@ def finish(run: RunFolder, stage: str) -> None:
     """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
     order = ("collect", "fit_world_model", "clone", "train", "evaluate")
     for outdated in order[order.index(stage) :]:
-        run.training_state(outdated).unlink(missing_ok=True)
+        for state in run.training_states(outdated):
+            state.unlink(missing_ok=True)
     run.update({"done": {stage: run.settings}})

@@ -15,6 +15,7 @@ from policy.lm.render import ChatFormat, render_for_world_model
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_engine import VllmEngine
 from real_envs.trajectory import Trajectory
+from worldmodel.form import Form
 
 
 class Engines:
@@ -52,6 +53,10 @@ class Engines:
             raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
 
 
-def drafts_from(log: Sequence[Trajectory], chat: ChatFormat) -> Drafts:
-    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what."""
-    return Drafts([render_for_world_model(chat, trajectory).ids for trajectory in log])
+def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
+    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what.
+
+    Notes are left out: what they show, a guess finds in the prompt itself.
+    """
+    found = [render_for_world_model(chat, t, form.answers(t.start, t.turns)) for t in log if t.turns]
+    return Drafts([tokens.ids for tokens in found])

@@ -14,17 +14,18 @@ from imagination.rollout import Episode, Provenance, play, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import refuse_foreign_log
-from imagination.stages.common import finish, load_model, load_world_model, make_agent, need, open_run, weights_version
+from imagination.stages.common import finish, load_model, make_agent, need, open_run, weights_version
 from imagination.stages.engines import Engines
 from imagination.stages.fit import read_log
 from imagination.stages.progress import bar
+from imagination.stages.worlds import load_world_model
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Observation, Source, Trajectory
 from worldmodel.audit import audit_metrics, judge
-from worldmodel.text import TextWorldModel
+from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
 SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
@@ -64,10 +65,10 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         policies[which] = results
     await _replay(run, tasks, dreams)
     await tasks.close()
-    judge_model = world.at_temperature(0.0)
-    on_policy = {
-        which: audit_metrics(await judge(judge_model, played[f"{which}/train"][::2])) for which in ("before", "after")
-    }
+    on_policy: dict[str, dict[str, float | int | None]] = {}
+    for which in ("before", "after"):
+        judged = played[f"{which}/train"][::2]
+        on_policy[which] = audit_metrics(await judge(world.at_temperature(0.0).apart_from(judged), judged))
     run.update(
         {
             "policy": policies,
@@ -96,7 +97,7 @@ async def play_real(
 
 async def _dreams(
     config: Config,
-    model: TextWorldModel,
+    model: LanguageWorldModel,
     tasks: TextWorldTasks,
     agent: LanguageModelAgent,
     version: str,

@@ -24,7 +24,6 @@ from imagination.stages.common import (
     adapted,
     finish,
     load_model,
-    load_world_model,
     make_agent,
     make_trainer,
     need,
@@ -34,6 +33,7 @@ from imagination.stages.common import (
 )
 from imagination.stages.engines import Engines
 from imagination.stages.fit import cut, read_log
+from imagination.stages.worlds import load_world_model
 from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
@@ -57,7 +57,7 @@ class World:
     source: Source
     version: str | None
     concurrency: int
-    engine: Engine | None = None
+    engines: tuple[Engine, ...] = ()
     close: Callable[[], Any] | None = None
 
 
@@ -141,7 +141,7 @@ def _dream(
 ) -> World:
     model = load_world_model(engines, run, config, config.dream.temperature, log)
     guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
-    return World(lambda: DreamEnv(model, starts, guard), Source.DREAM, model.version, 64, model.engine)
+    return World(lambda: DreamEnv(model, starts, guard), Source.DREAM, model.version, 64, model.engines)
 
 
 def _real(run: RunFolder, config: Config) -> World:
@@ -169,8 +169,9 @@ class Player:
         """A pure function of the update's index, the seed and the policy's weights."""
         settings = self.config.train
         self.agent.engine.update_weights()
-        if isinstance(self.world.engine, InProcessEngine):
-            self.world.engine.reset()
+        for engine in self.world.engines:
+            if isinstance(engine, InProcessEngine):
+                engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
         episodes = self._episodes(index, chance)
         begin = time.perf_counter()
@@ -214,11 +215,11 @@ class Player:
     def speed(self) -> dict[str, float]:
         """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
         found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
-        if isinstance(self.world.engine, InProcessEngine):
-            counts = self.world.engine.counts
-            found["tokens_per_step"] = counts.generated / max(1, counts.steps)
-            if counts.drafted:
-                found["draft_acceptance"] = counts.accepted / counts.drafted
+        counts = [engine.counts for engine in self.world.engines if isinstance(engine, InProcessEngine)]
+        if counts:
+            found["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
+            if drafted := sum(c.drafted for c in counts):
+                found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
         return found
 
     def _episodes(self, index: int, chance: random.Random) -> list[Episode]:

@@ -96,10 +96,20 @@ def test_an_unsure_prediction_ends_the_dream_unpaid_and_truncated() -> None:
     env = DreamEnv(Model([sure, unsure]), STARTS, Guard(min_outcome_confidence=0.5))
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert first == StepResult(
-        Observation("HALL"), 0.25, False, False, {"confidence": 0.9, "outcome_confidence": 0.9}, None
+        Observation("HALL"),
+        0.25,
+        False,
+        False,
+        {"confidence": 0.9, "outcome_confidence": 0.9, "outcome_by": "model"},
+        None,
     )
     assert second == StepResult(
-        Observation("GOLD"), 0.0, False, True, {"confidence": 0.2, "outcome_confidence": 0.3}, StopReason.UNSURE
+        Observation("GOLD"),
+        0.0,
+        False,
+        True,
+        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model"},
+        StopReason.UNSURE,
     )
     assert isinstance(third, RuntimeError)
 
