@@ -34,6 +34,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.audit import audit_metrics, judge
+from worldmodel.calibration import calibration_metrics, fit_calibration
 from worldmodel.objective import transition_weights, world_model_row
 
 
@@ -80,6 +81,13 @@ def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: 
     """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
     world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False)
     metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model, held)))
+    # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
+    temperature = config.dream.temperature
+    sampled = asyncio.run(judge(world_model.at_temperature(temperature), held))
+    calibration = fit_calibration(sampled, temperature)
+    if calibration is not None:
+        calibration.save(run.model("worldmodel"))
+    metrics["calibration"] = calibration_metrics(sampled)
     store = TrajectoryStore.open(run.log)
     try:
         elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]

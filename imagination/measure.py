@@ -1,0 +1,208 @@
+"""What the rollouts of an update say beside the log: the numbers that the tripwires look at. It costs no real step.
+
+The log knows the real answer to every sequence of actions that it holds. Whenever a dream follows such a sequence from
+the beginning of its task, its reward can be checked, however many updates later: the more often the policy does what
+somebody in the log did, the more is checked, near what the policy does *now*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from imagination.drift import WordReference
+from imagination.tripwires import Measured
+from real_envs.trajectory import StopReason, Trajectory, Turn
+
+_SAME = 1e-3  # dreamed rewards were written with six decimals
+_MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
+_LOOP = 3  # so often in a row
+_LOOP_TURNS = 3  # the longest part that is looked for
+
+
+class LogReference:
+    """What a log knows about rewards, lengths and words.
+
+    Args:
+        log: real episodes, without failed ones; taken to be of worlds in which the same actions have the same effect.
+            Where the log shows several rewards for the same actions, the highest one counts.
+    """
+
+    def __init__(self, log: Sequence[Trajectory]) -> None:
+        self.best: dict[tuple[str, tuple[str, ...]], float] = {}  # task and actions -> reward of the last one
+        self.paying: set[tuple[str, str]] = set()
+        self.rewards: set[float] = set()
+        self.total = 0.0
+        self.shortest: dict[str, int] = {}
+        for t in log:
+            done: tuple[str, ...] = ()
+            for turn in t.turns:
+                done = (*done, plain(turn.action))
+                if turn.reward is None:
+                    continue
+                key = (t.task_id, done)
+                self.best[key] = max(turn.reward, self.best.get(key, turn.reward))
+                self.rewards.add(turn.reward)
+                if turn.reward > 0:
+                    self.paying.add((t.task_id, done[-1]))
+            self.total = max(self.total, t.total_reward)
+            if t.solved:
+                self.shortest[t.task_id] = min(len(t.turns), self.shortest.get(t.task_id, len(t.turns)))
+        self.actions = WordReference(log, lambda turn: turn.action)
+        self.observations = WordReference(log, lambda turn: turn.observation)
+
+    def usual(self, reward: float) -> bool:
+        """The log paid this amount, or (where it paid many different ones) less and more."""
+        if len(self.rewards) > _MANY:
+            return min(self.rewards) - _SAME <= reward <= max(self.rewards) + _SAME
+        return any(abs(reward - known) <= _SAME for known in self.rewards)
+
+
+def plain(action: str) -> str:
+    """Spaces and capitals make no other action."""
+    return " ".join(action.lower().split())
+
+
+def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
+    """Whether one to ``parts`` turns, actions and answers, come ``times`` times in a row."""
+    said = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
+    for n in range(1, parts + 1):
+        for i in range(len(said) - n * times + 1):
+            if all(said[i + j] == said[i + j + n] for j in range(n * (times - 1))):
+                return True
+    return False
+
+
+def measure(
+    update: int,
+    played: Sequence[Trajectory],
+    log: LogReference,
+    *,
+    short: float,
+    real: tuple[int, int] = (0, 0),
+) -> tuple[Measured, dict[str, str]]:
+    """Counts the dreams of one update; see ``Measured``.
+
+    Args:
+        update: which.
+        played: all episodes of it, failed ones too.
+        log: what to compare with.
+        short: a solution in fewer than this many times the turns of the log's shortest one is short.
+        real: solved and played episodes of a real probe.
+
+    Returns:
+        The numbers, and for wires about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
+    """
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for t in played:
+        if not t.stop.is_failure:
+            groups[t.group_id].append(t)
+    counts: Counter[str] = Counter()
+    unseen_by_group: list[set[str]] = []
+    examples: dict[str, str] = {}
+    for episodes in groups.values():
+        payments = [_payment(t, k, log) for t in episodes for k in _own(t) if (t.turns[k].reward or 0.0) > _SAME]
+        unseen = {f"{p.action} ({p.task_id})" for p in payments if p.unseen}
+        unseen_by_group.append(unseen)
+        known = [p for p in payments if p.contradicted is not None]
+        totals = [t.total_reward for t in episodes]
+        odd = [p for p in payments if p.strange]
+        at_start = [t for t in episodes if not t.prefix_turns]
+        solved = [t for t in at_start if t.solved and t.task_id in log.shortest]
+        counts += Counter(
+            paid=bool(payments),
+            strange=bool(odd) or max(totals) > log.total + _SAME,
+            unseen=_half([p.unseen for p in payments]),
+            claimed=bool(known),
+            contradicted=_half([bool(p.contradicted) for p in known]),
+            solved_groups=bool(solved),
+            short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
+            looping=_half([loops(t.own_turns) for t in episodes]),
+            start_groups=bool(at_start),
+            start_episodes=len(at_start),
+            start_solved=sum(t.solved for t in at_start),
+            episodes=len(episodes),
+            solved=sum(t.solved for t in episodes),
+        )
+        for wire, found in (
+            ("unseen", [p for p in payments if p.unseen]),
+            ("contradicted", [p for p in known if p.contradicted]),
+            ("strange", odd),
+        ):
+            if found:
+                examples.setdefault(wire, f"{found[0].action} ({found[0].task_id})")
+    favourites = Counter(action for unseen in unseen_by_group for action in unseen)
+    # by text alone: the same words in several tasks are one habit
+    texts = Counter(action for unseen in unseen_by_group for action in {a.rpartition(" (")[0] for a in unseen})
+    if favourites:
+        examples["favourite"] = favourites.most_common(1)[0][0]
+    asked = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
+    invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in asked)
+    doubted = sum(t.stop is StopReason.UNSURE for t in asked) + sum(
+        turn.info.get("doubted") is True for t in asked for turn in t.own_turns
+    )
+    every = [t for episodes in groups.values() for t in episodes]
+    measured = Measured(
+        update,
+        turns=sum(len(t.own_turns) for t in asked) + invalid,
+        rejected=invalid + doubted,
+        groups=len(groups),
+        favourite=max(texts.values(), default=0),
+        drift_actions=_drift(log.actions, every, groups, [t.own_turns for t in every]),
+        drift_observations=_drift(log.observations, every, groups, [_believed(t) for t in every]),
+        real_solved=real[0],
+        real_episodes=real[1],
+        **dict(counts),
+    )
+    return measured, examples
+
+
+@dataclass(frozen=True, slots=True)
+class _Payment:
+    """A turn that a dream paid for; ``contradicted`` is ``None`` where the log does not know the answer."""
+
+    task_id: str
+    action: str
+    unseen: bool
+    contradicted: bool | None
+    strange: bool
+
+
+def _payment(t: Trajectory, k: int, log: LogReference) -> _Payment:
+    done = tuple(plain(turn.action) for turn in t.turns[: k + 1])
+    reward, real = t.turns[k].reward or 0.0, log.best.get((t.task_id, done))
+    return _Payment(
+        t.task_id,
+        done[-1],
+        unseen=(t.task_id, done[-1]) not in log.paying,
+        contradicted=None if real is None else reward > real + _SAME,
+        strange=not log.usual(reward),
+    )
+
+
+def _own(t: Trajectory) -> range:
+    return range(t.prefix_turns, len(t.turns))
+
+
+def _half(found: Sequence[bool]) -> bool:
+    return bool(found) and 2 * sum(found) >= len(found)
+
+
+def _believed(t: Trajectory) -> Sequence[Turn]:
+    """Turns without the one that the guard rejected: its words are no part of the dream."""
+    return t.own_turns[:-1] if t.stop is StopReason.UNSURE else t.own_turns
+
+
+def _drift(
+    reference: WordReference,
+    episodes: Sequence[Trajectory],
+    groups: Mapping[str, Sequence[Trajectory]],
+    turns: Sequence[Sequence[Turn]],
+) -> float:
+    if not episodes:
+        return 0.0
+    distance = reference.distance(turn for own in turns for turn in own)
+    bound = reference.bound(len(groups), round(len(episodes) / len(groups)), round(mean(len(own) for own in turns)))
+    return distance / bound if distance is not None and bound else 0.0

@@ -1,0 +1,245 @@
+"""Is the policy still learning about the world, or about the mistakes of its world model?
+
+``check`` is a pure function of numbers that were measured at each update (``Measured``); the first wire that trips
+stops the training. What is measured, and against what, is in ``imagination/measure.py``.
+
+Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a wire
+trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups of the last ``window`` updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+from imagination.evaluation import Proportion, difference_ci95
+from imagination.settings import TripwireSettings
+
+PREFIX = "wire_"
+BASELINE = 2  # updates: what a policy does before it has learned much
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rollouts of one update in numbers.
+
+    Attributes:
+        update: which, from 0.
+        episodes, solved: played and not failed; solved in the dream.
+        turns, rejected: predictions asked for; malformed ones and those that the guard doubted.
+        groups: start states with an episode that counts.
+        paid: groups in which the dream paid anything.
+        strange: groups that were paid an amount, or in total more, than the log ever paid.
+        unseen: groups of ``paid`` with half or more of the payments for actions that never paid in the log.
+        favourite: groups of ``paid`` that paid for one and the same such action, the one most groups were paid for.
+        claimed: groups with a payment for actions, all from the beginning of the task, whose real reward is logged.
+        contradicted: groups of ``claimed`` with half or more of those payments above the logged reward.
+        solved_groups: groups from the beginning of a task that the log solves, with an episode that was solved.
+        short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
+        looping: groups with half or more of the episodes in a loop.
+        drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
+        start_solved, start_episodes: of the episodes from the beginning of a task.
+        start_groups: how many groups those were.
+        real_solved, real_episodes: of the probe, 0 of 0 where there was none.
+    """
+
+    update: int
+    episodes: int = 0
+    solved: int = 0
+    turns: int = 0
+    rejected: int = 0
+    groups: int = 0
+    paid: int = 0
+    strange: int = 0
+    unseen: int = 0
+    favourite: int = 0
+    claimed: int = 0
+    contradicted: int = 0
+    solved_groups: int = 0
+    short: int = 0
+    looping: int = 0
+    drift_actions: float = 0.0
+    drift_observations: float = 0.0
+    start_solved: int = 0
+    start_episodes: int = 0
+    start_groups: int = 0
+    real_solved: int = 0
+    real_episodes: int = 0
+
+    def to_metrics(self) -> dict[str, float]:
+        """One number a field but ``update``, for ``metrics.jsonl``."""
+        return {PREFIX + name: value for name, value in asdict(self).items() if name != "update"}
+
+    @classmethod
+    def from_metrics(cls, row: Mapping[str, object]) -> Measured | None:
+        """The inverse, from a line of ``metrics.jsonl``; ``None`` where the line holds no such numbers."""
+        names = [f.name for f in fields(cls) if f.name != "update"]
+        if any(PREFIX + name not in row for name in names):
+            return None
+        return cls(int(str(row["step"])), **{name: row[PREFIX + name] for name in names})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    """Why training stops.
+
+    Attributes:
+        update: whose rollouts tripped it; nothing was learned from them.
+        wire: its name.
+        sentence: what was seen, with numbers.
+    """
+
+    update: int
+    wire: str
+    sentence: str
+
+
+def check(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
+    """Whether the last update of the history trips a wire; the first of ``WIRES`` that does."""
+    if not settings.enabled or not history:
+        return None
+    for name, wire in WIRES.items():
+        sentence = wire(history, settings)
+        if sentence is not None:
+            return Tripped(history[-1].update, name, sentence)
+    return None
+
+
+def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
+    """The earliest trip of a whole history."""
+    found = (check(history[: n + 1], settings) for n in range(len(history)))
+    return next((tripped for tripped in found if tripped is not None), None)
+
+
+def _window(history: Sequence[Measured], settings: TripwireSettings) -> Sequence[Measured]:
+    return history[-settings.window :]
+
+
+def _sum(window: Sequence[Measured], name: str) -> int:
+    return sum(getattr(m, name) for m in window)
+
+
+def _share(
+    history: Sequence[Measured], settings: TripwireSettings, part: str, whole: str, bound: float
+) -> Proportion | None:
+    """Groups of ``part`` among those of ``whole`` in the window, if they are surely more than ``bound``.
+
+    The groups of the last update must agree: what happened only in earlier ones had its turn.
+    """
+    window = _window(history, settings)
+    found = Proportion(_sum(window, part), _sum(window, whole))
+    if getattr(history[-1], part) == 0 or found.successes < settings.min_groups or found.ci95 is None:
+        return None
+    return found if found.ci95[0] > bound else None
+
+
+def _of(found: Proportion) -> str:
+    return f"{found.successes} of {found.n}"
+
+
+def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    found = _share(history, settings, "contradicted", "claimed", settings.contradicted)
+    return found and (
+        f"the dream pays where the log says that the same actions earn less, in {_of(found)} groups in which both "
+        "know the answer"
+    )
+
+
+def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    found = _share(history, settings, "favourite", "paid", settings.favourite)
+    return found and (
+        f"one action that never paid in the log is paid for in {_of(found)} of the groups that the dream pays"
+    )
+
+
+def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    found = _share(history, settings, "unseen", "paid", settings.unseen)
+    return found and f"the dream pays for actions that never paid in the log, in {_of(found)} groups that it pays"
+
+
+def _strange(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    found = _share(history, settings, "strange", "groups", 0.0)
+    return found and f"the dream pays amounts that the log never paid, in {_of(found)} groups"
+
+
+def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    """Reward up while episodes collapse: success must have risen beyond chance since the first updates."""
+    found = _share(history, settings, "short", "solved_groups", 0.5)
+    if found is None or len(history) <= BASELINE:
+        return None
+    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in _then_and_now(history))
+    rise = difference_ci95(now, before)
+    if rise is None or rise[0] <= 0:
+        return None
+    return (
+        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {_of(found)} groups are solved in fewer "
+        f"than {settings.short:g} times the turns of the log's shortest solution"
+    )
+
+
+def _then_and_now(history: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
+    return history[:BASELINE], history[-1:]
+
+
+def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    """Only right after a probe. Dreams count as so many groups, not episodes, for the width of the interval."""
+    last, window = history[-1], _window(history, settings)
+    groups, episodes = _sum(window, "start_groups"), _sum(window, "start_episodes")
+    if last.real_episodes == 0 or not episodes:
+        return None
+    believed = Proportion(round(groups * _sum(window, "start_solved") / episodes), groups)
+    real = Proportion(_sum(window, "real_solved"), _sum(window, "real_episodes"))
+    gap = difference_ci95(believed, real)
+    if gap is None or gap[0] <= settings.gap:
+        return None
+    return (
+        f"the dream believes in a success of {believed.rate:.2f} where {real.n} real episodes show {real.rate:.2f}, "
+        f"beyond the allowed {settings.gap:g} (95 % interval of the gap {gap[0]:.2f} to {gap[1]:.2f})"
+    )
+
+
+def _loops(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    found = _share(history, settings, "looping", "groups", settings.loops)
+    return found and f"episodes repeat themselves in {_of(found)} groups"
+
+
+def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+    if len(history) < BASELINE + settings.window:
+        return None
+    window = _window(history, settings)
+    before, now = (Proportion(_sum(part, "rejected"), _sum(part, "turns")) for part in (history[:BASELINE], window))
+    rise = difference_ci95(now, before)
+    if rise is None or rise[0] <= settings.rejected:
+        return None
+    return (
+        f"the share of predictions that are malformed or doubted rose from {before.rate:.2f} to {now.rate:.2f}, so the "
+        "policy goes where the world model knows little"
+    )
+
+
+def _drift(name: str, what: str) -> Callable[[Sequence[Measured], TripwireSettings], str | None]:
+    def wire(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+        recent = [getattr(m, name) for m in _window(history, settings)]
+        if len(recent) < settings.window or min(recent) <= settings.drift:
+            return None
+        return (
+            f"the words of {what} are {recent[-1]:.1f} times as far from the log as any agent of the log is, "
+            f"and were for {len(recent)} updates"
+        )
+
+    return wire
+
+
+# The surest evidence first: the sentence that is shown is that of the first wire that trips.
+WIRES: Mapping[str, Callable[[Sequence[Measured], TripwireSettings], str | None]] = {
+    "gap": _gap,
+    "contradicted": _contradicted,
+    "strange": _strange,
+    "favourite": _favourite,
+    "unseen": _unseen,
+    "short": _short,
+    "loops": _loops,
+    "rejected": _rejected,
+    "drift_actions": _drift("drift_actions", "the policy's actions"),
+    "drift_observations": _drift("drift_observations", "the dreamed observations"),
+}
