@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from imagination.drift import WordReference
+from imagination.drift import WordReference, words
 from imagination.tripwires import Measured
 from real_envs.trajectory import StopReason, Trajectory, Turn
 
@@ -33,6 +33,7 @@ class LogReference:
     def __init__(self, log: Sequence[Trajectory]) -> None:
         self.best: dict[tuple[str, tuple[str, ...]], float] = {}  # task and actions -> reward of the last one
         self.paying: set[tuple[str, str]] = set()
+        self.paying_words: dict[str, set[str]] = defaultdict(set)
         self.rewards: set[float] = set()
         self.total = 0.0
         self.shortest: dict[str, int] = {}
@@ -47,6 +48,7 @@ class LogReference:
                 self.rewards.add(turn.reward)
                 if turn.reward > 0:
                     self.paying.add((t.task_id, done[-1]))
+                    self.paying_words[t.task_id].update(words(turn.action))
             self.total = max(self.total, t.total_reward)
             if t.solved:
                 self.shortest[t.task_id] = min(len(t.turns), self.shortest.get(t.task_id, len(t.turns)))
@@ -100,23 +102,28 @@ def measure(
         if not t.stop.is_failure:
             groups[t.group_id].append(t)
     counts: Counter[str] = Counter()
-    unseen_by_group: list[set[str]] = []
+    habits: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for episodes in groups.values():
         payments = [_payment(t, k, log) for t in episodes for k in _own(t) if (t.turns[k].reward or 0.0) > _SAME]
-        unseen = {f"{p.action} ({p.task_id})" for p in payments if p.unseen}
-        unseen_by_group.append(unseen)
         known = [p for p in payments if p.contradicted is not None]
-        totals = [t.total_reward for t in episodes]
-        odd = [p for p in payments if p.strange]
         at_start = [t for t in episodes if not t.prefix_turns]
         solved = [t for t in at_start if t.solved and t.task_id in log.shortest]
+        wires = {
+            "unseen": [p for p in payments if p.unseen],
+            "contradicted": [p for p in known if p.contradicted],
+            "strange": [p for p in payments if p.strange],
+        }
+        for wire, found in wires.items():
+            if found:
+                examples.setdefault(wire, f"{found[0].action} ({found[0].task_id})")
+        habits.update({habit for p in wires["unseen"] for habit in (p.action, *p.foreign)})
         counts += Counter(
             paid=bool(payments),
-            strange=bool(odd) or max(totals) > log.total + _SAME,
-            unseen=_half([p.unseen for p in payments]),
+            unseen=bool(wires["unseen"]),
+            strange=bool(wires["strange"]) or max(t.total_reward for t in episodes) > log.total + _SAME,
             claimed=bool(known),
-            contradicted=_half([bool(p.contradicted) for p in known]),
+            contradicted=bool(wires["contradicted"]),
             solved_groups=bool(solved),
             short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
             looping=_half([loops(t.own_turns) for t in episodes]),
@@ -126,18 +133,6 @@ def measure(
             episodes=len(episodes),
             solved=sum(t.solved for t in episodes),
         )
-        for wire, found in (
-            ("unseen", [p for p in payments if p.unseen]),
-            ("contradicted", [p for p in known if p.contradicted]),
-            ("strange", odd),
-        ):
-            if found:
-                examples.setdefault(wire, f"{found[0].action} ({found[0].task_id})")
-    favourites = Counter(action for unseen in unseen_by_group for action in unseen)
-    # by text alone: the same words in several tasks are one habit
-    texts = Counter(action for unseen in unseen_by_group for action in {a.rpartition(" (")[0] for a in unseen})
-    if favourites:
-        examples["favourite"] = favourites.most_common(1)[0][0]
     asked = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
     invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in asked)
     doubted = sum(t.stop is StopReason.UNSURE for t in asked) + sum(
@@ -149,11 +144,11 @@ def measure(
         turns=sum(len(t.own_turns) for t in asked) + invalid,
         rejected=invalid + doubted,
         groups=len(groups),
-        favourite=max(texts.values(), default=0),
         drift_actions=_drift(log.actions, every, groups, [t.own_turns for t in every]),
         drift_observations=_drift(log.observations, every, groups, [_believed(t) for t in every]),
         real_solved=real[0],
         real_episodes=real[1],
+        habits=dict(habits),
         **dict(counts),
     )
     return measured, examples
@@ -161,11 +156,13 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Payment:
-    """A turn that a dream paid for; ``contradicted`` is ``None`` where the log does not know the answer."""
+    """A turn that a dream paid for; ``contradicted`` is ``None`` where the log does not know the answer, ``foreign``
+    are the words that no paying action of the task has."""
 
     task_id: str
     action: str
     unseen: bool
+    foreign: frozenset[str]
     contradicted: bool | None
     strange: bool
 
@@ -177,6 +174,7 @@ def _payment(t: Trajectory, k: int, log: LogReference) -> _Payment:
         t.task_id,
         done[-1],
         unseen=(t.task_id, done[-1]) not in log.paying,
+        foreign=frozenset(word for word in words(done[-1]) if word not in log.paying_words.get(t.task_id, ())),
         contradicted=None if real is None else reward > real + _SAME,
         strange=not log.usual(reward),
     )

@@ -4,13 +4,17 @@
 stops the training. What is measured, and against what, is in ``imagination/measure.py``.
 
 Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a wire
-trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups of the last ``window`` updates.
+trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups. Rare and sure evidence (a dream
+that the log contradicts, one and the same habit that is paid for) is collected over ``memory`` updates, the rest over
+``window``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from imagination.evaluation import Proportion, difference_ci95
 from imagination.settings import TripwireSettings
@@ -30,10 +34,9 @@ class Measured:
         groups: start states with an episode that counts.
         paid: groups in which the dream paid anything.
         strange: groups that were paid an amount, or in total more, than the log ever paid.
-        unseen: groups of ``paid`` with half or more of the payments for actions that never paid in the log.
-        favourite: groups of ``paid`` that paid for one and the same such action, the one most groups were paid for.
+        unseen: groups of ``paid`` with a payment for an action that never paid in the log.
         claimed: groups with a payment for actions, all from the beginning of the task, whose real reward is logged.
-        contradicted: groups of ``claimed`` with half or more of those payments above the logged reward.
+        contradicted: groups of ``claimed`` with such a payment above the logged reward.
         solved_groups: groups from the beginning of a task that the log solves, with an episode that was solved.
         short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
         looping: groups with half or more of the episodes in a loop.
@@ -41,6 +44,9 @@ class Measured:
         start_solved, start_episodes: of the episodes from the beginning of a task.
         start_groups: how many groups those were.
         real_solved, real_episodes: of the probe, 0 of 0 where there was none.
+        habits: in how many groups of ``paid`` an action was paid for that never paid in the log, by its text; and, by
+            the word, one with a word that no paying action of that task has. Example: ``{"take folder": 2, "folder":
+            3}``.
     """
 
     update: int
@@ -52,7 +58,6 @@ class Measured:
     paid: int = 0
     strange: int = 0
     unseen: int = 0
-    favourite: int = 0
     claimed: int = 0
     contradicted: int = 0
     solved_groups: int = 0
@@ -65,18 +70,19 @@ class Measured:
     start_groups: int = 0
     real_solved: int = 0
     real_episodes: int = 0
+    habits: Mapping[str, int] = field(default_factory=dict)
 
     def to_metrics(self) -> dict[str, float]:
-        """One number a field but ``update``, for ``metrics.jsonl``."""
-        return {PREFIX + name: value for name, value in asdict(self).items() if name != "update"}
+        """The numbers, for ``metrics.jsonl``."""
+        return {PREFIX + name: value for name, value in asdict(self).items() if name not in ("update", "habits")}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def from_metrics(cls, row: Mapping[str, object]) -> Measured | None:
-        """The inverse, from a line of ``metrics.jsonl``; ``None`` where the line holds no such numbers."""
-        names = [f.name for f in fields(cls) if f.name != "update"]
-        if any(PREFIX + name not in row for name in names):
-            return None
-        return cls(int(str(row["step"])), **{name: row[PREFIX + name] for name in names})  # type: ignore[arg-type]
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """The inverse of ``to_json``."""
+        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +117,25 @@ def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripp
     return next((tripped for tripped in found if tripped is not None), None)
 
 
-def _window(history: Sequence[Measured], settings: TripwireSettings) -> Sequence[Measured]:
-    return history[-settings.window :]
-
-
 def _sum(window: Sequence[Measured], name: str) -> int:
     return sum(getattr(m, name) for m in window)
 
 
-def _share(
-    history: Sequence[Measured], settings: TripwireSettings, part: str, whole: str, bound: float
-) -> Proportion | None:
-    """Groups of ``part`` among those of ``whole`` in the window, if they are surely more than ``bound``.
+def _surely(part: int, whole: int, bound: float, settings: TripwireSettings) -> Proportion | None:
+    """``part`` of ``whole`` groups, if they are enough and surely a larger share than ``bound``."""
+    found = Proportion(part, whole)
+    return found if part >= settings.min_groups and found.ci95 is not None and found.ci95[0] > bound else None
 
-    The groups of the last update must agree: what happened only in earlier ones had its turn.
-    """
-    window = _window(history, settings)
-    found = Proportion(_sum(window, part), _sum(window, whole))
-    if getattr(history[-1], part) == 0 or found.successes < settings.min_groups or found.ci95 is None:
+
+def _share(
+    history: Sequence[Measured], last: int, part: str, whole: str, bound: float, settings: TripwireSettings
+) -> Proportion | None:
+    """The same of sums over the last so many updates. Nothing where the newest adds nothing: old evidence was weighed
+    when it was new."""
+    if getattr(history[-1], part) == 0:
         return None
-    return found if found.ci95[0] > bound else None
+    window = history[-last:]
+    return _surely(_sum(window, part), _sum(window, whole), bound, settings)
 
 
 def _of(found: Proportion) -> str:
@@ -138,7 +143,7 @@ def _of(found: Proportion) -> str:
 
 
 def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-    found = _share(history, settings, "contradicted", "claimed", settings.contradicted)
+    found = _share(history, settings.memory, "contradicted", "claimed", settings.contradicted, settings)
     return found and (
         f"the dream pays where the log says that the same actions earn less, in {_of(found)} groups in which both "
         "know the answer"
@@ -146,28 +151,35 @@ def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> st
 
 
 def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-    found = _share(history, settings, "favourite", "paid", settings.favourite)
-    return found and (
-        f"one action that never paid in the log is paid for in {_of(found)} of the groups that the dream pays"
-    )
+    window = history[-settings.memory :]
+    counts: Counter[str] = Counter()
+    for measured in window:
+        counts.update(measured.habits)
+    named = [(n, habit) for habit, n in counts.items() if habit in history[-1].habits]
+    if not named:
+        return None
+    groups, habit = max(named)
+    found = _surely(groups, _sum(window, "paid"), settings.favourite, settings)
+    return found and f"'{habit}', which never paid in the log, is paid for in {_of(found)} groups that the dream pays"
 
 
 def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-    found = _share(history, settings, "unseen", "paid", settings.unseen)
+    found = _share(history, settings.window, "unseen", "paid", settings.unseen, settings)
     return found and f"the dream pays for actions that never paid in the log, in {_of(found)} groups that it pays"
 
 
 def _strange(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-    found = _share(history, settings, "strange", "groups", 0.0)
+    found = _share(history, settings.window, "strange", "groups", 0.0, settings)
     return found and f"the dream pays amounts that the log never paid, in {_of(found)} groups"
 
 
 def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     """Reward up while episodes collapse: success must have risen beyond chance since the first updates."""
-    found = _share(history, settings, "short", "solved_groups", 0.5)
+    found = _share(history, settings.window, "short", "solved_groups", 0.5, settings)
     if found is None or len(history) <= BASELINE:
         return None
-    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in _then_and_now(history))
+    parts = (history[:BASELINE], history[-settings.window :])
+    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in parts)
     rise = difference_ci95(now, before)
     if rise is None or rise[0] <= 0:
         return None
@@ -177,13 +189,9 @@ def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | Non
     )
 
 
-def _then_and_now(history: Sequence[Measured]) -> tuple[Sequence[Measured], Sequence[Measured]]:
-    return history[:BASELINE], history[-1:]
-
-
 def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     """Only right after a probe. Dreams count as so many groups, not episodes, for the width of the interval."""
-    last, window = history[-1], _window(history, settings)
+    last, window = history[-1], history[-settings.window :]
     groups, episodes = _sum(window, "start_groups"), _sum(window, "start_episodes")
     if last.real_episodes == 0 or not episodes:
         return None
@@ -199,14 +207,14 @@ def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
 
 
 def _loops(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-    found = _share(history, settings, "looping", "groups", settings.loops)
+    found = _share(history, settings.window, "looping", "groups", settings.loops, settings)
     return found and f"episodes repeat themselves in {_of(found)} groups"
 
 
 def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     if len(history) < BASELINE + settings.window:
         return None
-    window = _window(history, settings)
+    window = history[-settings.window :]
     before, now = (Proportion(_sum(part, "rejected"), _sum(part, "turns")) for part in (history[:BASELINE], window))
     rise = difference_ci95(now, before)
     if rise is None or rise[0] <= settings.rejected:
@@ -219,7 +227,7 @@ def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | 
 
 def _drift(name: str, what: str) -> Callable[[Sequence[Measured], TripwireSettings], str | None]:
     def wire(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-        recent = [getattr(m, name) for m in _window(history, settings)]
+        recent = [getattr(m, name) for m in history[-settings.window :]]
         if len(recent) < settings.window or min(recent) <= settings.drift:
             return None
         return (

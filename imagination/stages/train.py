@@ -37,7 +37,6 @@ from imagination.stages.engines import Engines
 from imagination.stages.fit import cut, read_log
 from imagination.stages.watch import Probe, Watch
 from imagination.stream import StepStream
-from imagination.tripwires import Measured
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
@@ -141,15 +140,14 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     watch = None
     if dreamed and config.tripwires.enabled:
-        measured = [Measured.from_metrics(row) for row in run.metrics("train")]
-        watch = Watch(run, config, model, log, [m for m in measured if m is not None], probe)
+        watch = Watch(run, config, model, log, probe)
+        if state is not None:
+            watch.resume(state)
     player = Player(run, config, world, model, agent, chat, starts, experts, count, watch)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
     more = [] if watch is None else [watch]
     trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, *more)
-    if watch is not None and watch.tripped is not None:
-        watch.resume(state)  # it was killed after a wire had tripped, before it could go back
-    else:
+    if watch is None or watch.tripped is None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if watch is not None:
         watch.roll_back()

@@ -73,22 +73,13 @@ class Watch(Callback):
     Args:
         model: the policy that is trained, now as it starts.
         log: the training episodes of the log.
-        history: what earlier processes of this run measured.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        config: Config,
-        model: Any,
-        log: Sequence[Trajectory],
-        history: Sequence[Measured],
-        probe: Probe,
-    ) -> None:
+    def __init__(self, run: RunFolder, config: Config, model: Any, log: Sequence[Trajectory], probe: Probe) -> None:
         self._run, self._settings, self._model, self.probe = run, config.tripwires, model, probe
         self._reference = LogReference(log)
-        self.history = list(history)
-        self.tripped = first_trip(self.history, self._settings)
+        self.history: list[Measured] = []
+        self.tripped: Tripped | None = None
         self._example = ""
         self._trusted_update: int | None = None  # None: the policy before the first update
         self._trusted = self._weights()
@@ -114,15 +105,22 @@ class Watch(Callback):
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trusted": self._trusted, "update": self._trusted_update}
+        return {
+            "trusted": self._trusted,
+            "update": self._trusted_update,
+            "history": [measured.to_json() for measured in self.history],
+            "example": self._example,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._trusted, self._trusted_update = state_dict["trusted"], state_dict["update"]
+        self.history = [Measured.from_json(measured) for measured in state_dict["history"]]
+        self._example = state_dict["example"]
+        self.tripped = first_trip(self.history, self._settings)
 
-    def resume(self, state: str | None) -> None:
-        """The trusted policy out of a saved training state, where nothing is left to train."""
-        if state is not None:
-            self.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key])
+    def resume(self, state: str) -> None:
+        """Goes on from a saved training state; the run may have been killed just after a wire had tripped."""
+        self.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key])
 
     @torch.no_grad()
     def roll_back(self) -> None:
