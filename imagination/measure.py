@@ -7,6 +7,7 @@ somebody in the log did, the more is checked, near what the policy does *now*.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from real_envs.trajectory import StopReason, Trajectory, Turn
 
 _SAME = 1e-3  # dreamed rewards were written with six decimals
 _MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
+_RARE = 0.02  # of the log itself; an update has about a dozen episodes a group, so a quarter of the groups at most
 _LOOP = 3  # so often in a row
 _LOOP_TURNS = 3  # the longest part that is looked for
 
@@ -26,32 +28,47 @@ class LogReference:
     """What a log knows about rewards, lengths and words.
 
     Args:
-        log: real episodes, without failed ones; taken to be of worlds in which the same actions have the same effect.
-            Where the log shows several rewards for the same actions, the highest one counts.
+        log: real episodes, without failed ones.
+
+    Attributes:
+        blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
+            fifty is for an action that no other episode of the task was paid for), a new one is no sign; where the
+            same actions earn now this and now that, a dream cannot contradict it.
     """
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
-        self.best: dict[tuple[str, tuple[str, ...]], float] = {}  # task and actions -> reward of the last one
-        self.paying: set[tuple[str, str]] = set()
+        paying: Counter[tuple[str, str]] = Counter()  # episodes
+        visits: dict[bytes, set[float]] = defaultdict(set)
+        again: set[bytes] = set()
         self.paying_words: dict[str, set[str]] = defaultdict(set)
         self.rewards: set[float] = set()
         self.total = 0.0
         self.shortest: dict[str, int] = {}
         for t in log:
-            done: tuple[str, ...] = ()
-            for turn in t.turns:
-                done = (*done, plain(turn.action))
+            paid = set()
+            for turn, key in zip(t.turns, path(t.task_id, t.turns), strict=True):
                 if turn.reward is None:
                     continue
-                key = (t.task_id, done)
-                self.best[key] = max(turn.reward, self.best.get(key, turn.reward))
+                if key in visits:
+                    again.add(key)
+                visits[key].add(turn.reward)
                 self.rewards.add(turn.reward)
                 if turn.reward > 0:
-                    self.paying.add((t.task_id, done[-1]))
+                    paid.add((t.task_id, plain(turn.action)))
                     self.paying_words[t.task_id].update(words(turn.action))
+            paying.update(paid)
             self.total = max(self.total, t.total_reward)
             if t.solved:
                 self.shortest[t.task_id] = min(len(t.turns), self.shortest.get(t.task_id, len(t.turns)))
+        self.best = {key: max(rewards) for key, rewards in visits.items()}
+        self.paying = set(paying)
+        self.blind: list[str] = []
+        if sum(n == 1 for n in paying.values()) > _RARE * paying.total() or not paying:
+            self.blind += ["favourite", "unseen"]
+        if sum(len(visits[key]) > 1 for key in again) > _RARE * len(again) or not again:
+            self.blind.append("contradicted")
+        if not self.shortest:
+            self.blind.append("short")
         self.actions = WordReference(log, lambda turn: turn.action)
         self.observations = WordReference(log, lambda turn: turn.observation)
 
@@ -65,6 +82,16 @@ class LogReference:
 def plain(action: str) -> str:
     """Spaces and capitals make no other action."""
     return " ".join(action.lower().split())
+
+
+def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
+    """A digest for each turn, of the task and all actions up to it: a long log has many long beginnings."""
+    found, digest = [], hashlib.blake2b(task_id.encode(), digest_size=16).digest()
+    for turn in turns:
+        said = plain(turn.action).encode("utf-8", "replace")
+        digest = hashlib.blake2b(digest + said, digest_size=16).digest()
+        found.append(digest)
+    return found
 
 
 def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
@@ -97,6 +124,7 @@ def measure(
     Returns:
         The numbers, and for wires about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
     """
+    sees_new, sees_wrong = "unseen" not in log.blind, "contradicted" not in log.blind
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for t in played:
         if not t.stop.is_failure:
@@ -105,12 +133,12 @@ def measure(
     habits: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for episodes in groups.values():
-        payments = [_payment(t, k, log) for t in episodes for k in _own(t) if (t.turns[k].reward or 0.0) > _SAME]
-        known = [p for p in payments if p.contradicted is not None]
+        payments = [p for t in episodes for p in _payments(t, log)]
+        known = [p for p in payments if p.contradicted is not None and sees_wrong]
         at_start = [t for t in episodes if not t.prefix_turns]
         solved = [t for t in at_start if t.solved and t.task_id in log.shortest]
         wires = {
-            "unseen": [p for p in payments if p.unseen],
+            "unseen": [p for p in payments if p.unseen and sees_new],
             "contradicted": [p for p in known if p.contradicted],
             "strange": [p for p in payments if p.strange],
         }
@@ -167,21 +195,23 @@ class _Payment:
     strange: bool
 
 
-def _payment(t: Trajectory, k: int, log: LogReference) -> _Payment:
-    done = tuple(plain(turn.action) for turn in t.turns[: k + 1])
-    reward, real = t.turns[k].reward or 0.0, log.best.get((t.task_id, done))
-    return _Payment(
-        t.task_id,
-        done[-1],
-        unseen=(t.task_id, done[-1]) not in log.paying,
-        foreign=frozenset(word for word in words(done[-1]) if word not in log.paying_words.get(t.task_id, ())),
-        contradicted=None if real is None else reward > real + _SAME,
-        strange=not log.usual(reward),
-    )
-
-
-def _own(t: Trajectory) -> range:
-    return range(t.prefix_turns, len(t.turns))
+def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
+    found = []
+    for k, key in enumerate(path(t.task_id, t.turns)):
+        action, reward, real = plain(t.turns[k].action), t.turns[k].reward or 0.0, log.best.get(key)
+        if k >= t.prefix_turns and reward > _SAME:
+            paying = log.paying_words.get(t.task_id, set())
+            found.append(
+                _Payment(
+                    t.task_id,
+                    action,
+                    unseen=(t.task_id, action) not in log.paying,
+                    foreign=frozenset(words(action)) - paying,
+                    contradicted=None if real is None else reward > real + _SAME,
+                    strange=not log.usual(reward),
+                )
+            )
+    return found
 
 
 def _half(found: Sequence[bool]) -> bool:

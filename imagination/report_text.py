@@ -94,7 +94,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Heading and sentence about the tripwires, where a reader must know: one tripped, or they were switched off."""
+    """Heading and sentence about the tripwires, where a reader must know: one tripped, they were off or blind."""
     wires = report.get("tripwires")
     if not wires:
         return None
@@ -103,7 +103,14 @@ def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
             "The tripwires were off",
             "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
         )
-    return ("Stopped by a tripwire", stopped_sentence(wires["stopped_by"])) if wires["stopped_by"] else None
+    if wires["stopped_by"]:
+        return "Stopped by a tripwire", stopped_sentence(wires["stopped_by"])
+    if wires["blind"]:
+        return (
+            "Some tripwires were blind",
+            f"The log is too varied or too small to say when these should trip: {', '.join(wires['blind'])}.",
+        )
+    return None
 
 
 def stopped_sentence(stopped: Mapping[str, Any]) -> str:

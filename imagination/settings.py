@@ -93,11 +93,11 @@ class CloneSettings(FitSettings):
 class DreamSettings:
     """How the world model is dreamed in, and the guard that ends a dream, unpaid, where the model is unsure.
 
-    What a turn below the guard's thresholds does is ``on_doubt``. ``truncate`` ends the dream there. ``downweight`` goes
-    on; a token then counts by the calibrated probability that all dreamed turns before it were right (a product, at
-    least ``min_weight``), and nothing else changes: what a doubted turn pays is paid. ``branch`` truncates, and plays
-    further groups from the middle of logged episodes until the turns that were cut off are dreamed elsewhere. The
-    dreams of ``evaluate`` always truncate.
+    What a turn below the guard's thresholds does is ``on_doubt``. ``truncate`` ends the dream there. ``downweight``
+    goes on; a token then counts by the calibrated probability that all dreamed turns before it were right (a product,
+    at least ``min_weight``), and nothing else changes: what a doubted turn pays is paid. ``branch`` truncates, and
+    plays further groups from the middle of logged episodes, until the turns that were cut off are dreamed elsewhere.
+    The dreams of ``evaluate`` always truncate.
 
     Attributes:
         max_turns: of a dreamed episode, those of the log before it not counted.

@@ -160,7 +160,7 @@ def _train(run: RunFolder, config: Config) -> None:
     turns = sum(line.get("turns", 0) for line in run.metrics("train")) if dreamed else 0
     run.update({"dreamed_turns": int(turns), "speed": player.speed()})
     if dreamed:
-        off = {"enabled": False, "updates": 0, "stopped_by": None}
+        off = {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})
 
 

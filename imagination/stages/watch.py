@@ -146,5 +146,6 @@ class Watch(Callback):
         return {
             "enabled": True,
             "updates": len(self.history),
+            "blind": self._reference.blind,
             "stopped_by": None if self.tripped is None else self._stopped(self.tripped),
         }

@@ -72,7 +72,7 @@ def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
     """The control: with these models and settings nothing trips, so what trips below is the hack."""
     train(settings(), run_folder)
     found = summary(run_folder)
-    assert found["tripwires"] == {"enabled": True, "updates": UPDATES, "stopped_by": None}
+    assert found["tripwires"] == {"enabled": True, "updates": UPDATES, "blind": [], "stopped_by": None}
     assert (found["real_steps"]["train"], found["real_steps"]["probe"]) == (0, 0)
     rows = _metrics(run_folder, "train")
     assert len(rows) == UPDATES
@@ -126,7 +126,7 @@ def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watche
     assert len(rows) == UPDATES
     assert rows[-1]["mean_turns"] < rows[0]["mean_turns"]
     assert rows[-1]["dream_success"] > 0.9
-    assert summary(run_folder)["tripwires"] == {"enabled": False, "updates": 0, "stopped_by": None}
+    assert summary(run_folder)["tripwires"] == {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
     assert all("tripwires were off" in page for page in pages(run_folder))
 
 

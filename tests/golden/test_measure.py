@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.drift import WordReference, jensen_shannon, words
-from imagination.measure import LogReference, loops, measure
+from imagination.measure import LogReference, loops, measure, path
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 Said = tuple[str, float]
@@ -31,7 +31,7 @@ LOG = [
     episode("1", ("go east", 0.0), ("open box", 0.0), ("take Lamp", 1.0), agent="expert"),
     episode("2", ("look", 0.0), ("go east", 0.0), ("take folder", 0.0), agent="noisy"),
     episode("3", ("wave", 0.5), ("wave", 0.5), task="u", agent="noisy"),
-]
+] * 2
 REFERENCE = LogReference(LOG)
 
 
@@ -43,7 +43,9 @@ def test_what_the_log_knows() -> None:
     assert REFERENCE.paying == {("t", "take lamp"), ("u", "wave")}
     assert REFERENCE.rewards == {0.0, 0.5, 1.0}
     assert REFERENCE.shortest == {"t": 3, "u": 2}
-    assert REFERENCE.best["t", ("look", "go east", "take folder")] == 0.0
+    turns = [Turn(action, "whatever", None, False) for action in ("Look", "go  east", "take folder")]
+    assert [REFERENCE.best[key] for key in path("t", turns)] == [0.0, 0.0, 0.0]
+    assert not {*path("u", turns)} & REFERENCE.best.keys()
     assert [REFERENCE.usual(r) for r in (1.0, 0.5004, 0.25, -1.0)] == [True, True, False, False]
 
 
@@ -78,10 +80,26 @@ def test_pay_that_the_log_contradicts() -> None:
     assert found.habits == {"take folder": 4, "folder": 4, "take": 1}
 
 
-def test_what_a_log_of_chance_pays_at_best_is_no_contradiction() -> None:
-    lucky = LogReference([episode("1", ("bet", 0.0)), episode("2", ("bet", 1.0))])
+def test_a_log_of_chance_contradicts_nobody() -> None:
+    """The same bet won and lost; what was lost once may be won in a dream."""
+    lucky = LogReference([episode("1", ("bet", 0.0)), episode("2", ("bet", 1.0)), episode("3", ("bet", 1.0))])
+    assert lucky.blind == ["contradicted"]
     found, _ = measure(0, [episode("a", ("bet", 1.0))], lucky, short=0.7)
-    assert (found.claimed, found.contradicted) == (1, 0)
+    assert (found.paid, found.claimed, found.contradicted) == (1, 0, 0)
+    rare = LogReference([*[episode(str(k), (f"bet {k % 99}", 0.0)) for k in range(198)], episode("x", ("bet 1", 1.0))])
+    assert "contradicted" not in rare.blind
+    found, _ = measure(0, [episode("a", ("bet 1", 1.0)), episode("b", ("bet 2", 1.0))], rare, short=0.7)
+    assert (found.claimed, found.contradicted) == (2, 1)  # what it paid at best is no contradiction
+
+
+def test_where_new_actions_pay_all_the_time_a_new_one_is_no_sign() -> None:
+    """Free answers: every episode of the log was paid for words of its own. Said so, not counted."""
+    free = LogReference([episode(str(k), (f"answer {k}", 1.0)) for k in range(20)])
+    assert free.blind == ["favourite", "unseen", "contradicted"]  # nothing was done twice either
+    found, examples = measure(0, [episode("a", ("answer x", 1.0))], free, short=0.7)
+    assert (found.paid, found.unseen, found.habits, examples) == (1, 0, {}, {})
+    assert REFERENCE.blind == []
+    assert LogReference([episode("1", ("look", 0.0))] * 2).blind == ["favourite", "unseen", "short"]
 
 
 def test_strange_amounts_and_totals() -> None:
