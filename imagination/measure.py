@@ -20,6 +20,7 @@ from real_envs.trajectory import StopReason, Trajectory, Turn
 _SAME = 1e-3  # dreamed rewards were written with six decimals
 _MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
 _RARE = 0.02  # of the log itself; an update has about a dozen episodes a group, so a quarter of the groups at most
+_SOLVED = 5  # logged solutions of a task, of which the shortest then says something
 _LOOP = 3  # so often in a row
 _LOOP_TURNS = 3  # the longest part that is looked for
 
@@ -33,7 +34,8 @@ class LogReference:
     Attributes:
         blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
             fifty is for an action that no other episode of the task was paid for), a new one is no sign; where the
-            same actions earn now this and now that, a dream cannot contradict it.
+            same actions earn now this and now that, a dream cannot contradict it; where half of its own episodes
+            repeat themselves, a policy may.
     """
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
@@ -42,8 +44,8 @@ class LogReference:
         again: set[bytes] = set()
         self.paying_words: dict[str, set[str]] = defaultdict(set)
         self.rewards: set[float] = set()
-        self.total = 0.0
-        self.shortest: dict[str, int] = {}
+        self.total = 1.0  # a solved task, which nobody in the log may have solved
+        lengths: dict[str, list[int]] = defaultdict(list)
         for t in log:
             paid = set()
             for turn, key in zip(t.turns, path(t.task_id, t.turns), strict=True):
@@ -59,9 +61,10 @@ class LogReference:
             paying.update(paid)
             self.total = max(self.total, t.total_reward)
             if t.solved:
-                self.shortest[t.task_id] = min(len(t.turns), self.shortest.get(t.task_id, len(t.turns)))
+                lengths[t.task_id].append(len(t.turns))
         self.best = {key: max(rewards) for key, rewards in visits.items()}
         self.paying = set(paying)
+        self.shortest = {task: min(found) for task, found in lengths.items() if len(found) >= _SOLVED}
         self.blind: list[str] = []
         if sum(n == 1 for n in paying.values()) > _RARE * paying.total() or not paying:
             self.blind += ["favourite", "unseen"]
@@ -69,6 +72,8 @@ class LogReference:
             self.blind.append("contradicted")
         if not self.shortest:
             self.blind.append("short")
+        if 2 * sum(loops(t.turns) for t in log) >= len(log):
+            self.blind.append("loops")
         self.actions = WordReference(log, lambda turn: turn.action)
         self.observations = WordReference(log, lambda turn: turn.observation)
 
@@ -154,7 +159,7 @@ def measure(
             contradicted=bool(wires["contradicted"]),
             solved_groups=bool(solved),
             short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
-            looping=_half([loops(t.own_turns) for t in episodes]),
+            looping="loops" not in log.blind and _half([loops(t.own_turns) for t in episodes]),
             start_groups=bool(at_start),
             start_episodes=len(at_start),
             start_solved=sum(t.solved for t in at_start),

@@ -33,11 +33,11 @@ class Measured:
         turns, rejected: predictions asked for; malformed ones and those that the guard doubted.
         groups: start states with an episode that counts.
         paid: groups in which the dream paid anything.
-        strange: groups that were paid an amount, or in total more, than the log ever paid.
+        strange: groups that were paid an amount that the log never paid, or in total more than it and a solved task.
         unseen: groups of ``paid`` with a payment for an action that never paid in the log.
         claimed: groups with a payment for actions, all from the beginning of the task, whose real reward is logged.
         contradicted: groups of ``claimed`` with such a payment above the logged reward.
-        solved_groups: groups from the beginning of a task that the log solves, with an episode that was solved.
+        solved_groups: groups from the beginning of a task that the log solves often, with an episode that was solved.
         short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
         looping: groups with half or more of the episodes in a loop.
         drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
@@ -144,7 +144,9 @@ def _of(found: Proportion) -> str:
 
 def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     found = _share(history, settings.memory, "contradicted", "claimed", settings.contradicted, settings)
-    return found and (
+    if found is None:
+        return None
+    return (
         f"the dream pays where the log says that the same actions earn less, in {_of(found)} groups in which both "
         "know the answer"
     )
@@ -160,17 +162,21 @@ def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> str |
         return None
     groups, habit = max(named)
     found = _surely(groups, _sum(window, "paid"), settings.favourite, settings)
-    return found and f"'{habit}', which never paid in the log, is paid for in {_of(found)} groups that the dream pays"
+    if found is None:
+        return None
+    return f"'{habit}', which never paid in the log, is paid for in {_of(found)} groups that the dream pays"
 
 
 def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     found = _share(history, settings.window, "unseen", "paid", settings.unseen, settings)
-    return found and f"the dream pays for actions that never paid in the log, in {_of(found)} groups that it pays"
+    if found is None:
+        return None
+    return f"the dream pays for actions that never paid in the log, in {_of(found)} groups that it pays"
 
 
 def _strange(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     found = _share(history, settings.window, "strange", "groups", 0.0, settings)
-    return found and f"the dream pays amounts that the log never paid, in {_of(found)} groups"
+    return None if found is None else f"the dream pays amounts that the log never paid, in {_of(found)} groups"
 
 
 def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
@@ -208,7 +214,7 @@ def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
 
 def _loops(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     found = _share(history, settings.window, "looping", "groups", settings.loops, settings)
-    return found and f"episodes repeat themselves in {_of(found)} groups"
+    return None if found is None else f"episodes repeat themselves in {_of(found)} groups"
 
 
 def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | None:

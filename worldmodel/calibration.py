@@ -16,6 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from worldmodel.audit import Judged, expected_calibration_error
 from worldmodel.world_model import Prediction
 
@@ -109,28 +111,27 @@ def _logit(p: float) -> float:
     return math.log(p) - math.log1p(-p)
 
 
-def fit_score(seen: Sequence[tuple[float, float | None, bool]], steps: int = 400) -> Score:
-    """Weights of a logistic regression of *right* on probability and disagreement, by plain gradient ascent.
+def fit_score(seen: Sequence[tuple[float, float | None, bool]], steps: int = 500) -> Score:
+    """Weights of a logistic regression of *right* on probability and disagreement, by projected gradient ascent.
 
-    The identity where any disagreement is missing, where all agree alike, or where more disagreement does not go with
-    more errors.
+    The identity where any disagreement is missing, where all disagree alike, or where more disagreement does not go
+    with more errors.
     """
-    known = [(_logit(c), d, right) for c, d, right in seen if d is not None]
-    if len(known) < len(seen) or len({d for _, d, _ in known}) < 2:
+    known = [d for _, d, _ in seen if d is not None]
+    if len(known) < len(seen) or len(set(known)) < 2:
         return Score()
-    n = len(known)
-    scale_c = math.sqrt(sum(c * c for c, _, _ in known) / n) or 1.0
-    scale_d = math.sqrt(sum(d * d for _, d, _ in known) / n) or 1.0
-    a, b, bias = 0.5, 0.0, 0.0
+    inputs = np.array([[_logit(c), -d] for (c, _, _), d in zip(seen, known, strict=True)])  # [n, 2]
+    right = np.array([r for _, _, r in seen], dtype=float)
+    scale = np.sqrt((inputs**2).mean(axis=0))
+    scale[scale == 0] = 1.0
+    inputs /= scale
+    weights, bias = np.array([0.5, 0.0]), 0.0
     for _ in range(steps):
-        errors = [
-            right - 1 / (1 + math.exp(-max(min(a * c / scale_c - b * d / scale_d + bias, 500.0), -500.0)))
-            for c, d, right in known
-        ]
-        a = max(a + 2 * sum(e * c / scale_c for e, (c, _, _) in zip(errors, known, strict=True)) / n, 0.0)
-        b = max(b - 2 * sum(e * d / scale_d for e, (_, d, _) in zip(errors, known, strict=True)) / n, 0.0)
-        bias += 2 * sum(errors) / n
-    return Score(a / scale_c, b / scale_d) if b > 0 else Score()
+        error = right - 1 / (1 + np.exp(-np.clip(inputs @ weights + bias, -500, 500)))
+        weights = np.maximum(weights + error @ inputs / len(right), 0.0)
+        bias += float(error.mean())
+    sure, unsure = (float(w) for w in weights / scale)
+    return Score(sure, unsure) if unsure > 0 else Score()
 
 
 @dataclass(frozen=True, slots=True)

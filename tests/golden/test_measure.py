@@ -31,7 +31,7 @@ LOG = [
     episode("1", ("go east", 0.0), ("open box", 0.0), ("take Lamp", 1.0), agent="expert"),
     episode("2", ("look", 0.0), ("go east", 0.0), ("take folder", 0.0), agent="noisy"),
     episode("3", ("wave", 0.5), ("wave", 0.5), task="u", agent="noisy"),
-] * 2
+] * 5
 REFERENCE = LogReference(LOG)
 
 
@@ -83,7 +83,7 @@ def test_pay_that_the_log_contradicts() -> None:
 def test_a_log_of_chance_contradicts_nobody() -> None:
     """The same bet won and lost; what was lost once may be won in a dream."""
     lucky = LogReference([episode("1", ("bet", 0.0)), episode("2", ("bet", 1.0)), episode("3", ("bet", 1.0))])
-    assert lucky.blind == ["contradicted"]
+    assert lucky.blind == ["contradicted", "short"]
     found, _ = measure(0, [episode("a", ("bet", 1.0))], lucky, short=0.7)
     assert (found.paid, found.claimed, found.contradicted) == (1, 0, 0)
     rare = LogReference([*[episode(str(k), (f"bet {k % 99}", 0.0)) for k in range(198)], episode("x", ("bet 1", 1.0))])
@@ -96,10 +96,16 @@ def test_where_new_actions_pay_all_the_time_a_new_one_is_no_sign() -> None:
     """Free answers: every episode of the log was paid for words of its own. Said so, not counted."""
     free = LogReference([episode(str(k), (f"answer {k}", 1.0)) for k in range(20)])
     assert free.blind == ["favourite", "unseen", "contradicted"]  # nothing was done twice either
+    few = LogReference([episode(str(k), ("answer", 1.0)) for k in range(4)])
+    assert (few.blind, few.shortest) == (["short"], {})  # four solutions do not say what is short
     found, examples = measure(0, [episode("a", ("answer x", 1.0))], free, short=0.7)
     assert (found.paid, found.unseen, found.habits, examples) == (1, 0, {}, {})
     assert REFERENCE.blind == []
     assert LogReference([episode("1", ("look", 0.0))] * 2).blind == ["favourite", "unseen", "short"]
+    lazy = LogReference([*LOG[:6], *[episode(str(k), *[("wait", 0.0)] * 3) for k in range(6)]])
+    assert "loops" in lazy.blind
+    found, _ = measure(0, [episode("a", *[("wait", 0.0)] * 3)], lazy, short=0.7)
+    assert found.looping == 0
 
 
 def test_strange_amounts_and_totals() -> None:
