@@ -164,7 +164,7 @@ _STAGES = (
             "imagine train run=mine algorithm=ppo",
             "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
         ),
-        sections=("train", "algorithm", "dream", "engine"),
+        sections=("train", "algorithm", "dream", "tripwires", "engine"),
         function="imagination.stages.train:train",
     ),
     Stage(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ class Judged:
             and p.observation.strip() == self.turn.observation.strip()
             and _same_reward(p.reward, self.turn.reward or 0.0)
             and p.terminated == self.turn.terminated
+        )
+
+    @property
+    def outcome_right(self) -> bool:
+        """The reward and the end are right, whatever the words."""
+        p = self.predicted
+        return (
+            p is not None and _same_reward(p.reward, self.turn.reward or 0.0) and p.terminated == self.turn.terminated
         )
 
 
@@ -90,7 +99,7 @@ def expected_calibration_error(pairs: Sequence[tuple[float, bool]], bins: int = 
 
 
 async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurrency: int = 64) -> list[Judged]:
-    """Predicts every turn of every episode from its real history; the model should predict greedily.
+    """Predicts every turn of every episode from its real history: greedily for an audit, sampled as in dreams.
 
     Turns that no longer fit the model's context, or whose reward nobody measured, are left out.
     """
@@ -106,7 +115,7 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
                 predicted, reason = None, None
                 try:
                     predicted = await model.predict(
-                        trajectory.start, trajectory.turns[:k], turn.action, seed=0, session=session
+                        trajectory.start, trajectory.turns[:k], turn.action, _seed(trajectory.id, k), session
                     )
                 except PredictionInvalid as error:
                     reason = error.reason
@@ -119,3 +128,8 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
         return found
 
     return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
+
+
+def _seed(trajectory_id: str, turn: int) -> int:
+    """Of its own for each turn: with one for all, a model that samples would make the same choices everywhere."""
+    return zlib.crc32(f"{trajectory_id}/{turn}".encode())

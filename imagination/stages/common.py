@@ -126,7 +126,9 @@ class _Bar(TQDMProgressBar):
         return items
 
 
-def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int]) -> L.Trainer:
+def make_trainer(
+    run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int], *more: Callback
+) -> L.Trainer:
     """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
 
     ``done`` tells how many steps of the whole stage are done, those before a resume included.
@@ -134,6 +136,7 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: C
     callbacks: list[Callback] = [
         _SaveState(run.training_state(stage), every, run.settings, done),
         _Bar(refresh_rate=5),
+        *more,
     ]
     return L.Trainer(
         max_epochs=1,

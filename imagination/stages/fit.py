@@ -35,6 +35,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.audit import audit_metrics, judge
+from worldmodel.calibration import calibration_metrics, fit_calibration
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_row
 
 MEMBER_SEEDS = 100_003  # between the random starts of two members of an ensemble
@@ -108,7 +109,15 @@ def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[l
 def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: Sequence[Trajectory]) -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
     world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False)
-    metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model.apart_from(held), held)))
+    apart = world_model.apart_from(held)
+    metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(apart, held)))
+    # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
+    temperature = config.dream.temperature
+    sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
+    calibration = fit_calibration(sampled, temperature)
+    if calibration is not None:
+        calibration.save(run.model("worldmodel"))
+    metrics["calibration"] = calibration_metrics(sampled)
     store = TrajectoryStore.open(run.log)
     try:
         elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]

@@ -20,7 +20,8 @@ from imagination.stages.fit import clone, fit_world_model
 
 
 def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["demo", "preset=tiny", "seed=2", f"output={tmp_path}"]
+    probes = ["tripwires.real_episodes=2", "tripwires.every=5"]
+    command = ["demo", "preset=tiny", "seed=2", f"output={tmp_path}", *probes]
     assert main(command) == 0
     folder = tmp_path / "tiny"
     report = json.loads((folder / "report.json").read_text())
@@ -29,7 +30,12 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert after["success"] >= before["success"] + 0.2, "dreams taught nothing"
     assert after["ci95"][0] > before["success"]
     assert report["real_steps"]["train"] == 0 < report["real_steps"]["collect"]
+    assert 4 <= report["real_steps"]["probe"] <= 2 * 2 * 6  # two probes of two episodes of at most six turns: declared
+    assert report["tripwires"] == {"enabled": True, "updates": 10, "blind": [], "stopped_by": None}
     assert report["dreamed_turns"] > 0
+    calibration = report["world_model"]["calibration"]
+    assert calibration["n"] > 0
+    assert (folder / "models" / "worldmodel" / "calibration.json").exists()
     assert report["world_model"]["exact_match"] > 0.6
     assert set(report["wall_seconds"]) >= {"collect", "fit_world_model", "clone", "train", "evaluate"}
     for name in ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "report.md", "tensorboard"):
