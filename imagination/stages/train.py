@@ -21,6 +21,7 @@ from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.common import (
+    KeepCheckpoints,
     adapted,
     finish,
     load_model,
@@ -123,7 +124,15 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     player = Player(run, config, world, model, agent, chat, starts, experts, count)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        "train",
+        config.train.keep_every,
+        config.train.updates,
+        lambda: module.updates_done,
+        lambda folder: save_checkpoint(model, chat.tokenizer, folder),
+    )
+    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, [keep])
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if world.close is not None:
         asyncio.run(world.close())
