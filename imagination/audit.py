@@ -40,6 +40,7 @@ What the measures are is said, with sources, in ``worldmodel/audit/``.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,6 +116,7 @@ async def measure(
             played[contestant.name] = await play_three_ways(subject.arena, contestant.name, loaded)
         frozen = loaded if last else None
         del loaded
+        gc.collect()  # engines and their caches hang in cycles, and ten of them do not fit a laptop
 
     sets: dict[str, Any] = {}
     for name, episodes in _sets(subject, played, settings.judged).items():

@@ -115,7 +115,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         notes.append(why)
     if tasks is not None and not candidates:
         notes.append("There is no policy, so nothing was played for real.")
-    own = {(c.folder) for c in candidates}
+    own = {c.folder for c in candidates}
     if candidates and len(own) < settings.min_policies:
         notes.append(
             f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
