@@ -181,6 +181,41 @@ _STAGES = (
         function="imagination.stages.evaluate:evaluate",
     ),
     Stage(
+        name="audit",
+        summary="is the world model good enough to dream in? with reasons, intervals and examples",
+        help=(
+            "Measures a world model: exact match by turn and by size of the change, rewards, calibration, refusals,\n"
+            "action sensitivity and drift; in the real games also whether it ranks policies as they really rank, and\n"
+            "how it judges the policy's own actions. Where no real game is there, the log alone is judged."
+        ),
+        reads="log/, models/, games/ where it is there",
+        writes="audit.json, audit.html",
+        examples=(
+            "imagine audit run=mine",
+            "imagine audit run=mine audit.episodes=40",
+            "imagine audit run=mine audit.policies=[outputs/a/models/policy,outputs/b/models/policy]",
+        ),
+        sections=("audit", "evaluate", "dream", "engine"),
+        function="imagination.stages.audit:audit",
+    ),
+    Stage(
+        name="audit-table",
+        summary="the targets of the audit for seeds 0, 1 and 2, or for runs that you name",
+        help=(
+            "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
+            "are made as far as an audit needs them, with checkpoints of the policy kept on the way."
+        ),
+        reads="nothing, or the runs of audit.runs",
+        writes="audit-table.md, audit-table.json; audit.json and audit.html in each run",
+        examples=(
+            "imagine audit-table",
+            "imagine audit-table audit.runs=[outputs/a,outputs/b] audit.world_models=[worldmodel]",
+        ),
+        sections=("audit",),
+        function="imagination.stages.audit_table:audit_table",
+        run="demo-seeds",
+    ),
+    Stage(
         name="report",
         summary="put the results of a run on one page: imagined against real",
         help="Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.",

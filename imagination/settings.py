@@ -126,12 +126,14 @@ class CloneSettings(FitSettings):
     Attributes:
         agents: whose episodes to imitate, by the beginning of their names.
         from_world_model: start from the world model's weights, not from random ones.
+        keep_every: keep the policy every so many steps, in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     steps: int = 250
     lr: float = 1e-3
     agents: list[str] = field(default_factory=lambda: ["noisy"])
     from_world_model: bool = True
+    keep_every: int = 0
 
 
 @dataclass
@@ -261,6 +263,7 @@ class TrainSettings:
         expert_coef: weight of their cross-entropy.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
+        keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     updates: int = 24
@@ -276,6 +279,7 @@ class TrainSettings:
     expert_coef: float = 0.1
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
+    keep_every: int = 0
 
 
 @dataclass
@@ -293,6 +297,53 @@ class EvaluateSettings:
     heldout_episodes: int = 20
     max_turns: int = 12
     temperature: float = 1.0
+
+
+@dataclass
+class AuditSettings:
+    """Is the world model good enough to dream in? What is measured, and from where on it is good enough.
+
+    The horizon, the temperature of policies and that of dreams are those of evaluate and dream.
+
+    Attributes:
+        world_model: folder under models/ of the one to audit.
+        policies: folders of policies whose ranks in dream and reality are compared; none takes those of the run.
+        min_policies: fewer than this are filled up with other temperatures, which differ less in quality.
+        temperatures: those other temperatures, in the order in which they are taken.
+        episodes: per policy and training game, in the dream and for real.
+        judged: most real episodes of all policies together that are judged turn by turn.
+        pairs: most pairs of actions of each kind.
+        least_n: fewer turns or episodes than this decide nothing in the verdict.
+        min_text: least share of next observations that are right, on held-out episodes.
+        min_reward: least precision and recall of rewards on the policy's own actions.
+        max_gap: largest mean absolute difference of dreamed and real success over the policies.
+        min_spearman: least rank correlation of dreamed and real success.
+        min_pairwise: least share of really solved episodes that the dreamed actions solve too.
+        max_ece: largest expected calibration error on the policy's own actions.
+        min_open_loop: least open-loop exact match up to the turn that is called safe.
+        min_sensitivity: least sensitivity, specificity and share of refusals that it refuses too.
+        runs: for audit-table, folders of runs; none takes seeds 0, 1 and 2, which are made where they are missing.
+        world_models: for audit-table, folders under models/ of each run.
+    """
+
+    world_model: str = "worldmodel"
+    policies: list[str] = field(default_factory=list)
+    min_policies: int = 10
+    temperatures: list[float] = field(default_factory=lambda: [0.5, 1.5, 0.0, 2.0, 0.75])
+    episodes: int = 20
+    judged: int = 400
+    pairs: int = 400
+    least_n: int = 20
+    min_text: float = 0.9
+    min_reward: float = 0.95
+    max_gap: float = 0.05
+    min_spearman: float = 0.9
+    min_pairwise: float = 0.9
+    max_ece: float = 0.05
+    min_open_loop: float = 0.8
+    min_sensitivity: float = 0.9
+    runs: list[str] = field(default_factory=list)
+    world_models: list[str] = field(default_factory=lambda: ["worldmodel"])
 
 
 @dataclass
@@ -324,3 +375,4 @@ class Config:
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)

@@ -9,8 +9,9 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,8 +32,8 @@ from policy.lm.settings import ModelSettings
 
 
 def fingerprint(config: Config) -> str:
-    """A short hash of all settings but the names of folders: the same work has the same one."""
-    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output")}
+    """A short hash of all settings but the names of folders and the audit's: the same work has the same one."""
+    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "audit")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -117,6 +118,34 @@ class _SaveState(Callback):
             os.replace(partial, self._path)
 
 
+class KeepCheckpoints(Callback):
+    """Saves the model as a policy of its own every few steps, the last one excepted, which the stage itself saves.
+
+    Args:
+        folder: gets ``<stage>-00050`` and so on; those of an earlier run of the stage are removed.
+        every: steps between two; 0 keeps none.
+        total: steps of the stage.
+        done: how many of them are done, those before a resume included.
+        save: writes the model into a folder.
+    """
+
+    def __init__(
+        self, folder: Path, stage: str, every: int, total: int, done: Callable[[], int], save: Callable[[Path], None]
+    ) -> None:
+        self._folder, self._stage, self._every, self._total, self._done, self._save = (
+            folder, stage, every, total, done, save,
+        )  # fmt: skip
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        for old in self._folder.glob(f"{self._stage}-*"):
+            if not self._done() or int(old.name.rpartition("-")[2]) > self._done():
+                shutil.rmtree(old)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._every and self._done() % self._every == 0 and self._done() < self._total:
+            self._save(self._folder / f"{self._stage}-{self._done():05d}")
+
+
 class _Bar(TQDMProgressBar):
     """Lightning's bar without the version of its logger, which says nothing here."""
 
@@ -127,7 +156,12 @@ class _Bar(TQDMProgressBar):
 
 
 def make_trainer(
-    run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int], *more: Callback
+    run: RunFolder,
+    stage: str,
+    every: int,
+    precision: str,
+    done: Callable[[], int],
+    more: Sequence[Callback] = (),
 ) -> L.Trainer:
     """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
 

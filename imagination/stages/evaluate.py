@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from imagination.dream_env import DreamEnv, Guard, Start
 from imagination.evaluation import summarise
+from imagination.replay import Replay
 from imagination.rollout import Episode, Provenance, play, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
@@ -23,7 +24,7 @@ from policy.agent import LanguageModelAgent
 from real_envs.env import Task
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
-from real_envs.trajectory import Observation, Source, Trajectory
+from real_envs.trajectory import Source, Trajectory
 from worldmodel.audit import audit_metrics, judge
 from worldmodel.world_model import LanguageWorldModel
 
@@ -152,34 +153,6 @@ def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     return kept
 
 
-@dataclass(slots=True)
-class _Replayed:
-    """An actor that repeats the actions of another episode."""
-
-    actions: list[str]
-
-    async def act(self) -> str:
-        return self.actions.pop(0)
-
-    def observe(self, observation: Observation) -> None:
-        pass
-
-    def trace(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    actions: tuple[str, ...]
-    name: str = "replay"
-
-    def start(self, observation: Observation, seed: int) -> _Replayed:
-        return _Replayed(list(self.actions))
-
-
 async def _replay(run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
     """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
     by_id = {task.id: task for task in tasks.tasks("train")}
@@ -188,7 +161,7 @@ async def _replay(run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajec
     env = tasks.make_env()
     twins: list[Trajectory] = []
     for dream in chosen:
-        agent = _Replay(tuple(turn.action for turn in dream.turns))
+        agent = Replay(tuple(turn.action for turn in dream.turns))
         episode = Episode(f"replay/{dream.id}", by_id[dream.task_id], dream.group_id, dream.seed)
         twins.append(await play(env, agent, episode, Provenance(Source.REAL), max_turns=len(dream.turns)))
     await env.close()

@@ -15,6 +15,7 @@ from imagination.experience import imitation_row
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, FitSettings, UserError, WorldModelSettings
 from imagination.stages.common import (
+    KeepCheckpoints,
     adapted,
     context_of,
     finish,
@@ -144,7 +145,7 @@ def clone(config: Config, folder: Path) -> None:
         chat = ChatFormat(tokenizer)
         _check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
-        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed)
+        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed, keep_every=config.clone.keep_every)
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")
@@ -198,10 +199,12 @@ def supervise(
     settings: FitSettings,
     seed: int,
     chance: int | None = None,
+    keep_every: int = 0,
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
 
-    ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random.
+    ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random. Every ``keep_every``
+    steps the model as it then is goes into ``models/kept/``; 0 keeps none.
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
@@ -211,7 +214,15 @@ def supervise(
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
     every = max(1, settings.steps // 5)
-    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        stage,
+        keep_every,
+        settings.steps,
+        lambda: module.global_step,
+        lambda folder: save_checkpoint(model, tokenizer, folder),
+    )
+    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step, [keep])
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
 
 

@@ -22,6 +22,7 @@ from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.common import (
+    KeepCheckpoints,
     adapted,
     finish,
     load_model,
@@ -145,8 +146,16 @@ def _train(run: RunFolder, config: Config) -> None:
             watch.resume(state)
     player = Player(run, config, world, model, agent, chat, starts, experts, count, watch)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    more = [] if watch is None else [watch]
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, *more)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        "train",
+        config.train.keep_every,
+        config.train.updates,
+        lambda: module.updates_done,
+        lambda folder: save_checkpoint(model, chat.tokenizer, folder),
+    )
+    more = [keep] if watch is None else [watch, keep]
+    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, more)
     if watch is None or watch.tripped is None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if watch is not None:

@@ -63,10 +63,13 @@ def load_world_model(
     temperature: float,
     log: Sequence[Trajectory] = (),
     served: bool = True,
+    name: str = "worldmodel",
 ) -> LanguageWorldModel:
     """The run's world model, ready to predict.
 
     Args:
+        name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and must
+            have been trained in the same form.
         log: what to retrieve from, and where to look up guesses at its predictions.
         served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
 
@@ -75,7 +78,8 @@ def load_world_model(
         EngineCannotScore: an ensemble in an engine that only samples.
     """
     settings = config.worldmodel
-    need(run.model("worldmodel"), STAGE)
+    need(run.model(name), STAGE)
+    alone = settings.members == 1 or name != "worldmodel"
     trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
     if trained == UNFINISHED:
         raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
@@ -85,28 +89,27 @@ def load_world_model(
             f"{STAGE}` with these settings first, or set worldmodel.kind (and worldmodel.neighbours) back"
         )
     elsewhere = config.engine.name == "openai" and served
-    if settings.members > 1 and (elsewhere or config.engine.name == "vllm"):
+    if not alone and (elsewhere or config.engine.name == "vllm"):
         raise EngineCannotScore(
             f"engine={config.engine.name} cannot score given tokens, which the members of an ensemble do to each "
             "other's predictions: set engine=inprocess, or worldmodel.members=1"
         )
     form = form_of(settings, log)
-    members = [_member(engines, run, config, temperature, log, form, k, elsewhere) for k in range(settings.members)]
+    folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
+    members = [_member(engines, config, temperature, log, form, folder, elsewhere) for folder in folders]
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
 
 def _member(
     engines: Engines,
-    run: RunFolder,
     config: Config,
     temperature: float,
     log: Sequence[Trajectory],
     form: Form,
-    member: int,
+    folder: Path,
     elsewhere: bool,
 ) -> TextWorldModel:
-    folder = member_folder(run, member)
     if elsewhere:
         chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, STAGE)))
         engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)

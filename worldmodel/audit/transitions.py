@@ -1,15 +1,18 @@
-"""How right is the world model? Its greedy predictions beside what the real world answered."""
+"""How right is the world model one turn ahead? Its greedy predictions beside what the real world answered."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Trajectory, Turn
+from worldmodel.audit.calibration import expected_calibration_error
+from worldmodel.audit.intervals import Estimate, clusters, estimate, proportion, ratio
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
 
 
@@ -21,29 +24,36 @@ class Judged:
     index: int
     turn: Turn
     predicted: Prediction | None
+    task_id: str = ""
+    before: str = ""  # what was seen before the action
     invalid: InvalidReason | None = None  # why nothing could be parsed; None also where generation broke
+
+    @property
+    def text_right(self) -> bool:
+        """The stripped observation is right, whatever the reward and the end."""
+        return self.predicted is not None and self.predicted.observation.strip() == self.turn.observation.strip()
+
+    @property
+    def reward_right(self) -> bool:
+        return self.predicted is not None and same_reward(self.predicted.reward, self.turn.reward or 0.0)
+
+    @property
+    def end_right(self) -> bool:
+        return self.predicted is not None and self.predicted.terminated == self.turn.terminated
 
     @property
     def exact(self) -> bool:
         """The stripped observation, the reward and the end are all right."""
-        p = self.predicted
-        return (
-            p is not None
-            and p.observation.strip() == self.turn.observation.strip()
-            and _same_reward(p.reward, self.turn.reward or 0.0)
-            and p.terminated == self.turn.terminated
-        )
+        return self.text_right and self.outcome_right
 
     @property
     def outcome_right(self) -> bool:
         """The reward and the end are right, whatever the words."""
-        p = self.predicted
-        return (
-            p is not None and _same_reward(p.reward, self.turn.reward or 0.0) and p.terminated == self.turn.terminated
-        )
+        return self.reward_right and self.end_right
 
 
-def _same_reward(a: float, b: float) -> bool:
+def same_reward(a: float, b: float) -> bool:
+    """Whether two rewards are one and the same, rounding aside."""
     return abs(a - b) < 1e-5  # a status line keeps six decimals: 1/3 is written, and at best predicted, as 0.333333
 
 
@@ -69,7 +79,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     """
     paid = [j.turn.reward or 0.0 for j in judged]
     claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
-    both = sum(p != 0 and _same_reward(p, c) for p, c in zip(paid, claimed, strict=True))
+    both = sum(p != 0 and same_reward(p, c) for p, c in zip(paid, claimed, strict=True))
     n = len(judged)
     ends = sum(j.predicted is not None and j.predicted.terminated == j.turn.terminated for j in judged)
     f1 = sum(token_f1(j.predicted.observation, j.turn.observation) for j in judged if j.predicted)
@@ -85,17 +95,6 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
         "invalid_edit": sum(j.invalid is InvalidReason.EDIT for j in judged),
         "n": n,
     }
-
-
-def expected_calibration_error(pairs: Sequence[tuple[float, bool]], bins: int = 10) -> float | None:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by size (Naeini et al. 2015)."""
-    if not pairs:
-        return None
-    groups: list[list[tuple[float, bool]]] = [[] for _ in range(bins)]
-    for confidence, right in pairs:
-        groups[min(int(confidence * bins), bins - 1)].append((confidence, right))
-    gap = sum(abs(sum(c for c, _ in g) - sum(r for _, r in g)) for g in groups if g)
-    return gap / len(pairs)
 
 
 async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurrency: int = 64) -> list[Judged]:
@@ -123,7 +122,8 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
                     pass
                 except ContextFull:
                     break
-                found.append(Judged(trajectory.id, k, turn, predicted, reason))
+                before = trajectory.turns[k - 1].observation if k else trajectory.start
+                found.append(Judged(trajectory.id, k, turn, predicted, trajectory.task_id, before, reason))
             model.release(session)
         return found
 
@@ -133,3 +133,60 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
 def _seed(trajectory_id: str, turn: int) -> int:
     """Of its own for each turn: with one for all, a model that samples would make the same choices everywhere."""
     return zlib.crc32(f"{trajectory_id}/{turn}".encode())
+
+
+def changed_lines(before: str, after: str) -> int:
+    """How many lines were added to or removed from the last observation: the size of the change to be predicted.
+
+    Lines are compared as bags, without white space at their ends. EnvSimBench finds world models right where nothing
+    changes and wrong where much does (its "state-change cliff"), which an average hides.
+    """
+    a, b = (Counter(line.strip() for line in text.splitlines() if line.strip()) for text in (before, after))
+    return sum((a - b).values()) + sum((b - a).values())
+
+
+MANY_CHANGES = 8
+
+
+def change_size(judged: Judged) -> str:
+    """``"0"`` (nothing changed), ``"1"`` to ``"7"``, or ``"8+"`` lines."""
+    size = changed_lines(judged.before, judged.turn.observation)
+    return str(size) if size < MANY_CHANGES else f"{MANY_CHANGES}+"
+
+
+def cluster_of(judged: Sequence[Judged]) -> Sequence[str]:
+    """By what turns are clustered for their intervals."""
+    return clusters([j.task_id for j in judged], [j.trajectory_id for j in judged])
+
+
+def share(judged: Sequence[Judged], hits: Sequence[bool]) -> Estimate:
+    """The share of turns that hit, with the interval of its clusters."""
+    return proportion(hits, cluster_of(judged))
+
+
+def transition_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
+    """Exact match and token F1, in all, by the index of the turn and by the size of the change.
+
+    ``exact``: observation, reward and end (Word2World, arXiv 2512.18832, which judges the observation alone: that is
+    ``text``). ``token_f1`` counts a malformed prediction as 0. Values are ``Estimate.to_json``.
+    """
+    f1 = [(token_f1(j.predicted.observation, j.turn.observation) if j.predicted else 0.0, 1.0) for j in judged]
+    return {
+        "n": len(judged),
+        "episodes": len({j.trajectory_id for j in judged}),
+        "tasks": len({j.task_id for j in judged}),
+        "exact": share(judged, [j.exact for j in judged]).to_json(),
+        "text": share(judged, [j.text_right for j in judged]).to_json(),
+        "token_f1": estimate(f1, cluster_of(judged), ratio, seed).to_json(),
+        "malformed": share(judged, [j.predicted is None for j in judged]).to_json(),
+        "by_step": _exact_by(judged, lambda j: j.index),
+        "by_changes": _exact_by(judged, change_size),
+        "by_task": _exact_by(judged, lambda j: j.task_id),
+    }
+
+
+def _exact_by(judged: Sequence[Judged], key: Callable[[Judged], Any]) -> dict[str, Any]:
+    groups: dict[Any, list[Judged]] = {}
+    for j in judged:
+        groups.setdefault(key(j), []).append(j)
+    return {str(name): share(groups[name], [j.exact for j in groups[name]]).to_json() for name in sorted(groups)}
