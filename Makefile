@@ -7,7 +7,7 @@
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
-STAGES := demo demo-seeds collect fit-world-model clone train evaluate report
+STAGES := demo demo-seeds collect fit-world-model clone train evaluate compare report
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

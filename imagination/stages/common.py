@@ -36,8 +36,11 @@ from worldmodel.text import TextWorldModel
 
 
 def fingerprint(config: Config) -> str:
-    """A short hash of all settings but the names of folders: the same work has the same one."""
-    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output")}
+    """A short hash of all settings that decide what is trained: the same work has the same one.
+
+    Left out are the names of folders and ``compare``, which only looks at what is there.
+    """
+    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "compare")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
