@@ -103,27 +103,25 @@ def pair_view(pair: Mapping[str, Any], width: int, brief: bool = False) -> Rende
     """
     table = Table(title=Text(_title(pair), style="bold"), width=width, show_lines=True)
     narrow = width < 60
-    table.add_column("", width=3)
-    for title, side in (("Dream", "dream"), ("Reality", "real")) if not narrow else (("Dream, then reality", ""),):
-        episode = pair.get(side)
-        table.add_column(f"{title}: {episode['outcome']}" if episode else title, ratio=1, overflow="fold")
+    table.add_column("Action", ratio=2, overflow="fold")
+    for title, side in (("Dream, then reality", ""),) if narrow else (("Dream", "dream"), ("Reality", "real")):
+        table.add_column(f"{title}: {pair[side]['outcome']}" if side else title, ratio=5, overflow="fold")
     first, turns = pair["first"], pair["turns"]
     begin = max(0, first - AROUND) if brief and first is not None else 0
     end = first + 1 if brief and first is not None else len(turns)
+    same = Text("(the same)", style="dim")
     if begin == 0:
-        start = Text(printable(pair["start"]), style="dim")
-        table.add_row("", *([start] if narrow else [start, Text("(the same)", style="dim")]))
+        sides = [Text(printable(pair["start"]), style="dim"), same]
+        table.add_row("where both start", *([Group(*sides)] if narrow else sides))
     for k in range(begin, end):
         turn = turns[k]
-        kind = Text(f"{KINDS[turn['kind']]}", style=STYLES.get(turn["kind"], "dim"))
-        head = Text.assemble(("> " + printable(turn["action"]), "bold"), "  ", kind)
+        head = Text.assemble(f"{k + 1} ", ("> " + printable(turn["action"]), "bold"), "\n")
+        head.append(KINDS[turn["kind"]], style=STYLES.get(turn["kind"], "dim"))
         if k == first:
-            head.append("  << here they part", style="bold")
-        sides = [_answer(turn[side]) for side in ("dream", "real")]
-        if turn["kind"] == "same":
-            sides[1] = Text("(the same)", style="dim")
-        cells = [Group(head, *sides)] if narrow else [Group(head, sides[0]), Group(Text(""), sides[1])]
-        table.add_row(str(k + 1), *cells)
+            head.append("\nhere they part", style="bold")
+        sides = [_answer(turn["dream"]), same if turn["kind"] == "same" else _answer(turn["real"])]
+        under = Group(Text("dream", style="italic"), sides[0], Text("reality", style="italic"), sides[1])
+        table.add_row(head, *([under] if narrow else sides))
     hidden = len(turns) - (end - begin)
     if brief and hidden:
         table.caption = f"{count(hidden, 'more turn')}: compare.show={printable(pair['id'])}"

@@ -147,10 +147,18 @@ class Chromium:
             TimeoutError: it never did.
         """
         deadline = time.monotonic() + seconds
-        while not self.run(condition):
+        while not self._holds(condition):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"never: {condition}")
             time.sleep(0.02)
+
+    def _holds(self, condition: str) -> bool:
+        try:
+            return bool(self.run(condition))
+        except RuntimeError as error:
+            if "context" in str(error) or "navigated" in str(error):  # the page is being replaced
+                return False
+            raise
 
     def text(self, selector: str) -> str:
         """The visible text of the first match."""
@@ -159,7 +167,8 @@ class Chromium:
     def click(self, selector: str) -> None:
         """The left button in the middle of the first match, which is scrolled into view."""
         place = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'});"
             "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):

@@ -19,7 +19,7 @@ EXECUTABLE = find()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium found: install it or set CHROMIUM=<path>")
 
 ATTACK = (
-    "</script><script>window.hacked = 1; alert('script')</script><img src=x onerror=\"window.hacked = 1; alert('img')\">"
+    "</script><script>window.hacked = 1; alert('script')</script><img src=x onerror=\"alert('img')\">"
     "<svg onload=alert(2)><!--<script>\u2028{{constructor}} javascript:alert(3)"
 )
 ODD = "dream/a b?c#d%2/é&q=x"  # an id that an address must quote
