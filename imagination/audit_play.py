@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from imagination.dream_env import DreamEnv, Guard, Start
-from imagination.replay import Replay
-from imagination.rollout import Episode, Provenance, play, play_all
+from imagination.replay import replay_all
+from imagination.rollout import Episode, Provenance, plan, play_all
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, Task
 from real_envs.trajectory import Source, Trajectory
@@ -135,36 +134,17 @@ async def play_three_ways(arena: Arena, name: str, loaded: Loaded) -> Played:
 
 async def _replay(arena: Arena, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
     """The dreamed actions in the real environment; nothing where the dream failed or did nothing."""
-    found: list[Trajectory | None] = [None] * len(dreamed)
-    queue = iter(enumerate(zip(_plan(arena, f"replay/{name}"), dreamed, strict=True)))
-
-    async def worker() -> None:
-        env = arena.make_env()
-        try:
-            for index, (episode, dream) in queue:
-                if dream.turns and not dream.stop.is_failure:
-                    agent = Replay(tuple(turn.action for turn in dream.turns))
-                    found[index] = await play(env, agent, episode, Provenance(Source.REAL), len(dream.turns))
-        finally:
-            await env.close()
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(64, len(dreamed))):
-            group.create_task(worker())
-    return found
+    beside = zip(_plan(arena, f"replay/{name}"), dreamed, strict=True)
+    asked = {e.id: (e, dream) for e, dream in beside if dream.turns and not dream.stop.is_failure}
+    dreams = {key: dream for key, (_, dream) in asked.items()}
+    twins = await replay_all(dreams, [episode for episode, _ in asked.values()], arena.make_env)
+    found = {dreams[twin.id].id: twin for twin in twins}
+    return [found.get(dream.id) for dream in dreamed]
 
 
 def _plan(arena: Arena, prefix: str) -> list[Episode]:
-    return [
-        Episode(
-            f"{prefix}/{task.id}/{k}",
-            replace(task, spec={**task.spec, "start": task.id}),
-            f"{prefix}/{task.id}",
-            seed=arena.seed * 1_000_000 + number * 1000 + k,
-        )
-        for number, task in enumerate(arena.tasks)
-        for k in range(arena.episodes)
-    ]
+    tasks = [replace(task, spec={**task.spec, "start": task.id}) for task in arena.tasks]
+    return plan(tasks, arena.episodes, prefix, arena.seed)
 
 
 def _triple(

@@ -49,6 +49,9 @@ USER_ERRORS = (
     ("real_envs.manifest", "StoreError"),
 )
 
+# What is asked for once: a run does not remember it.
+PASSING = ("compare.show",)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -216,6 +219,26 @@ _STAGES = (
         run="demo-seeds",
     ),
     Stage(
+        name="compare",
+        summary="put dreams beside reality, turn by turn, and show where they part",
+        help=(
+            "Lets the policy dream, replays its dreamed actions in the real games, dreams logged episodes again with\n"
+            "their own actions, and aligns both sides turn by turn: where do they part first, and in what? Then the\n"
+            "same policy free in both worlds: success, length, actions, tokens and cost. Logs of worlds that this\n"
+            "program cannot play are compared as far as they go. compare.html is one file to search, filter and\n"
+            "share; compare.show=<id> prints one pair and plays nothing."
+        ),
+        reads="models/, and games/ or log/ (compare.show: compare.json)",
+        writes="compare.html, compare.json",
+        examples=(
+            "imagine compare run=mine",
+            "imagine compare run=mine compare.policy=policy-clone compare.episodes=50",
+            "imagine compare run=mine compare.show=dream/train/tw-r3-o5-q5-s1/0",
+        ),
+        sections=("compare",),
+        function="imagination.stages.compare:compare",
+    ),
+    Stage(
         name="report",
         summary="put the results of a run on one page: imagined against real",
         help="Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.",
@@ -295,7 +318,7 @@ def prepare(overrides: Sequence[str]) -> tuple[Any, Path]:
         config = compose.load_config(overrides, schema)
         print(f"run '{config.run}' goes on with: {shlex.join(overrides)}", file=sys.stderr)
     compose.save_config(config, folder)
-    compose.remember_overrides(overrides, folder)
+    compose.remember_overrides([o for o in overrides if o.partition("=")[0] not in PASSING], folder)
     return config, folder
 
 

@@ -347,6 +347,34 @@ class AuditSettings:
 
 
 @dataclass
+class CompareSettings:
+    """Dreams beside reality: the same actions in both worlds, and the same policy free in both.
+
+    The policy's dreams are replayed for real, where this program can play the run's world; logged episodes are dreamed
+    again with their own actions, which needs no world at all.
+
+    Attributes:
+        policy: folder in models/ of the run, such as policy-clone, or any path; empty compares logged episodes only.
+        episodes: per task, dreamed and, where the world can be played, real.
+        logged: per task, of those that no model was trained on.
+        splits: of tasks; [] takes all that there are.
+        temperature: at which the policy plays; 0 is greedy.
+        guard: end dreams where the world model is unsure, as in training; false shows what it would go on to say.
+        pairs: that the terminal shows, those that part earliest.
+        show: id of one pair of the last comparison, to print it; nothing is played then.
+    """
+
+    policy: str = "policy"
+    episodes: int = 20
+    logged: int = 10
+    splits: list[str] = field(default_factory=list)
+    temperature: float = 1.0
+    guard: bool = True
+    pairs: int = 3
+    show: str = ""
+
+
+@dataclass
 class Config:
     """A whole run.
 
@@ -376,3 +404,4 @@ class Config:
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
+    compare: CompareSettings = field(default_factory=CompareSettings)

@@ -32,8 +32,11 @@ from policy.lm.settings import ModelSettings
 
 
 def fingerprint(config: Config) -> str:
-    """A short hash of all settings but the names of folders and the audit's: the same work has the same one."""
-    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "audit")}
+    """A short hash of all settings that decide what is trained: the same work has the same one.
+
+    Left out are the names of folders, and ``audit`` and ``compare``, which only look at what is there.
+    """
+    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "audit", "compare")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 

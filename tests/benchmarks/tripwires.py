@@ -34,10 +34,11 @@ from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages import train as train_stage
-from imagination.stages.common import load_model, load_world_model, make_agent
+from imagination.stages.common import load_model, make_agent
 from imagination.stages.engines import Engines
 from imagination.stages.evaluate import play_real
 from imagination.stages.fit import read_log
+from imagination.stages.worlds import load_world_model
 from imagination.tripwires import PREFIX
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks

@@ -49,6 +49,22 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert "train: done before" in capsys.readouterr().out
     assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
 
+    words = ["run=tiny", f"output={tmp_path}"]
+    assert main(["compare", *words, "compare.episodes=4", "compare.logged=2"]) == 0
+    compared = json.loads((folder / "compare.json").read_text())
+    kinds = {(row["source"], row["split"]): row for row in compared["aligned"]}
+    assert set(kinds) == {(source, split) for source in ("dream", "log") for split in ("train", "heldout")}
+    for row in kinds.values():
+        assert row["pairs"] > 0 == row["left_out"], "the log and the game start and answer alike"
+    replayed = sum(pair["real"]["turns"] for pair in compared["pairs"] if pair["source"] == "dream")
+    assert compared["cost"]["real_steps"]["replay"] == replayed > 0
+    shown = compared["pairs"][0]["id"]
+    capsys.readouterr()
+    assert main(["compare", *words, f"compare.show={shown}"]) == 0
+    assert shown in capsys.readouterr().out
+    assert main(command) == 0
+    assert "train: done before" in capsys.readouterr().out, "looking at a run must not make it start again"
+
 
 def test_a_real_step_taken_by_a_dream_is_an_error(
     run: Path, tiny: train_stage.Config, monkeypatch: pytest.MonkeyPatch
