@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError, WorldModelSettings
+from imagination.stages.audit import run_audit
+from imagination.stages.compare import compare
 from imagination.stages.engines import Engines
 from imagination.stages.fit import clone, fit_world_model, read_log
 from imagination.stages.train import train
@@ -30,6 +32,13 @@ def through(config: Config, run: Path) -> list[dict[str, Any]]:
     config.train.updates = 2
     train(config, run)
     return [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
+
+
+def looked_at(config: Config, run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What ``audit`` and ``compare`` say of the run."""
+    config.compare.episodes = config.compare.logged = 2
+    compare(config, run)
+    return run_audit(config, run), json.loads((run / "compare.json").read_text())
 
 
 def own_turns(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -55,6 +64,16 @@ def test_a_kind_learns_is_judged_and_dreamed_in(tiny: Config, run: Path, kind: A
     assert all("disagreement" not in turn["info"] for turn in turns)
     assert not any(turn["observation"].startswith("=") for turn in turns)  # an edit is applied, never shown
 
+    audited, compared = looked_at(tiny, run)
+    assert audited["sets"]["held_out"]["text"]["value"] > 0.5
+    assert audited["sets"]["held_out"]["n"] == found["world_model"]["n"]
+    assert audited["sets"]["held_out"]["exact"]["value"] == found["world_model"]["exact_match"], (
+        "one and the same audit"
+    )
+    assert {pair["source"] for pair in compared["pairs"]} == {"log"}
+    kinds = [turn["kind"] for pair in compared["pairs"] for turn in pair["turns"]]
+    assert kinds.count("same") > len(kinds) / 4
+
     tiny.worldmodel.kind = "text"  # the same weights read as something else would dream nonsense
     with pytest.raises(UserError, match=f"trained as {kind}.*fit-world-model"):
         load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny, 0.0)
@@ -79,6 +98,13 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     _, held = read_log(folder, tiny)
     judged = asyncio.run(judge(model, held))
     assert all(j.predicted is None or j.predicted.disagreement is not None for j in judged)
+    audited, compared = looked_at(tiny, run)  # members score in engines that count tokens as well
+    assert audited["sets"]["held_out"]["n"] > 0
+    assert compared["cost"]["generated_tokens"]["dream"] > 0
+    assert compared["world_model_version"] == audited["world_model"]["version"] == model.version
+    tiny.audit.world_model = "worldmodel-1"  # a member can be audited alone
+    assert run_audit(tiny, run)["world_model"]["version"] not in (model.version, audited["world_model"]["version"])
+    assert (run / "audit-worldmodel-1.html").exists()
     for engine in (
         EngineSettings(name="openai", url="http://127.0.0.1:1/v1", served_model="w"),
         EngineSettings(name="vllm"),
