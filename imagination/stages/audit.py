@@ -88,7 +88,8 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
 def _settings(config: Config) -> str:
     """A short hash of the settings that decide what an audit says."""
     which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models")}
-    parts = [config.seed, which, asdict(config.dream), asdict(config.evaluate), config.collect.validation]
+    parts = [config.seed, which, asdict(config.worldmodel), asdict(config.dream), asdict(config.evaluate)]
+    parts.append(config.collect.validation)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
 

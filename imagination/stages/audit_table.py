@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.audit_verdict import told
+from imagination.compose import load_config, remembered_overrides
 from imagination.report_text import number
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
@@ -33,8 +34,7 @@ def audit_table(config: Config, folder: Path) -> None:
     """
     results = []
     for path in _runs(config, folder):
-        mine = deepcopy(config)
-        mine.seed = int(RunFolder(path, config.seed).summary["seed"])
+        mine = config_of(path, config)
         for name in config.audit.world_models:
             mine.audit.world_model = name
             found = audited_before(mine, path)
@@ -46,6 +46,15 @@ def audit_table(config: Config, folder: Path) -> None:
     (folder / "audit-table.md").write_text(table)
     print(table)
     print(f"table: {folder / 'audit-table.md'}")
+
+
+def config_of(path: Path, config: Config) -> Config:
+    """A run's own settings, such as the kind of its world model, with the audit's of ``config``."""
+    own = remembered_overrides(path)
+    mine = load_config(own, Config) if own else deepcopy(config)
+    mine.audit = deepcopy(config.audit)
+    mine.seed = int(RunFolder(path, config.seed).summary["seed"])
+    return mine
 
 
 def _runs(config: Config, folder: Path) -> list[Path]:

@@ -12,8 +12,9 @@ import pytest
 from imagination.audit_page import render_audit, terminal_audit
 from imagination.audit_play import find_candidates
 from imagination.audit_verdict import targets, verdict
-from imagination.settings import AuditSettings
-from imagination.stages.audit_table import render_table, row_of
+from imagination.compose import remember_overrides
+from imagination.settings import AuditSettings, Config
+from imagination.stages.audit_table import config_of, render_table, row_of
 
 
 def e(value: float | None, n: int = 100, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -248,6 +249,18 @@ def test_the_table_says_what_was_missed_and_why() -> None:
     assert "**bad, worldmodel**: 7 of 100 predictions wrong" in table
     assert "**demo, worldmodel**" not in table  # nothing to explain
     assert "predicted “&lt;script>” (reward 1, end); real “Hall” (reward 0)" in table
+
+
+def test_each_run_of_the_table_keeps_its_own_settings(tmp_path: Path) -> None:
+    """A world model that writes edits, read as one that writes whole texts, would be called worthless."""
+    (tmp_path / "summary.json").write_text('{"seed": 7}')
+    remember_overrides(["run=a", "worldmodel.kind=delta", "audit.pairs=5"], tmp_path)
+    config = Config()
+    config.audit.pairs = 9
+    mine = config_of(tmp_path, config)
+    assert (mine.worldmodel.kind, mine.audit.pairs, mine.seed) == ("delta", 9, 7)
+    (tmp_path / "overrides.json").unlink()  # made by the table itself
+    assert config_of(tmp_path, config).worldmodel.kind == "text"
 
 
 def test_checkpoints_come_before_temperatures(tmp_path: Path) -> None:
