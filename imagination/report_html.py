@@ -234,7 +234,7 @@ def _audit(report: Mapping[str, Any]) -> str:
 <thead><tr><td></td>{"".join(f'<th class="right">{column}</th>' for column in columns)}</tr></thead>
 <tbody>{"".join(body)}</tbody>
 </table>
-{calibrated}</section>"""
+{calibrated}{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
@@ -248,7 +248,11 @@ def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
 reality. Below is one pair of each kind. Where both agree, the text stands once, across both columns; once they have
 parted they are in different states, and later differences follow from the first.</p>
 {"".join(render_pair(kind, twin) for kind, twin in chosen)}
-</section>"""
+{_more(report, "compare.html", "All pairs of the last comparison, to search and filter")}</section>"""
+
+
+def _more(report: Mapping[str, Any], page: str, what: str) -> str:
+    return f'<p><a href="{page}">{what}</a></p>' if page in report.get("pages", ()) else ""
 
 
 def _settings(config: str, report: Mapping[str, Any]) -> str:

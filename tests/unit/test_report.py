@@ -257,6 +257,16 @@ def test_the_page_needs_nothing_but_itself(run_folder: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_the_pages_of_other_stages_are_linked_where_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", summary(), rollouts())
+    linked = []
+    for name in ("audit.html", "compare.html"):
+        (folder / name).write_text("")
+        linked.append(name)
+        write_report(folder)
+        assert [address for address in Page(page(folder)).addresses if not address.startswith("#")] == linked
+
+
 def test_pictures_take_their_colours_from_the_page(run_folder: Path) -> None:
     svgs = re.findall(r"<svg.*?</svg>", page(run_folder), flags=re.DOTALL)
     assert not re.search(r"#0[1-7]0[1-7]0[1-7]", "".join(svgs))  # a placeholder left over is a near-black line
