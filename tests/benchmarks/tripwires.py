@@ -28,7 +28,6 @@ from typing import Any
 
 from imagination.compose import load_config
 from imagination.dream_env import DreamEnv, starts_from_log
-from imagination.drift import words
 from imagination.evaluation import summarise
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
@@ -40,6 +39,7 @@ from imagination.stages.evaluate import play_real
 from imagination.stages.fit import read_log
 from imagination.stages.worlds import load_world_model
 from imagination.tripwires import PREFIX
+from imagination.word_drift import words
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Turn
