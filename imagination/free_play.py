@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from imagination.divergence import jensen_shannon
 from imagination.evaluation import difference_ci95, summarise
 from real_envs.trajectory import Trajectory
 
@@ -100,24 +101,6 @@ def action_table(dreams: Sequence[Trajectory], reals: Sequence[Trajectory], limi
         "distinct_real": len(counts[1]),
         "top": [{"action": action, "dream": counts[0][action], "real": counts[1][action]} for action in ranked[:limit]],
     }
-
-
-def jensen_shannon(p: np.ndarray, q: np.ndarray) -> float:
-    """Divergence of two unigram distributions in bits, from 0 (equal) to 1 (nothing in common).
-
-    ``H((P + Q) / 2) - (H(P) + H(Q)) / 2`` with Shannon's entropy H of the normalised counts. Lin, IEEE Trans.
-    Information Theory 37 (1991) 145-151, eq. 4.1 with equal weights.
-
-    Args:
-        p, q: counts, [vocabulary], each with at least one token.
-    """
-    a, b = p / p.sum(), q / q.sum()
-    return float(max(0.0, _entropy((a + b) / 2) - (_entropy(a) + _entropy(b)) / 2))
-
-
-def _entropy(p: np.ndarray) -> float:
-    positive = p[p > 0]
-    return float(-(positive * np.log2(positive)).sum())
 
 
 def token_divergence(

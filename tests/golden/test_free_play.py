@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from imagination.free_play import action_table, free_play, jensen_shannon, token_divergence
+from imagination.free_play import action_table, free_play, token_divergence
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.unit.comparisons import episode
 
@@ -26,21 +23,6 @@ def played(id: str, *actions: str, solved: bool = False, stop: StopReason | None
         for k, action in enumerate(actions)
     ]
     return episode(id, turns, Source.REAL, stop)
-
-
-def test_jensen_shannon_by_hand() -> None:
-    # P = (1/2, 1/2), Q = (1, 0): M = (3/4, 1/4), H(M) = 2 - 3/4 log2 3, H(P) = 1, H(Q) = 0
-    assert jensen_shannon(np.array([2, 2]), np.array([5, 0])) == pytest.approx(2 - 0.75 * math.log2(3) - 0.5)
-    assert jensen_shannon(np.array([1, 0]), np.array([0, 7])) == 1.0
-    assert jensen_shannon(np.array([1, 2]), np.array([10, 20])) == pytest.approx(0.0, abs=1e-12)
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6))
-def test_jensen_shannon_is_a_symmetric_number_of_bits(counts: list[tuple[int, int]]) -> None:
-    p, q = np.array(counts).T
-    if p.sum() and q.sum():
-        assert 0 <= jensen_shannon(p, q) <= 1 + 1e-12
-        assert jensen_shannon(p, q) == pytest.approx(jensen_shannon(q, p))
 
 
 def test_the_success_length_reward_and_gap_of_a_policy() -> None:
