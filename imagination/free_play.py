@@ -35,7 +35,7 @@ def free_play(
         ``dream`` and ``real`` (see ``_side``; null without reality), ``optimism_gap`` (dreamed minus real success, with
         Newcombe's 95 % interval), ``actions`` (the most frequent ones with both counts) and ``tokens``.
     """
-    counted = [[t for t in side if not t.stop.is_failure] for side in (dreams, reals or ())]
+    dreamed, played = ([t for t in side if not t.stop.is_failure] for side in (dreams, reals or ()))
     dream, real = summarise(dreams).success, summarise(reals or ()).success
     gap = None if dream.rate is None or real.rate is None else dream.rate - real.rate
     interval = difference_ci95(dream, real)
@@ -43,10 +43,10 @@ def free_play(
         "dream": _side(dreams, encode),
         "real": None if reals is None else _side(reals, encode),
         "optimism_gap": {"value": gap, "ci95": None if interval is None else list(interval)},
-        "actions": action_table(*counted),
+        "actions": action_table(dreamed, played),
         "tokens": {
-            "observations": token_divergence(*(_tokens(side, _observations, encode) for side in counted), seed),
-            "actions": token_divergence(*(_tokens(side, _actions, encode) for side in counted), seed),
+            name: token_divergence(_tokens(dreamed, texts, encode), _tokens(played, texts, encode), seed)
+            for name, texts in (("observations", _observations), ("actions", _actions))
         },
     }
 

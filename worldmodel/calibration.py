@@ -68,9 +68,9 @@ def fit_isotonic(pairs: Sequence[tuple[float, bool]]) -> Isotonic:
     if not pairs:
         raise ValueError("an isotonic map needs at least one pair of a score and whether it was right")
     sums: dict[float, list[int]] = {}
-    for score, right in pairs:
+    for score, hit in pairs:
         at = sums.setdefault(score, [0, 0])
-        at[0] += right
+        at[0] += hit
         at[1] += 1
     blocks: list[tuple[float, float, int, int]] = []  # first score, last score, right, all
     for score in sorted(sums):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -82,7 +82,7 @@ async def judge_pairs(
 ) -> list[ActionPair]:
     """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``."""
     gate = asyncio.Semaphore(concurrency)
-    questions: dict[tuple[str, tuple[str, ...], str], Callable[[], Any]] = {}
+    questions: dict[tuple[str, tuple[str, ...], str], Coroutine[Any, Any, Prediction | None]] = {}
 
     async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> Prediction | None:
         async with gate:
@@ -100,9 +100,8 @@ async def judge_pairs(
         keys.append(both)
         for key, turn in zip(both, (one, other), strict=True):
             if key not in questions:
-                session = ("audit-pair", len(questions))
-                questions[key] = lambda t=trajectory, k=k, a=turn.action, s=session: ask(t, k, a, s)
-    told = dict(zip(questions, await asyncio.gather(*(q() for q in questions.values())), strict=True))
+                questions[key] = ask(trajectory, k, turn.action, ("audit-pair", len(questions)))
+    told = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
     return [
         ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (told[a], told[b]))
         for (t, _, one, other, same), (a, b) in zip(pairs, keys, strict=True)
