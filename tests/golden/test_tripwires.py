@@ -111,8 +111,8 @@ def test_reward_up_while_episodes_collapse() -> None:
     rising = [{"solved": 10}, {"solved": 12}, {"solved": 50} | short, {"solved": 60} | short]
     found = first_trip(history(*rising), S)
     assert found is not None
-    assert (found.update, found.wire) == (2, "short")
-    assert "(0.15 to 0.43)" in found.sentence  # 22 of 144 and 62 of 144
+    assert (found.update, found.wire) == (3, "short")  # not yet at 2, where four of seven groups are
+    assert "(0.15 to 0.76)" in found.sentence  # 22 of 144 and 110 of 144
     assert first_trip(history(*({**m, "solved": 20} for m in rising)), S) is None
     assert first_trip(history(*({**m, "short": 0} for m in rising)), S) is None
 
