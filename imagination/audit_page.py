@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from imagination.audit_plots import draw_audit
+from imagination.audit_verdict import digits_of
 from imagination.report_style import CSS
 from imagination.report_text import interval, number, signed
 
@@ -307,7 +308,7 @@ def terminal_audit(found: Mapping[str, Any]) -> Table:
         e = row["estimate"]
         table.add_row(
             Text(row["title"]),
-            Text(f"{number(e['value'])} {interval(e['ci95'])}"),
+            Text(f"{number(e['value'], digits_of(row))} {interval(e['ci95'])}"),
             f"{e['n']:,}",
             f"{row['bound']} {row['target']:g}",
             Text(WORDS[row["met"]], style={True: "green", False: "red", None: ""}[row["met"]]),

@@ -45,10 +45,18 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
             "bound": bound,
             "target": target,
             "estimate": dict(estimate or NOTHING),
-            "met": _met(bound, target, (estimate or NOTHING)["value"]),
+            "met": False
+            if key == "spearman" and ranks_nobody(found)
+            else _met(bound, target, (estimate or NOTHING)["value"]),
         }
         for key, title, bound, target, estimate in rows
     ]
+
+
+def ranks_nobody(found: Mapping[str, Any]) -> bool:
+    """All policies fare alike in the dream and not in reality: no rank correlation is defined, and none is there."""
+    dreamed, real = ({p[side]["value"] for p in found["policies"]} - {None} for side in ("dream", "real"))
+    return len(dreamed) == 1 < len(real)
 
 
 def _met(bound: str, target: float, value: float | None) -> bool | None:
@@ -93,16 +101,24 @@ def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
     return {"trust": trust, "sentences": [headline, *reasons]}
 
 
-def told(estimate: Mapping[str, Any], *, sign: bool = False) -> str:
-    """``0.61 [0.43, 0.76], n=31``."""
-    value = signed(estimate["value"]) if sign else number(estimate["value"])
+def told(estimate: Mapping[str, Any], *, sign: bool = False, digits: int = 2) -> str:
+    """``0.61 [0.43, 0.76], n=31``; ``none, n=10`` where there is no value."""
+    if estimate["value"] is None:
+        return f"none, n={estimate['n']:,}"
+    value = signed(estimate["value"]) if sign else number(estimate["value"], digits)
     between = interval(estimate["ci95"], with_sign=sign)
     return f"{value} {between}, n={estimate['n']:,}" if between else f"{value}, n={estimate['n']:,}"
 
 
+def digits_of(row: Mapping[str, Any]) -> int:
+    """Two, or more where a missed target would look met: 0.052 is not at most 0.05."""
+    value = row["estimate"]["value"]
+    return next((n for n in (2, 3) if number(value, n) != number(row["target"], n)), 4)
+
+
 def _missed(missed: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{row['title']}: {told(row['estimate'])}, wanted {'at least' if row['bound'] == '>=' else 'at most'} "
+        f"{row['title']}: {told(row['estimate'], digits=digits_of(row))}, wanted {'at least' if row['bound'] == '>=' else 'at most'} "
         f"{row['target']:g}{_doubt(row)}."
         for row in missed
     ]
@@ -136,7 +152,7 @@ def _horizon(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
 
 
 def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    """The tasks whose rewards are not to be trusted, on the widest set of the policies' own actions that there is."""
+    """The tasks whose rewards are surely not to be trusted, on the widest set of the policies' own actions that there is."""
     sets = found["sets"]
     name = next((n for n in ("on_policies", "held_out") if n in sets), None)
     if name is None:
@@ -146,7 +162,7 @@ def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
         told_of = {"precision": "pays where nothing is earned", "recall": "misses rewards that are earned"}
         for key, fault in told_of.items():
             value = reward[key]
-            if value["n"] >= settings.least_n and value["value"] < settings.min_reward:
+            if value["n"] >= settings.least_n and value["ci95"][1] < settings.min_reward:
                 sentences.append(
                     f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {told(value)})."
                 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from real_envs.trajectory import Trajectory, Turn
+from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.world_model import LanguageWorldModel, Prediction
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
@@ -57,6 +57,17 @@ class Goal:
     def met(self, start: str, turns: Sequence[Turn]) -> bool:
         """Whether the last of ``turns`` meets the goal, and none before it did."""
         return self._says(start, turns) and not any(self._says(start, turns[:k]) for k in range(1, len(turns)))
+
+    def paid(self, trajectory: Trajectory) -> Trajectory:
+        """The episode as the goal pays it: rewards and ends are its own, and what came after its end is cut off."""
+        turns: list[Turn] = []
+        for turn in trajectory.turns:
+            met = self.met(trajectory.start, [*turns, turn])
+            turns.append(replace(turn, reward=self.reward if met else 0.0, terminated=met and self.ends))
+            if turns[-1].terminated:
+                break
+        stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
+        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None)
 
     def _says(self, start: str, turns: Sequence[Turn]) -> bool:
         *history, last = turns

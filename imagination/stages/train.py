@@ -141,7 +141,8 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     watch = None
     if dreamed and config.tripwires.enabled:
-        watch = Watch(run, config, model, log, probe)
+        goal = config.worldmodel.goal  # what pays in these dreams: the log's own rewards would contradict it
+        watch = Watch(run, config, model, [goal.paid(t) for t in log] if goal.declared else log, probe)
         if state is not None:
             watch.resume(state)
     player = Player(run, config, world, model, agent, chat, starts, experts, count, watch)

@@ -81,7 +81,7 @@ class Planted:
 
     def __init__(self, model: Any, word: str, hack: Hack) -> None:
         self.model, self.word, self.hack = model, word, hack
-        self.engine, self.version = model.engine, f"{model.version}+{hack.name}:{word}"
+        self.engines, self.version = model.engines, f"{model.version}+{hack.name}:{word}"
         self.paid = 0
 
     async def predict(

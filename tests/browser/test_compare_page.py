@@ -205,7 +205,7 @@ def test_an_observation_cannot_run(opened: Chromium, page: Path) -> None:
     assert opened.run("window.hacked") is None
     assert opened.dialogs == []
     seen = opened.run("document.getElementById('pair').textContent")
-    assert seen.count(ATTACK) == 4, "start, action and both answers, as they were written"
+    assert seen.count(ATTACK) == 5, "task, start, action and both answers, as they were written"
     assert opened.run("document.querySelectorAll('#pair img, #pair svg, #pair script').length") == 0
     # the second line of defence: whatever got into the page as a script would be refused
     opened.run(

@@ -72,7 +72,7 @@ def world(games: list[Task]) -> World:
             for _ in range(TURNS):
                 plan = observation.privileged["policy_commands"]  # type: ignore[assignment]
                 valid: Sequence[str] = observation.privileged["admissible_commands"]  # type: ignore[assignment]
-                words = [*plan[:1] * 3, "go nowhere", "take moon", chance.choice(valid)]
+                words = [*plan[:1] * 3, "go nowhere", "take moon", "take star", chance.choice(valid)]
                 result = game.step(action := chance.choice(words))
                 observation = result.observation
                 turns.append(Turn(action, observation.text, result.reward, result.terminated))

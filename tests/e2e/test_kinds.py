@@ -121,12 +121,15 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
     """ "You walk" pays and ends here, whatever the world model has learned to pay for."""
     tiny.worldmodel.goal.observation = "You walk"
     tiny.worldmodel.goal.reward = 0.25
+    tiny.clone.steps, tiny.clone.lr = 80, 1e-2  # a policy that says commands
+    tiny.tripwires.enabled = True
     rollouts = through(tiny, run)
     turns = own_turns(rollouts)
     assert {turn["info"]["outcome_by"] for turn in turns} == {"predicate"}
     walked = [turn for turn in turns if "You walk" in turn["observation"]]
     assert walked
     assert {(turn["reward"], turn["terminated"]) for turn in walked} == {(0.25, True)}
+    assert summary(run)["tripwires"]["stopped_by"] is None  # the log is read as the goal pays it, not as it was paid
     assert {(t["reward"], t["terminated"]) for t in turns if t not in walked} <= {(0.0, False)}
     assert {row["stop"] for row in rollouts} <= {StopReason.TERMINATED, StopReason.TURN_LIMIT, "prediction_invalid"}
 

@@ -34,7 +34,7 @@ def settings(**tripwires: Any) -> Config:
     config.dream.max_turns, config.dream.min_confidence, config.dream.min_outcome_confidence = 5, 0.5, 0.5
     for fit in (config.fit, config.clone):
         fit.batch_tokens, fit.warmup, fit.precision = 1024, 2, "fp32"
-    config.fit.steps, config.fit.lr, config.clone.steps = 200, 1e-2, 20
+    config.fit.steps, config.fit.lr, config.clone.steps, config.clone.lr = 200, 1e-2, 80, 5e-3
     config.train.updates, config.train.groups, config.train.group_size, config.train.lr = UPDATES, 4, 6, 2e-3
     config.train.checkpoint_every = 1
     for name, value in tripwires.items():

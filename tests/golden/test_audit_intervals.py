@@ -48,17 +48,17 @@ def test_independent_trials_keep_their_n() -> None:
 
 
 def test_clusters_that_differ_count_for_less() -> None:
-    """Five tasks always right, one always wrong, ten turns each: 60 turns are worth 2.9.
+    """Five tasks always right, one always wrong, ten turns each: 60 turns are worth 3.0.
 
-    Variance between clusters 83.33 / 60² * 6/5 = 0.02778; of independent trials 5/6 * 1/6 / 60 = 0.002315: effect 12,
-    60 / 12 = 5 trials, times (1.96 / 2.5706)².
+    Variance between clusters 83.33 / 60² * 6/5 = 0.02778; of independent trials 5/6 * 1/6 / 59 = 0.002354: effect 11.8,
+    60 / 11.8 = 5.08 trials, times (1.96 / 2.5706)².
     """
     hits = [name != "f" for name in "abcdef" for _ in range(10)]
     found = proportion(hits, [name for name in "abcdef" for _ in range(10)])
     assert found.value == pytest.approx(5 / 6)
     assert found.n == 60
     assert found.ci95 is not None
-    assert found.ci95 == pytest.approx(wilson(5 / 6, 5 * (1.959964 / 2.5706) ** 2), abs=2e-3)
+    assert found.ci95 == pytest.approx(wilson(5 / 6, 300 / 59 * (1.959964 / 2.5706) ** 2), abs=2e-3)
     assert found.ci95[0] < wilson(5 / 6, 60)[0] - 0.2
 
 

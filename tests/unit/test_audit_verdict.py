@@ -182,6 +182,18 @@ def test_missed_targets_make_it_worse() -> None:
     assert verdict(found, AuditSettings())["trust"] == "no"  # who ranks wrongly cannot teach
 
 
+def test_a_dream_in_which_all_fare_alike_ranks_nobody() -> None:
+    """No rank correlation is defined then, and that is a failure, not a gap in what was measured."""
+    found = good()
+    found["agreement"]["plain"]["spearman"] = e(None, 10)
+    assert {row["key"]: row["met"] for row in targets(found, AuditSettings())}["spearman"] is None  # real is alike too
+    for k, policy in enumerate(found["policies"]):
+        policy["real"] = e(0.2 + 0.5 * k)
+    said = verdict(found, AuditSettings())
+    assert said["trust"] == "no"
+    assert "Rank agreement (Spearman): none, n=10, wanted at least 0.9." in " ".join(said["sentences"])
+
+
 @pytest.mark.parametrize(
     ("change", "words_said"),
     [
@@ -223,7 +235,7 @@ def test_what_was_not_measured_is_not_met() -> None:
 
 def test_the_page_stands_alone_and_escapes_what_worlds_say() -> None:
     page = render_audit(finished(good()))
-    assert not re.search(r"(src|href)=|<script|https?:", page)
+    assert not re.search(r"""(src|href)="(?!#)|<script|https?:|url\((?!#)""", page)
     assert "&lt;script&gt;" in page
     assert "go &lt;b&gt;east&lt;/b&gt;" in page
     assert page.count("<svg") == 6

@@ -96,7 +96,9 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     clone: Other = field(default_factory=Other)
     dream: Other = field(default_factory=Other)
+    tripwires: Other = field(default_factory=Other)
     evaluate: Other = field(default_factory=Other)
+    audit: Other = field(default_factory=Other)
     compare: Compare = field(default_factory=Compare)
 
 
@@ -132,7 +134,8 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "fit-world-model", "clone", "train", "evaluate", "compare", "report"]
+    names = ["demo", "demo-seeds", "collect", "fit-world-model", "clone", "train", "evaluate"]
+    names += ["audit", "audit-table", "compare", "report"]
     assert list(cli.STAGES) == names
     assert len({stage.function for stage in cli.STAGES.values()}) == len(names)
     for name in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from typing import Any
@@ -22,9 +23,8 @@ EVIL = "</script><script>alert(1)</script><!-- [bold]\x1b[31m\x07"
 
 
 def shown(renderable: RenderableType, width: int = 100) -> str:
-    console = Console(width=width, record=True, force_terminal=True)
-    with console.capture():
-        console.print(renderable)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(renderable)
     return console.export_text()
 
 

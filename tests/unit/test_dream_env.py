@@ -153,7 +153,11 @@ def test_a_doubted_turn_that_does_not_end_the_dream_is_marked_and_all_else_is_as
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert "doubted" not in first.info
     assert second == StepResult(
-        Observation("GOLD"), 0.5, False, False, {"confidence": 0.2, "outcome_confidence": 0.3, "doubted": True}
+        Observation("GOLD"),
+        0.5,
+        False,
+        False,
+        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model", "doubted": True},
     )
     assert third.observation.text == "on"
 
@@ -164,7 +168,7 @@ def test_a_calibrated_dream_says_how_likely_each_turn_is_to_be_right() -> None:
     env = DreamEnv(Model([Prediction("HALL", 0.0, False, 0.8, 0.4)]), STARTS, Guard(0.7), calibration)
     _, result = dream(env, ["a"])
     assert result.stop is None
-    assert result.info == pytest.approx(
+    assert {key: value for key, value in result.info.items() if key != "outcome_by"} == pytest.approx(
         {"confidence": 0.8, "outcome_confidence": 0.4, "probability": 0.4, "outcome_probability": 0.7}
     )
 

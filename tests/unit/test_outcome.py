@@ -13,7 +13,7 @@ from imagination.dream_env import DreamEnv, Start
 from imagination.schema import ConfigError
 from imagination.settings import Config
 from real_envs.env import StepResult, Task
-from real_envs.trajectory import Turn
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.outcome import Goal, GoalWorldModel
 from worldmodel.world_model import Prediction
 
@@ -89,6 +89,22 @@ def test_a_goal_may_pay_without_ending() -> None:
     told = dream(GoalWorldModel(Scripted(answer, answer), goal), ["a", "b"])  # type: ignore[arg-type]
     assert [(r.reward, r.terminated) for r in told] == [(-0.25, False), (0.0, False)]
     assert told[0].info["confidence"] == 0.0
+
+
+def test_a_logged_episode_as_the_goal_pays_it() -> None:
+    """Its own rewards and ends are forgotten, also where they came before or after those of the goal."""
+    said = [("open", "now opened", 0.25, False), ("take it", "You have won", 0.0, False), ("look", "A hall", 1.0, True)]
+    turns = tuple(Turn(action, observation, reward, end) for action, observation, reward, end in said)
+    logged = Trajectory("e", "t", "g", Source.REAL, "a", 0, "shut", turns, StopReason.TERMINATED)
+    paid = WON.paid(logged)
+    assert [(turn.action, turn.reward, turn.terminated) for turn in paid.turns] == [
+        ("open", 0.0, False),
+        ("take it", 0.5, True),
+    ]
+    assert paid.stop is StopReason.TERMINATED
+    goes_on = replace(WON, ends=False).paid(logged)
+    assert [(turn.reward, turn.terminated) for turn in goes_on.turns] == [(0.0, False), (0.5, False), (0.0, False)]
+    assert goes_on.stop is StopReason.TURN_LIMIT
 
 
 @pytest.mark.parametrize(

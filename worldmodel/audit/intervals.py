@@ -74,8 +74,8 @@ def clusters(tasks: Sequence[str], episodes: Sequence[str]) -> Sequence[str]:
 def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
     """A share, with Wilson's interval for the number of independent trials that the clusters are worth.
 
-    The design effect is the variance of the share between clusters over that of independent trials; where it exceeds
-    1, n is divided by it and by (t/z)², t having one degree of freedom less than there are clusters (Korn and
+    The design effect is the variance of the share between clusters over that of independent trials, both estimated
+    without bias, so that it is 1 where each trial is its own cluster; where it exceeds 1, n is divided by it and by (t/z)², t having one degree of freedom less than there are clusters (Korn and
     Graubard, Survey Methodology 24, 1998, 193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019).
 
     Args:
@@ -92,8 +92,8 @@ def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
     share, effective, many = sum(hits) / n, float(n), len(counts)
     if many > 1 and 0 < share < 1:
         spread = sum((good - share * size) ** 2 for good, size in counts.values()) / n**2 * many / (many - 1)
-        effect = spread / (share * (1 - share) / n)
-        if effect > 1:
+        effect = spread / (share * (1 - share) / (n - 1))
+        if effect > 1 + 1e-9:  # what rounding leaves is no effect
             effective = max(1.0, n / effect * (Z95 / student_quantile(many - 1)) ** 2)
     return Estimate(share, n, wilson(share, effective))
 
