@@ -118,8 +118,8 @@ def digits_of(row: Mapping[str, Any]) -> int:
 
 def _missed(missed: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{row['title']}: {told(row['estimate'], digits=digits_of(row))}, wanted {'at least' if row['bound'] == '>=' else 'at most'} "
-        f"{row['target']:g}{_doubt(row)}."
+        f"{row['title']}: {told(row['estimate'], digits=digits_of(row))}, wanted "
+        f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_doubt(row)}."
         for row in missed
     ]
 
@@ -152,7 +152,7 @@ def _horizon(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
 
 
 def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    """The tasks whose rewards are surely not to be trusted, on the widest set of the policies' own actions that there is."""
+    """The tasks whose rewards are surely too often wrong, on the widest set of the policies' own actions there is."""
     sets = found["sets"]
     name = next((n for n in ("on_policies", "held_out") if n in sets), None)
     if name is None:

@@ -6,6 +6,7 @@ could move the cursor or worse.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,8 +41,9 @@ def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
     """Where pairs part, by source and split, and the same policy free in both worlds."""
     parts: list[RenderableType] = []
     table = Table(title="The same actions in both worlds: where do they part?", title_style="bold")
-    for title in ("", "pairs", "never part", "… in substance", "first difference", "solved only in dream / reality"):
-        table.add_column(title, justify="left" if not title or title.startswith("first") else "right")
+    table.add_column("", min_width=16)
+    for title in ("pairs", "never part", "in substance", "first difference", "solved only in dream / real"):
+        table.add_column(title, justify="left" if title.startswith("first") else "right")
     for row in comparison["aligned"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in row["first"].items() if kind != NEVER)
         table.add_row(
@@ -84,13 +86,26 @@ def _pairs(row: Mapping[str, Any]) -> str:
 
 
 def _share(data: Mapping[str, Any]) -> Text:
-    return Text("–" if data["share"] is None else f"{number(data['share'])} {interval(data['ci95'])}")
+    return Text("–" if data["share"] is None else f"{number(data['share'])}\n{interval(data['ci95'])}")
 
 
 def diverging(pairs: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """The pairs that part earliest, the policy's own dreams first; at most ``limit``."""
+    """The pairs that part earliest, at most ``limit``: the policy's own dreams first, of as many splits and tasks as
+    there are."""
     parted = [pair for pair in pairs if pair["comparable"] and pair["first"] is not None]
-    return sorted(parted, key=lambda pair: (pair["source"] != "dream", pair["first"], pair["id"]))[: max(limit, 0)]
+    parted.sort(key=lambda pair: (pair["first"], pair["id"]))
+    mixed = _in_turn(_in_turn(parted, "task_id"), "split")
+    return sorted(mixed, key=lambda pair: pair["source"] != "dream")[: max(limit, 0)]
+
+
+def _in_turn(pairs: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, Any]]:
+    """The first pair of each ``key``, then the second of each, and so on; otherwise in their order."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for pair in pairs:
+        ranked.append((seen[pair[key]], pair))
+        seen[pair[key]] += 1
+    return [pair for _, pair in sorted(ranked, key=lambda entry: entry[0])]
 
 
 def pair_view(pair: Mapping[str, Any], width: int, brief: bool = False) -> RenderableType:

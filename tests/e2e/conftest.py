@@ -68,9 +68,7 @@ def tiny_settings() -> Config:
     config.clone.agents = ["noisy"]
     config.train.updates, config.train.groups, config.train.group_size = 4, 2, 3
     config.train.checkpoint_every = 2
-    config.tripwires.enabled = (
-        False  # these models are so small that honest dreams look odd; they have tests of their own
-    )
+    config.tripwires.enabled = False  # honest dreams of models this small look odd
     return config
 
 

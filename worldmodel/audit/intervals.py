@@ -75,8 +75,9 @@ def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
     """A share, with Wilson's interval for the number of independent trials that the clusters are worth.
 
     The design effect is the variance of the share between clusters over that of independent trials, both estimated
-    without bias, so that it is 1 where each trial is its own cluster; where it exceeds 1, n is divided by it and by (t/z)², t having one degree of freedom less than there are clusters (Korn and
-    Graubard, Survey Methodology 24, 1998, 193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019).
+    without bias, so that it is 1 where each trial is its own cluster. Where it exceeds 1, n is divided by it and by
+    (t/z)², t having one degree of freedom less than there are clusters (Korn and Graubard, Survey Methodology 24, 1998,
+    193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019).
 
     Args:
         hits: one entry a trial.
