@@ -40,17 +40,17 @@ def printable(text: str) -> str:
 def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
     """Where pairs part, by source and split, and the same policy free in both worlds."""
     parts: list[RenderableType] = []
-    table = Table(title="The same actions in both worlds: where do they part?", title_style="bold")
-    table.add_column("", min_width=16)
+    table = Table(title="The same actions in both worlds: where do they part?", title_style="bold", pad_edge=False)
+    table.add_column("", min_width=max(map(len, SOURCES.values())))
     for title in ("pairs", "never part", "in substance", "first difference", "solved only in dream / real"):
         table.add_column(title, justify="left" if title.startswith("first") else "right")
     for row in comparison["aligned"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in row["first"].items() if kind != NEVER)
         table.add_row(
-            f"{SOURCES[row['source']]}, {printable(row['split'])}",
+            f"{SOURCES[row['source']]}\n{printable(row['split'])}",
             _pairs(row),
             _share(row["never_parted"]),
-            _share(row["never_in_substance"]),
+            number(row["never_in_substance"]["share"]),
             kinds or "–",
             f"{row['false_success']} / {row['missed_success']}",
         )
