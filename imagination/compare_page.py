@@ -123,14 +123,16 @@ def _head(comparison: Mapping[str, Any]) -> str:
 def headline(comparison: Mapping[str, Any]) -> str:
     """The first thing to know, in a sentence."""
     dreams = [row for row in comparison["aligned"] if row["source"] == "dream"] or comparison["aligned"]
-    pairs = sum(row["pairs"] for row in dreams)
-    if not pairs:
+    dreams = [row for row in dreams if row["pairs"]]
+    if not dreams:
         return "Nothing could be compared"
-    never = sum(row["first"].get(NEVER, 0) for row in dreams)
+    counts = [f"{row['first'].get(NEVER, 0):,} of {row['pairs']:,}" for row in dreams]
     whose = "of the policy’s dreams" if dreams[0]["source"] == "dream" else "of the logged episodes, dreamed again,"
+    if len(dreams) > 1:
+        counts = [f"{part} ({row['split']})" for part, row in zip(counts, dreams, strict=True)]
     wrong = sum(row["false_success"] for row in dreams)
     solved = f"{wrong} {'was' if wrong == 1 else 'were'} solved only in the dream"
-    return f"{never:,} of {pairs:,} {whose} never parted from reality; {solved}"
+    return f"{' and '.join(counts)} {whose} never parted from reality; {solved}"
 
 
 def _table(title: str, lead: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -41,9 +41,9 @@ def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
     """Where pairs part, by source and split, and the same policy free in both worlds."""
     parts: list[RenderableType] = []
     table = Table(title="The same actions in both worlds: where do they part?", title_style="bold", pad_edge=False)
-    table.add_column("", min_width=max(map(len, SOURCES.values())))
+    table.add_column("", no_wrap=True)
     for title in ("pairs", "never part", "in substance", "first difference", "solved only in dream / real"):
-        table.add_column(title, justify="left" if title.startswith("first") else "right")
+        table.add_column(title, justify="left" if title.startswith("first") else "right", no_wrap=title == "never part")
     for row in comparison["aligned"]:
         kinds = ", ".join(f"{n} {kind}" for kind, n in row["first"].items() if kind != NEVER)
         table.add_row(

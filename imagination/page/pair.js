@@ -78,7 +78,8 @@ function turnView(pair, turn, k) {
 
 function ending(side) {
   const reward = side.reward === null ? "" : `, reward ${Number(side.reward.toPrecision(4))}`;
-  return `${side.outcome} after ${side.turns} turn${side.turns === 1 ? "" : "s"} (${side.stop.replaceAll("_", " ")})${reward}`;
+  const stop = side.stop === side.outcome ? "" : ` (${side.stop.replaceAll("_", " ")})`;
+  return `${side.outcome} after ${side.turns} turn${side.turns === 1 ? "" : "s"}${stop}${reward}`;
 }
 
 function drawPair() {

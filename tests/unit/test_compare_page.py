@@ -83,6 +83,9 @@ def test_the_headline_counts() -> None:
         "2 of 4 of the policy’s dreams never parted from reality; 1 was solved only in the dream"
     )
     assert headline(comparison([])) == "Nothing could be compared"
+    of_both = comparison(pairs)
+    of_both["aligned"].append({**of_both["aligned"][0], "split": "heldout", "pairs": 3, "first": {}})
+    assert headline(of_both).startswith("2 of 4 (train) and 0 of 3 (heldout) of the policy’s dreams never parted")
 
 
 def test_the_terminal_shows_where_a_pair_parts_and_nothing_moves_the_cursor() -> None:
