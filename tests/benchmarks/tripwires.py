@@ -43,7 +43,6 @@ from imagination.word_drift import words
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Turn
-from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction
 
 NOW_AND_THEN = (0.01, 0.1)  # share of the clone's actions that the hack would pay
@@ -120,7 +119,7 @@ def said_by_clone(config: Config, run: RunFolder, per_task: int = 24) -> list[tu
     engines = Engines(config.engine)
     model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
     agent = make_agent(engines, model, chat, config, 1.0, "policy")
-    world: TextWorldModel = load_world_model(engines, run, config, 1.0, log)
+    world = load_world_model(engines, run, config, 1.0, log)
     starts = starts_from_log(log, branch=False)
     episodes = [
         Episode(f"{name}/{k}", Task(start.task_id, {"start": name}), name, seed=n * 1000 + k)
