@@ -21,10 +21,11 @@ from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.train import train
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
-from tests.e2e.conftest import TASKS, logged_episode
+from tests.e2e.conftest import logged_episode
 from tests.e2e.test_resume import _assert_same_model, _Killed, _metrics
 
 UPDATES = 8
+CORRIDOR = ["corridor-a"]  # one is enough: models this small mix up two, and a wire that says so is right
 
 
 def settings(**tripwires: Any) -> Config:
@@ -34,7 +35,7 @@ def settings(**tripwires: Any) -> Config:
     config.dream.max_turns, config.dream.min_confidence, config.dream.min_outcome_confidence = 5, 0.5, 0.5
     for fit in (config.fit, config.clone):
         fit.batch_tokens, fit.warmup, fit.precision = 1024, 2, "fp32"
-    config.fit.steps, config.fit.lr, config.clone.steps, config.clone.lr = 200, 1e-2, 80, 5e-3
+    config.fit.steps, config.fit.lr, config.clone.steps, config.clone.lr = 300, 1e-2, 300, 5e-3
     config.train.updates, config.train.groups, config.train.group_size, config.train.lr = UPDATES, 4, 6, 2e-3
     config.train.checkpoint_every = 1
     for name, value in tripwires.items():
@@ -46,8 +47,8 @@ def settings(**tripwires: Any) -> Config:
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is ready to train, made once."""
     folder = tmp_path_factory.mktemp("tripwires")
-    store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
-    store.append(logged_episode(task, number) for task in TASKS for number in range(60))
+    store = TrajectoryStore.create(folder / "log", {"train": CORRIDOR}, meta={"environment": "corridors"})
+    store.append(logged_episode(task, number) for task in CORRIDOR for number in range(120))
     fit_world_model(settings(), folder)
     clone(settings(), folder)
     return folder
@@ -120,11 +121,11 @@ def test_the_policy_is_again_what_it_was_when_it_was_last_trusted(models: Path, 
 
 def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watched(run_folder: Path) -> None:
     """The hack is one that a policy does learn; else to stop it would prove nothing."""
-    with planted("look", PLAIN):
+    with planted("look", HALF):  # looking on earns more than taking the lamp
         train(settings(enabled=False), run_folder)
     rows = _metrics(run_folder, "train")
     assert len(rows) == UPDATES
-    assert rows[-1]["mean_turns"] < rows[0]["mean_turns"]
+    assert rows[-1]["mean_turns"] > rows[0]["mean_turns"] + 0.3
     assert rows[-1]["dream_success"] > 0.9
     assert summary(run_folder)["tripwires"] == {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
     assert all("tripwires were off" in page for page in pages(run_folder))
@@ -137,7 +138,7 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
     """Before: the state of the update before it is saved, with the trusted policy and what was measured. After: the
     wire has tripped and the policy has not gone back yet."""
     whole, killed = (Path(shutil.copytree(models, tmp_path / name)) for name in ("whole", "killed"))
-    config = settings(min_groups=8, window=8)
+    config = settings(min_groups=10, window=8)
     with planted("look", PLAIN):
         train(config, whole)
         stopped = summary(whole)["tripwires"]["stopped_by"]
@@ -169,10 +170,10 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("on_doubt", ["downweight", "branch"])
 def test_every_answer_to_doubt_trains(run_folder: Path, on_doubt: str) -> None:
-    """A guard that doubts nearly everything: going on keeps whole dreams, branching plays further groups."""
-    config = settings()
-    config.train.updates, config.dream.min_confidence, config.dream.on_doubt = 2, 0.995, on_doubt  # type: ignore[assignment]
-    config.dream.horizon = [[0, 2], [1, 5]]
+    """A guard that doubts much: going on keeps whole dreams, branching plays further groups."""
+    config = settings(min_groups=100, drift=100.0)  # the wires look on
+    config.train.updates, config.dream.min_confidence, config.dream.on_doubt = 2, 0.9, on_doubt  # type: ignore[assignment]
+    config.dream.horizon, config.dream.temperature = [[0, 2], [1, 5]], 2.0
     train(config, run_folder)
     first, second = _metrics(run_folder, "train")
     groups = config.train.groups
@@ -181,7 +182,9 @@ def test_every_answer_to_doubt_trains(run_folder: Path, on_doubt: str) -> None:
         assert first["wire_rejected"] > 0
         assert (first["wire_groups"], second["wire_groups"]) == (groups, groups)
         assert second["mean_turns"] > 2 >= first["mean_turns"]  # the horizon of the update
-        turns = json.loads((run_folder / "rollouts.jsonl").read_text().splitlines()[0])["turns"]
+        rows = map(json.loads, (run_folder / "rollouts.jsonl").read_text().splitlines())
+        turns = [turn for row in rows for turn in row["turns"][row["prefix_turns"] :]]
+        assert turns
         assert all(0 <= turn["info"]["probability"] <= 1 for turn in turns)
     else:
         assert second["stop_unsure"] > 0
