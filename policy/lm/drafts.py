@@ -133,8 +133,8 @@ def _matches(ids: np.ndarray) -> dict[int, int]:
         earlier = earlier[ids[earlier - back + 1] == ids[-back]]
     if not len(earlier):
         return {}
-    back = np.arange(min(longest, len(ids) - 1))
-    at = earlier[:, None] - back
-    same = (ids[at] == ids[-1 - back]) & (at >= 0)
-    agreed = np.where(same.all(1), len(back), same.argmin(1))
+    steps = np.arange(min(longest, len(ids) - 1))
+    at = earlier[:, None] - steps
+    same = (ids[at] == ids[-1 - steps]) & (at >= 0)
+    agreed = np.where(same.all(1), len(steps), same.argmin(1))
     return {n: int(earlier[agreed >= n][-1]) + 1 for n in LENGTHS if (agreed >= n).any()}
