@@ -30,7 +30,6 @@ function row(pair, position) {
   strip.setAttribute("aria-hidden", "true");
   for (const turn of pair.turns.slice(0, 60)) strip.append(make("i", "k-" + turn[1]));
   element.append(top, middle, strip);
-  element.addEventListener("click", () => open(pair, true));
   return element;
 }
 
@@ -43,6 +42,12 @@ function drawList() {
   if (position >= begin && position < end) list.setAttribute("aria-activedescendant", "row-" + position);
   else list.removeAttribute("aria-activedescendant");
 }
+
+// By place and not by element: a row may be drawn anew between press and release.
+rows.addEventListener("click", (event) => {
+  const pair = shown[Math.floor((event.clientY - rows.getBoundingClientRect().top) / ROW)];
+  if (pair) open(pair, true);
+});
 
 function reveal(position) {
   const top = position * ROW;
