@@ -166,14 +166,13 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """The left button in the middle of the first match, which is scrolled into view."""
-        element = f"document.querySelector({json.dumps(selector)})"
-        self.run(f"{element}.scrollIntoView({{block: 'center'}})")
-        # what scrolling makes the page draw is drawn in the next frames, and moves things
-        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
         place = self.run(
-            f"(() => {{ const r = {element}.getBoundingClientRect();"
-            "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            "e.scrollIntoView({block: 'center'});"
+            "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
+        # scrolling makes the page draw in the next frames, perhaps other elements at the same places
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
         for kind in ("mousePressed", "mouseReleased"):
             self.send(
                 "Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", buttons=1, clickCount=1
