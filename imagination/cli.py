@@ -140,6 +140,23 @@ _STAGES = (
         function="imagination.stages.fit:fit_world_model",
     ),
     Stage(
+        name="refine-world-model",
+        summary="optional: RL of the world model on how right its answers to logged actions are",
+        help=(
+            "Answers logged actions several times, checks each answer against the log, and makes the right ones\n"
+            "likelier (GRPO). The result takes the model's place only if it is no worse on held-out episodes. Run it\n"
+            "before `clone`, whose policy starts from the world model."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="models/worldmodel/, models/worldmodel-before/, or models/worldmodel-refined/ where it is worse",
+        examples=(
+            "imagine refine-world-model run=mine",
+            "imagine refine-world-model run=mine refine.metric=diff_f1 refine.lr=2e-5",
+        ),
+        sections=("refine", "worldmodel", "engine"),
+        function="imagination.stages.refine:refine_world_model",
+    ),
+    Stage(
         name="clone",
         summary="make the starting policy: imitate the mediocre agents of the log",
         help=(

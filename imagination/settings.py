@@ -117,6 +117,32 @@ class FitSettings:
 
 
 @dataclass
+class RefineSettings:
+    """RL of the world model on logged turns whose answer is known; the rest is that of algorithm and train.
+
+    Attributes:
+        updates: how often it is updated.
+        turns: logged turns that each update asks about, rare ones more often (worldmodel.rarity).
+        group_size: answers to each.
+        metric: what an answer earns; exact is 1 for the right text, reward and end; diff_f1 is the share of changed
+            lines that are right, for long pages.
+        lr: of AdamW.
+        minibatches: optimiser steps per update.
+        supervised_share: share of logged episodes among the rows of an update, learned by cross-entropy as before.
+        supervised_coef: weight of that cross-entropy.
+    """
+
+    updates: int = 40
+    turns: int = 64
+    group_size: int = 8
+    metric: Literal["exact", "diff_f1"] = "exact"
+    lr: float = 1e-4
+    minibatches: int = 1
+    supervised_share: float = 0.1
+    supervised_coef: float = 0.1
+
+
+@dataclass
 class CloneSettings(FitSettings):
     """Behaviour cloning of the starting policy from a part of the log.
 
@@ -395,6 +421,7 @@ class Config:
     collect: CollectSettings = field(default_factory=CollectSettings)
     worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
+    refine: RefineSettings = field(default_factory=RefineSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)

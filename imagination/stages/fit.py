@@ -85,7 +85,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1)
             save_checkpoint(model, tokenizer, member_folder(run, member))
         run.update({"world_model_form": trained_as(settings)})
-        measured = {**_measure(run, config, train, held), "unchanged_share": share}
+        measured = {**measure(run, config, train, held), "unchanged_share": share}
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
     finish(run, "fit_world_model")
 
@@ -107,9 +107,18 @@ def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[l
     return weights, unchanging_share(weights, same)
 
 
-def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: Sequence[Trajectory]) -> dict[str, Any]:
-    """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
-    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False)
+def measure(
+    run: RunFolder,
+    config: Config,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    name: str = "worldmodel",
+) -> dict[str, Any]:
+    """The audit on episodes of the training games that the model has not seen, and on the held-out games.
+
+    Writes its calibration beside it. ``name``: of the folder under ``models/``.
+    """
+    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False, name=name)
     apart = world_model.apart_from(held)
     metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(apart, held)))
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
@@ -117,7 +126,7 @@ def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: 
     sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
     calibration = fit_calibration(sampled, temperature)
     if calibration is not None:
-        calibration.save(run.model("worldmodel"))
+        calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
     store = TrajectoryStore.open(run.log)
     try:

@@ -80,14 +80,7 @@ def load_world_model(
     settings = config.worldmodel
     need(run.model(name), STAGE)
     alone = settings.members == 1 or name != "worldmodel"
-    trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
-    if trained == UNFINISHED:
-        raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
-    if trained != trained_as(settings):
-        raise UserError(
-            f"the world model of this run was trained as {trained}, not as {trained_as(settings)}; run `imagine "
-            f"{STAGE}` with these settings first, or set worldmodel.kind (and worldmodel.neighbours) back"
-        )
+    check_form(run, config)
     elsewhere = config.engine.name == "openai" and served
     if not alone and (elsewhere or config.engine.name == "vllm"):
         raise EngineCannotScore(
@@ -99,6 +92,21 @@ def load_world_model(
     members = [_member(engines, config, temperature, log, form, folder, elsewhere) for folder in folders]
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+
+def check_form(run: RunFolder, config: Config) -> None:
+    """
+    Raises:
+        UserError: the run's world model was trained in another form than the settings say, or not to its end.
+    """
+    trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
+    if trained == UNFINISHED:
+        raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
+    if trained != (wanted := trained_as(config.worldmodel)):
+        raise UserError(
+            f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
+            "with these settings first, or set worldmodel.kind (and worldmodel.neighbours) back"
+        )
 
 
 def _member(

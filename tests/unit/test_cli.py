@@ -134,7 +134,7 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "fit-world-model", "clone", "train", "evaluate"]
+    names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
     names += ["audit", "audit-table", "compare", "report"]
     assert list(cli.STAGES) == names
     assert len({stage.function for stage in cli.STAGES.values()}) == len(names)
