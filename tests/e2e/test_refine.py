@@ -41,7 +41,8 @@ def test_a_half_trained_world_model_gets_better(half_trained: Config, run: Path)
     refine_world_model(half_trained, run)
     told = summary(run)["refined"]
     assert isinstance(told, dict)
-    assert told["promoted"] and told["after"] > told["before"] + 0.05, told
+    assert told["promoted"]
+    assert told["after"] > told["before"] + 0.05, told
     assert version(run / "models/worldmodel-before") == before
     assert version(run / "models/worldmodel") != before
     assert (run / "models/worldmodel/calibration.json").exists()
@@ -57,7 +58,8 @@ def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Config, run: Pa
     refine_world_model(half_trained, run)
     told = summary(run)["refined"]
     assert isinstance(told, dict)
-    assert not told["promoted"] and told["after"] < told["before"]
+    assert not told["promoted"]
+    assert told["after"] < told["before"]
     assert version(run / "models/worldmodel") == before
     assert version(run / "models/worldmodel-refined") != before
 
