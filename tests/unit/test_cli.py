@@ -94,6 +94,7 @@ class Config:
     fit: Other = field(default_factory=Other)
     policy: Other = field(default_factory=Other)
     engine: Engine = field(default_factory=Engine)
+    refine: Other = field(default_factory=Other)
     clone: Other = field(default_factory=Other)
     dream: Other = field(default_factory=Other)
     tripwires: Other = field(default_factory=Other)
