@@ -26,16 +26,18 @@ def sample(
     """
     greedy = temperature == 0
     any_greedy = bool(greedy.any())
-    scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+    scaled = logits
+    if not bool((temperature == 1).all()):  # a pass over all logits, most often for nothing
+        scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
     if top_k is not None or top_p is not None:
         scaled = torch.where(greedy[:, None], scaled, truncated(scaled, top_k, top_p))
-    logprobs = scaled.log_softmax(-1)
-    cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    probabilities = scaled.softmax(-1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     # scaled by the total, so that rounding never leaves the number above the last step
     drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
     ids = torch.where(greedy, logits.argmax(-1), drawn) if any_greedy else drawn
-    return ids, logprobs.gather(-1, ids[:, None])[:, 0]
+    return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
 
 
 def truncated(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> torch.Tensor:

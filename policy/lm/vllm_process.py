@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+_LLVMLITE = "llvmlite.binding.ffi"
+
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
@@ -23,8 +26,10 @@ def undisturbed() -> Iterator[None]:
 
     It seeds every global generator (weights drawn later would be the same in every run), forbids
     ``torch.set_num_threads``, tells child processes to preload its allocator, and freezes the heap, so that an engine
-    that is dropped later would never be collected.
+    that is dropped later would never be collected. It also looks into every object of every module, and stumbles over
+    one of llvmlite's that answers to any name, which is there where numba was imported before: bm25s does so.
     """
+    stumbling_block = sys.modules.pop(_LLVMLITE, None)
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
     environment = {name: os.environ.get(name) for name in ("LD_PRELOAD", "LOCAL_WORLD_SIZE")}
     python, numpy = random.getstate(), np.random.get_state()
@@ -32,6 +37,8 @@ def undisturbed() -> Iterator[None]:
         with torch.random.fork_rng():
             yield
     finally:
+        if stumbling_block is not None:
+            sys.modules[_LLVMLITE] = stumbling_block
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_num_threads = set_num_threads

@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
 from imagination.settings import Config
 from imagination.stages.fit import clone, fit_world_model
 from policy.lm.backbone import build_model
