@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from imagination.advantage import masked_gae
+from imagination.advantages import masked_gae
 from policy.lm.batch import Row, collate
 from policy.lm.forward import encode, micro_batches
 from policy.value import ValueHead

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from imagination.advantage import group_relative, place_turn_rewards
+from imagination.advantages import group_relative, place_turn_rewards
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
