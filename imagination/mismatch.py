@@ -49,8 +49,8 @@ def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: 
 def masked_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
     """``exp(old - engine)`` inside ``[low, high]`` and 0 outside: what is too far off is not learned from at all.
 
-    The alternative to truncation (masked importance sampling, same source): without bias from the capped tokens, at the
-    price of those tokens. A token's own ratio decides, never the product over an episode.
+    The alternative to truncation: no wrong weights, at the price of the tokens. A token's own ratio decides, never the
+    product over an episode, which in long episodes is far off for all.
 
     Args:
         old_logprobs, engine_logprobs, weight: as in ``truncated_importance``.

@@ -15,8 +15,9 @@ from imagination.shapes import at_least_fp32, check_positive, check_shapes
 def tiered_rewards(scores: Tensor, tiers: Sequence[tuple[float, float]]) -> Tensor:
     """A graded outcome as a staircase: the reward of the highest tier whose threshold the score reaches.
 
-    Sweet Spot Learning (SSL): tiers nearer to the goal pay more, so groups without a success still differ. They are the
-    user's statement of what progress is worth; they are no potential, and badly chosen ones move the optimum.
+    Sweet Spot Learning (SSL, arXiv 2601.22491): tiers nearer to the goal pay more, so groups without a success still
+    differ, and differences within a tier are not learned from. They are the user's statement of what
+    progress is worth; they are no potential, and badly chosen ones move the optimum.
 
     Args:
         scores: any shape, for instance the share of subgoals reached by an episode.

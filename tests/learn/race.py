@@ -28,8 +28,8 @@ CHECK_EVERY = 5  # updates between two exact evaluations
 # Settings that the world calls for; all others are the registry's.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"max_tokens": 2 * TURNS},
-    # Divided by its deviation, the step's comparison pays best for giving up wherever nobody has got further yet: with the
-    # default, two of three seeds end there (0.55 and 0.32 of the optimum). The paper runs some worlds without, too.
+    # Divided by its deviation, the step's comparison pays best for giving up wherever nobody has got further yet: with
+    # the default, two of three seeds end there (values 0.55 and 0.32). The paper runs some worlds without, too.
     "gigpo": {"normalise_std": False},
     # The paper's clips are for answers of a thousand tokens, whose geometric mean hardly moves; these have twenty.
     "gspo": {"clip_low": 0.1, "clip_high": 0.1},

@@ -1,7 +1,7 @@
 """cleanrl's ``ppo.py`` (github.com/vwxyzjn/cleanrl, Huang et al. 2022, JMLR 23).
 
-It is a script and not a library, so its formulas are restated here in plain loops: classic PPO, which is ours where there
-are no observation tokens.
+It is a script and not a library, so its formulas are restated here in plain loops: classic PPO, which is ours where
+there are no observation tokens.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ def make_trainer(tmp_path: Any, kind: type[GRPOTrainer] = Given, rollout: Any = 
         num_generations=4, per_device_train_batch_size=8, max_completion_length=LENGTH, logging_strategy="no",
         save_strategy="no", disable_tqdm=True, **settings,
     )  # fmt: skip
+    LlamaForCausalLM(sizes).save_pretrained(tmp_path / "model")  # a reference model is loaded from the same folder
     return kind(
-        model=LlamaForCausalLM(sizes),
+        model=str(tmp_path / "model"),
         processing_class=tokenizer,
         reward_funcs=lambda reward, **_: reward,
         args=config,
