@@ -51,7 +51,7 @@ class TokenGae:
     needs_groups: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_unit("ppo", gamma=self.gamma, lam=self.lam)
+        check_unit("GAE", gamma=self.gamma, lam=self.lam)
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         mask, values = episodes.judged_tokens, _values(episodes)

@@ -52,12 +52,9 @@ class Tokens:
 
 
 class SurrogatePart(Protocol):
-    """Frozen settings with two facts: whether only the first step on the same tokens is right, and whether there are
-    ratios.
-    """
+    """Frozen settings with one fact: whether only the first step on the same tokens is right."""
 
     on_policy: ClassVar[bool]
-    has_ratio: ClassVar[bool]
 
     def __call__(self, tokens: Tokens, denominator: float) -> LossTerms: ...
 
@@ -76,7 +73,6 @@ class PpoClip:
     clip_high: float = 0.2
     dual_clip: float | None = 3.0
     on_policy: ClassVar[bool] = False
-    has_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high, self.dual_clip)
@@ -110,7 +106,6 @@ class SequenceClip:
     clip_high: float = 4e-4
     token_form: bool = False
     on_policy: ClassVar[bool] = False
-    has_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high, None)
@@ -146,7 +141,6 @@ class TurnClip:
     dual_clip: float | None = 3.0
     correct_bias: bool = True
     on_policy: ClassVar[bool] = False
-    has_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.clip_low, self.clip_high, self.dual_clip)
@@ -179,7 +173,6 @@ class WeightClip:
     ratio_min: float = 0.0
     ratio_max: float = 5.0
     on_policy: ClassVar[bool] = False
-    has_ratio: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.ratio_min <= 1.0 <= self.ratio_max:
@@ -203,7 +196,6 @@ class PolicyGradient:
     """REINFORCE: no ratio, so one step an update. It has no settings."""
 
     on_policy: ClassVar[bool] = True
-    has_ratio: ClassVar[bool] = False
 
     def __call__(self, tokens: Tokens, denominator: float) -> LossTerms:
         return reinforce_loss(
@@ -220,7 +212,6 @@ class Imitate:
     """Cross-entropy on what was kept: no ratio and no advantage. It has no settings."""
 
     on_policy: ClassVar[bool] = False
-    has_ratio: ClassVar[bool] = False
 
     def __call__(self, tokens: Tokens, denominator: float) -> LossTerms:
         return cross_entropy_loss(tokens.logprobs, tokens.weight, denominator=denominator)

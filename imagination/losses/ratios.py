@@ -54,10 +54,10 @@ def segment_mean(x: Tensor, active: Tensor, segments: Tensor) -> Tensor:
     check_integers("segment_mean", "segments", segments)
     if not x.numel():
         return x
-    names = segments.masked_fill(~active, int(segments[active][0]) if active.any() else 0)
-    index = torch.unique(names.flatten(), return_inverse=True)[1]
+    # Tokens that are not active may fall into any segment: they add nothing to its sum and nothing to its size.
+    names, index = torch.unique(segments.masked_fill(~active, 0).flatten(), return_inverse=True)
     flat = x.masked_fill(~active, 0.0).flatten()
-    zeros = flat.new_zeros(int(index.max()) + 1)
+    zeros = flat.new_zeros(len(names))
     sums = zeros.scatter_add(0, index, flat)
     sizes = zeros.scatter_add(0, index, active.flatten().to(flat.dtype)).clamp(min=1)
     return (sums / sizes)[index].view_as(x).masked_fill(~active, 0.0)

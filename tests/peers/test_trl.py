@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from imagination.advantages import group_relative
-from imagination.losses import cispo_loss, gspo_loss, kl_loss, ppo_clip_loss, token_weights
+from imagination.losses import cispo_loss, gspo_loss, kl_k3, kl_loss, ppo_clip_loss, token_weights
 from policy.lm.tokenizer import train_tokenizer
 from tests.peers.rows import Rows, assert_agree, make_rows, with_gradient
 
@@ -100,8 +100,9 @@ def test_clipped_losses_and_their_averages(tmp_path, seed, loss_type, average, l
 
 @SEEDS
 def test_kl_as_a_loss(tmp_path, seed):
+    """TRL by default multiplies the KL of a token by its ratio, with the gradient of both; without that, they agree."""
     r = make_rows(seed)
-    trainer = make_trainer(tmp_path, loss_type="dapo", beta=0.3, steps_per_generation=1)
+    trainer = make_trainer(tmp_path, loss_type="dapo", beta=0.3, steps_per_generation=1, use_bias_correction_kl=False)
     weights, denominator = token_weights(r.mask, "token_mean")
     got = with_gradient(
         lambda x: (
@@ -111,6 +112,19 @@ def test_kl_as_a_loss(tmp_path, seed):
         r.logprobs,
     )
     assert_agree(got, theirs(trainer, r, r.advantages))
+
+
+def test_differs_the_kl_is_times_the_ratio_there(tmp_path):
+    r = make_rows(0)
+    trainer = make_trainer(tmp_path, loss_type="dapo", beta=0.3, steps_per_generation=1)
+    weights, denominator = token_weights(r.mask, "token_mean")
+
+    def loss(x):
+        policy = ppo_clip_loss(x, r.old, r.advantages, weights, denominator=denominator, dual_clip=None).loss
+        weighted = (x - r.old).exp() * kl_k3(x, r.reference)
+        return policy + 0.3 * weighted[r.mask].sum() / denominator
+
+    assert_agree(with_gradient(loss, r.logprobs), theirs(trainer, r, r.advantages))
 
 
 @SEEDS
