@@ -116,8 +116,8 @@ def rewards_of(
             raise ValueError("overlong_buffer needs max_tokens, the most agent tokens an episode can have")
         fines = overlong_penalty(acted.sum(1), max_tokens, buffer, penalty).to(tokens.dtype)
         position = torch.arange(acted.shape[1], device=acted.device)
-        last = torch.where(acted, position, -1).amax(1)
-        tokens = tokens.scatter_add(1, last.clamp(min=0)[:, None], torch.where(last >= 0, fines, 0.0)[:, None])
+        last = torch.where(acted, position, 0).amax(1)  # without a token there is no penalty to place either
+        tokens = tokens.scatter_add(1, last[:, None], fines[:, None])
     turns = torch.zeros_like(paid, dtype=tokens.dtype)
     if turns.numel():
         turns = turns.scatter_add(1, index.clamp(min=0), tokens.masked_fill(~acted, 0.0))

@@ -155,7 +155,7 @@ def hide(data, junk):
     hidden = replace(
         e,
         turn_rewards=e.turn_rewards.masked_fill(absent, junk),
-        anchors=e.anchors.masked_fill(~played, 7),
+        anchors=e.anchors.masked_fill(~played, 0),
         values=e.values.masked_fill(~acted, junk),
         bootstrap_value=e.bootstrap_value.masked_fill(~e.valid, junk),
     )

@@ -26,6 +26,7 @@ EPISODES = Episodes(
     valid=torch.tensor([True, True, False, True]),
     anchors=torch.tensor([[1, 2], [1, 3], [1, -1], [1, 2]]),
     values=torch.linspace(-1, 1, 24).view(4, 6),
+    bootstrap_value=torch.tensor([0.3, 0.0, float("nan"), -0.5]),
 )
 ACTED = (INDEX >= 0) & EPISODES.valid[:, None]
 
@@ -211,11 +212,11 @@ def test_each_name_is_its_advantage():
     to_go = advantages.returns_to_go(placed, ACTED, 1.0)
     best = advantages.best_of_groups(returns, ids, valid, fraction=0.25, min_return=0.99)
     grpo = over(advantages.group_relative(returns, ids, valid)[0], ACTED)
-    gae = advantages.masked_gae(placed, values, ACTED, 1.0, 0.95)[0]
-    turn = advantages.turn_gae(paid, values, index, 1.0, 0.95)[0]
-    both = advantages.bilevel_gae(
-        paid, values, index, turn_gamma=0.95, turn_lam=0.95, token_gamma=1.0, token_lam=1.0
-    )[0]  # fmt: skip
+    after = EPISODES.bootstrap_value
+    gae = advantages.masked_gae(placed, values, ACTED, 1.0, 0.95, after)[0]
+    turn = advantages.turn_gae(paid, values, index, 1.0, 0.95, after)[0]
+    levels = {"turn_gamma": 0.95, "turn_lam": 0.95, "token_gamma": 1.0, "token_lam": 1.0}
+    both = advantages.bilevel_gae(paid, values, index, **levels, bootstrap_value=after)[0]
     expected = {
         "ppo": advantages.whiten(gae, ACTED),
         "st_ppo": advantages.whiten(gae, ACTED),
@@ -303,6 +304,8 @@ def test_losses_have_a_gradient_on_trained_tokens_only(name):
     terms = chosen.losses(batch, 7.0, critic_denominator=5.0, entropy_history=1.0)
     assert ("critic" in terms) is (chosen.critic is not None)
     assert ("entropy" in terms) is (name == "epo")
+    for part in terms.values():  # a metric that is kept must not keep the graph
+        assert not any(x.requires_grad for x in (part.tokens, *part.sums.values(), *part.maxima.values()))
     total(terms).backward()
     trained = ACTED.flatten()
     assert (batch.logprobs.grad[~trained] == 0).all()
