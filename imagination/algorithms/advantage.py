@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from imagination.advantages import (
-    best_of_groups,
-    bilevel_gae,
-    broadcast_over_tokens,
-    gigpo,
-    group_relative,
-    leave_one_out,
-    masked_gae,
-    reinforce_pp_baseline,
-    returns_to_go,
-    turn_gae,
-    whiten,
-)
+from imagination.advantages import broadcast_over_tokens, whiten
 from imagination.algorithms.episodes import Episodes, Judged, Rewards
-from imagination.shapes import check_positive, check_unit
 
 
 class AdvantagePart(Protocol):
@@ -34,259 +20,21 @@ class AdvantagePart(Protocol):
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TokenGae:
-    """GAE over agent tokens.
-
-    Attributes:
-        gamma: discount per agent token.
-        lam: of GAE.
-        whiten: advantages of the update to mean 0 and deviation 1.
-    """
-
-    gamma: float = 1.0
-    lam: float = 0.95
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-    needs_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_unit("GAE", gamma=self.gamma, lam=self.lam)
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        mask, values = episodes.judged_tokens, _values(episodes)
-        gains, returns = masked_gae(rewards.tokens, values, mask, self.gamma, self.lam, episodes.bootstrap_value)
-        return Judged(_whitened(gains, mask, self.whiten), episodes.acted, returns, mask)
-
-
-@dataclass(frozen=True, slots=True)
-class TurnGae:
-    """GAE over turns, one advantage for all tokens of a turn.
-
-    Attributes:
-        gamma: discount per turn.
-        lam: of GAE, per turn.
-        whiten: advantages of the update to mean 0 and deviation 1, over tokens.
-    """
-
-    gamma: float = 1.0
-    lam: float = 0.95
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-    needs_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_unit("turn_ppo", gamma=self.gamma, lam=self.lam)
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        _no_advantage_mask("turn_ppo", episodes)
-        gains, returns, learned = turn_gae(
-            rewards.turns, _values(episodes), episodes.valid_turns, self.gamma, self.lam, episodes.bootstrap_value
-        )
-        return Judged(_whitened(gains, episodes.acted, self.whiten), episodes.acted, returns, learned)
-
-
-@dataclass(frozen=True, slots=True)
-class BilevelGae:
-    """GAE over turns, then over the tokens of each.
-
-    Attributes:
-        turn_gamma: discount per turn; RAGEN's 0.95.
-        turn_lam: of GAE over turns.
-        token_gamma: discount per token of a turn.
-        token_lam: of GAE over the tokens of a turn.
-        whiten: advantages of the update to mean 0 and deviation 1.
-    """
-
-    turn_gamma: float = 0.95
-    turn_lam: float = 0.95
-    token_gamma: float = 1.0
-    token_lam: float = 1.0
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-    needs_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_unit("bilevel_ppo", turn_gamma=self.turn_gamma, turn_lam=self.turn_lam)
-        check_unit("bilevel_ppo", token_gamma=self.token_gamma, token_lam=self.token_lam)
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        _no_advantage_mask("bilevel_ppo", episodes)
-        gains, returns = bilevel_gae(
-            rewards.turns,
-            _values(episodes),
-            episodes.valid_turns,
-            turn_gamma=self.turn_gamma,
-            turn_lam=self.turn_lam,
-            token_gamma=self.token_gamma,
-            token_lam=self.token_lam,
-            bootstrap_value=episodes.bootstrap_value,
-        )
-        return Judged(_whitened(gains, episodes.acted, self.whiten), episodes.acted, returns, episodes.acted)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRelative:
-    """GRPO's comparison within a group; Dr.GRPO's without the deviation.
-
-    Attributes:
-        normalise_std: divide by the deviation of the group.
-        std_eps: added to the deviation, in units of reward.
-    """
-
-    normalise_std: bool = True
-    std_eps: float = 1e-4
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("grpo", std_eps=self.std_eps)
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        per_row, counts = group_relative(
-            rewards.returns,
-            episodes.group_ids,
-            episodes.valid,
-            std_eps=self.std_eps,
-            normalise_std=self.normalise_std,
-        )
-        return _per_row(episodes, per_row, counts)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveOneOut:
-    """RLOO: against the mean of the other episodes of the group. It has no settings."""
-
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = True
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        return _per_row(episodes, *leave_one_out(rewards.returns, episodes.group_ids, episodes.valid))
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnsToGo:
-    """REINFORCE and REINFORCE++: what is still to be earned.
-
-    Attributes:
-        gamma: discount per agent token.
-        whiten: returns of the update to mean 0 and deviation 1 (REINFORCE++).
-    """
-
-    gamma: float = 1.0
-    whiten: bool = False
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_unit("reinforce", gamma=self.gamma)
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        mask = episodes.judged_tokens
-        gains = returns_to_go(rewards.tokens, mask, self.gamma)
-        return Judged(_whitened(gains, mask, self.whiten), episodes.acted)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupBaseline:
-    """REINFORCE++ with baseline: less the group's mean, whitened over the update. It has no settings."""
-
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = True
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        gains, counts = reinforce_pp_baseline(
-            rewards.returns, episodes.group_ids, episodes.valid, episodes.judged_tokens
-        )
-        return Judged(gains, episodes.acted & counts[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class GiGpo:
-    """Episodes compared within the group, and turns that answered the same observation.
-
-    Attributes:
-        gamma: discount per turn, of the step's return.
-        step_weight: of the step's advantage.
-        normalise_std: divide by the deviation, at both levels.
-        std_eps: added to the deviation, in units of reward.
-    """
-
-    gamma: float = 0.95
-    step_weight: float = 1.0
-    normalise_std: bool = True
-    std_eps: float = 1e-4
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_unit("gigpo", gamma=self.gamma)
-        check_positive("gigpo", std_eps=self.std_eps)
-        if self.step_weight < 0.0:
-            raise ValueError(f"gigpo: step_weight must be at least 0, got {self.step_weight}")
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        _no_advantage_mask("gigpo", episodes)
-        if episodes.anchors is None:
-            raise ValueError("gigpo compares turns that answered the same observation: give Episodes.anchors")
-        gains, counts = gigpo(
-            rewards.turns,
-            episodes.valid_turns,
-            episodes.anchors,
-            episodes.group_ids,
-            episodes.valid,
-            gamma=self.gamma,
-            step_weight=self.step_weight,
-            normalise_std=self.normalise_std,
-            std_eps=self.std_eps,
-        )
-        return Judged(gains, episodes.acted & counts[:, None])
-
-
-@dataclass(frozen=True, slots=True)
-class BestOfGroups:
-    """Filtered behaviour cloning: keep the best episodes, with advantage 1, and drop the others.
-
-    Attributes:
-        keep_fraction: of each group, ties with the last one included.
-        keep_min_return: least return of a kept episode; a solved task adds up to 1.
-    """
-
-    keep_fraction: float = 0.25
-    keep_min_return: float = 0.99
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.keep_fraction <= 1.0:
-            raise ValueError(f"filtered_bc: keep_fraction must lie in (0, 1], got {self.keep_fraction}")
-
-    def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
-        kept = best_of_groups(
-            rewards.returns,
-            episodes.group_ids,
-            episodes.valid,
-            fraction=self.keep_fraction,
-            min_return=self.keep_min_return,
-        )
-        return _per_row(episodes, kept.to(rewards.turns.dtype), kept)
-
-
-def _per_row(episodes: Episodes, per_row: Tensor, counts: Tensor) -> Judged:
+def per_row_advantages(episodes: Episodes, per_row: Tensor, counts: Tensor) -> Judged:
+    """One number an episode; the others are neither judged nor trained."""
     chosen = counts[:, None]
     return Judged(broadcast_over_tokens(per_row, episodes.judged_tokens & chosen), episodes.acted & chosen)
 
 
-def _whitened(gains: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+def whitened(gains: Tensor, mask: Tensor, wanted: bool) -> Tensor:
+    """Whitened over the mask if that is wanted; zero outside it in any case."""
     return whiten(gains, mask) if wanted else torch.where(mask, gains, 0.0)
 
 
-def _values(episodes: Episodes) -> Tensor:
-    if episodes.values is None:
-        raise ValueError("this algorithm has a critic: give Episodes.values, or choose one without, such as grpo")
-    return episodes.values
-
-
-def _no_advantage_mask(name: str, episodes: Episodes) -> None:
+def refuse_advantage_mask(name: str, episodes: Episodes) -> None:
+    """
+    Raises:
+        ValueError: there is one.
+    """
     if episodes.advantage_mask is not None:
         raise ValueError(f"{name} judges turns, which have no advantage_mask: leave it out, or choose ppo or grpo")

@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from imagination.algorithms.advantage import (
+from imagination.algorithms.algorithm import Algorithm
+from imagination.algorithms.surrogate import Imitate, PolicyGradient, PpoClip, SequenceClip, TurnClip, WeightClip
+from imagination.algorithms.terms import Critic, Entropy, Kl, Sampling
+from imagination.algorithms.with_critic import BilevelGae, TokenGae, TurnGae
+from imagination.algorithms.without_critic import (
     BestOfGroups,
-    BilevelGae,
     GiGpo,
     GroupBaseline,
     GroupRelative,
     LeaveOneOut,
     ReturnsToGo,
-    TokenGae,
-    TurnGae,
 )
-from imagination.algorithms.algorithm import Algorithm
-from imagination.algorithms.surrogate import Imitate, PolicyGradient, PpoClip, SequenceClip, TurnClip, WeightClip
-from imagination.algorithms.terms import Critic, Entropy, Kl, Sampling
 
 _FAMILY = (
     Algorithm("ppo", TokenGae(), PpoClip(), critic=Critic()),
