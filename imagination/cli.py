@@ -49,6 +49,9 @@ USER_ERRORS = (
     ("real_envs.manifest", "StoreError"),
 )
 
+# What is asked for once: a run does not remember it.
+PASSING = ("compare.show",)
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -127,13 +130,31 @@ _STAGES = (
             "measures it on episodes it has not seen."
         ),
         reads="log/",
-        writes="tokenizer/, models/worldmodel/",
+        writes="tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members)",
         examples=(
             "imagine fit-world-model run=mine",
+            "imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3",
             "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
         ),
         sections=("worldmodel", "fit", "engine"),
         function="imagination.stages.fit:fit_world_model",
+    ),
+    Stage(
+        name="refine-world-model",
+        summary="optional: RL of the world model on how right its answers to logged actions are",
+        help=(
+            "Answers logged actions several times, checks each answer against the log, and makes the right ones\n"
+            "likelier (GRPO). The result takes the model's place only if it is no worse on held-out episodes. Run it\n"
+            "before `clone`, whose policy starts from the world model."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="models/worldmodel/, models/worldmodel-before/, or models/worldmodel-refined/ where it is worse",
+        examples=(
+            "imagine refine-world-model run=mine",
+            "imagine refine-world-model run=mine refine.metric=diff_f1 refine.lr=2e-5",
+        ),
+        sections=("refine", "worldmodel", "engine"),
+        function="imagination.stages.refine:refine_world_model",
     ),
     Stage(
         name="clone",
@@ -163,7 +184,7 @@ _STAGES = (
             "imagine train run=mine algorithm=ppo",
             "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
         ),
-        sections=("train", "algorithm", "dream", "engine"),
+        sections=("train", "algorithm", "dream", "tripwires", "engine"),
         function="imagination.stages.train:train",
     ),
     Stage(
@@ -178,6 +199,61 @@ _STAGES = (
         examples=("imagine evaluate run=mine", "imagine evaluate run=mine evaluate.episodes=100"),
         sections=("evaluate", "engine"),
         function="imagination.stages.evaluate:evaluate",
+    ),
+    Stage(
+        name="audit",
+        summary="is the world model good enough to dream in? with reasons, intervals and examples",
+        help=(
+            "Measures a world model: exact match by turn and by size of the change, rewards, calibration, refusals,\n"
+            "action sensitivity and drift; in the real games also whether it ranks policies as they really rank, and\n"
+            "how it judges the policy's own actions. Where no real game is there, the log alone is judged."
+        ),
+        reads="log/, models/, games/ where it is there",
+        writes="audit.json, audit.html",
+        examples=(
+            "imagine audit run=mine",
+            "imagine audit run=mine audit.episodes=40",
+            "imagine audit run=mine audit.policies=[outputs/a/models/policy,outputs/b/models/policy]",
+        ),
+        sections=("audit", "evaluate", "dream", "engine"),
+        function="imagination.stages.audit:audit",
+    ),
+    Stage(
+        name="audit-table",
+        summary="the targets of the audit for seeds 0, 1 and 2, or for runs that you name",
+        help=(
+            "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
+            "are made as far as an audit needs them, with checkpoints of the policy kept on the way."
+        ),
+        reads="nothing, or the runs of audit.runs",
+        writes="audit-table.md, audit-table.json; audit.json and audit.html in each run",
+        examples=(
+            "imagine audit-table",
+            "imagine audit-table audit.runs=[outputs/a,outputs/b] audit.world_models=[worldmodel]",
+        ),
+        sections=("audit",),
+        function="imagination.stages.audit_table:audit_table",
+        run="demo-seeds",
+    ),
+    Stage(
+        name="compare",
+        summary="put dreams beside reality, turn by turn, and show where they part",
+        help=(
+            "Lets the policy dream, replays its dreamed actions in the real games, dreams logged episodes again with\n"
+            "their own actions, and aligns both sides turn by turn: where do they part first, and in what? Then the\n"
+            "same policy free in both worlds: success, length, actions, tokens and cost. Logs of worlds that this\n"
+            "program cannot play are compared as far as they go. compare.html is one file to search, filter and\n"
+            "share; compare.show=<id> prints one pair and plays nothing."
+        ),
+        reads="models/, and games/ or log/ (compare.show: compare.json)",
+        writes="compare.html, compare.json",
+        examples=(
+            "imagine compare run=mine",
+            "imagine compare run=mine compare.policy=policy-clone compare.episodes=50",
+            "imagine compare run=mine compare.show=dream/train/tw-r3-o5-q5-s1/0",
+        ),
+        sections=("compare",),
+        function="imagination.stages.compare:compare",
     ),
     Stage(
         name="report",
@@ -259,7 +335,7 @@ def prepare(overrides: Sequence[str]) -> tuple[Any, Path]:
         config = compose.load_config(overrides, schema)
         print(f"run '{config.run}' goes on with: {shlex.join(overrides)}", file=sys.stderr)
     compose.save_config(config, folder)
-    compose.remember_overrides(overrides, folder)
+    compose.remember_overrides([o for o in overrides if o.partition("=")[0] not in PASSING], folder)
     return config, folder
 
 

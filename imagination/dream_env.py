@@ -10,6 +10,7 @@ from itertools import count
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, StopReason, Trajectory, Turn
+from worldmodel.calibration import Calibration
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 
@@ -29,10 +30,12 @@ class Guard:
     Attributes:
         min_confidence: a turn whose prediction is less likely than this ends the dream as ``UNSURE``, unpaid.
         min_outcome_confidence: the same for reward and end alone, where the prediction pays or ends the episode.
+        ends: a doubted turn ends the dream; otherwise it is only marked (``info["doubted"]``), and goes on.
     """
 
     min_confidence: float = 0.0
     min_outcome_confidence: float = 0.0
+    ends: bool = True
 
     def trusts(self, prediction: Prediction) -> bool:
         if prediction.confidence < self.min_confidence:
@@ -45,14 +48,23 @@ class DreamEnv:
     """One dreamed episode at a time; to the rollout it looks like any other environment.
 
     ``Task.spec["start"]`` names the start state. A broken prediction is an ``EnvFailure``, an unsure one a truncation.
+    ``info`` of a turn holds the model's own confidence and, with a calibration, ``probability`` and
+    ``outcome_probability``: how likely the turn, or its reward and end, are to be right.
     """
 
     _sessions = count()
 
-    def __init__(self, world_model: WorldModel, starts: Mapping[str, Start], guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        world_model: WorldModel,
+        starts: Mapping[str, Start],
+        guard: Guard | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
         self._model = world_model
         self._starts = starts
         self._guard = guard or Guard()
+        self._calibration = calibration
         self._start: Start | None = None
         self._history: list[Turn] = []
         self._session = next(DreamEnv._sessions)
@@ -92,9 +104,15 @@ class DreamEnv:
         except EngineFailure as error:
             self._ended = True
             raise EnvFailure(StopReason.ENGINE_FAILED, str(error)) from error
-        info = {"confidence": prediction.confidence, "outcome_confidence": prediction.outcome_confidence}
+        info = _record(prediction)
+        if self._calibration is not None:
+            info["probability"] = self._calibration.probability(prediction)
+            info["outcome_probability"] = self._calibration.outcome_probability(prediction)
         observation = Observation(prediction.observation)
-        if not self._guard.trusts(prediction):
+        trusted = self._guard.trusts(prediction)
+        if not trusted and not self._guard.ends:
+            info["doubted"] = True
+        elif not trusted:
             self._ended = True
             return StepResult(observation, 0.0, False, True, info, StopReason.UNSURE)
         self._history.append(Turn(action, prediction.observation, prediction.reward, prediction.terminated))
@@ -104,6 +122,18 @@ class DreamEnv:
     async def close(self) -> None:
         self._model.release(("dream", self._session))
         self._ended = True
+
+
+def _record(prediction: Prediction) -> dict[str, float | str | bool]:
+    """What is written down of a dreamed turn: how sure it was, and who decided reward and end."""
+    info: dict[str, float | str | bool] = {
+        "confidence": prediction.confidence,
+        "outcome_confidence": prediction.outcome_confidence,
+        "outcome_by": prediction.outcome_by,
+    }
+    if prediction.disagreement is not None:
+        info["disagreement"] = prediction.disagreement
+    return info
 
 
 def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]:

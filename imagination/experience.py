@@ -26,12 +26,42 @@ def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True)
     return advantages.tolist(), counts.tolist()
 
 
-def policy_row(episode: Trajectory, advantage: float) -> Row | None:
+def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
+    """How likely each turn was chosen in a state of the real world: a weight per turn.
+
+    The state before a dreamed turn is right if all dreamed turns before it were; with calibrated probabilities ``p`` of
+    the turns, that of turn k is the product of ``p_j`` over the own turns ``j < k``, at least ``min_weight``. Turns
+    copied from a log are right. What the last turn's own answer is worth is no part of its weight.
+
+    Returns:
+        One number for each turn of the episode and one for an action that was not answered.
+
+    Raises:
+        ValueError: a dreamed turn has no ``probability``: its world model was not calibrated.
+
+    Example::
+
+        three dreamed turns with p = 0.9, 0.5, 0.1 and min_weight = 0.05: [1.0, 0.9, 0.45, 0.05]
+    """
+    weights, likely = [1.0] * episode.prefix_turns, 1.0
+    for turn in episode.own_turns:
+        weights.append(max(likely, min_weight))
+        p = turn.info.get("probability")
+        if not isinstance(p, float) and episode.source is Source.DREAM:
+            raise ValueError(f"episode {episode.id}: a dreamed turn without a calibrated probability")
+        likely *= p if isinstance(p, float) else 1.0
+    return [*weights, max(likely, min_weight)]
+
+
+def policy_row(episode: Trajectory, advantage: float, min_weight: float | None = None) -> Row | None:
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
     value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
     must not be paid for through a critic either.
+
+    Args:
+        min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
 
     Raises:
         ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
@@ -51,13 +81,14 @@ def policy_row(episode: Trajectory, advantage: float) -> Row | None:
     past = [0.0] * episode.prefix_turns  # what the log earned is nothing the policy did
     earned = torch.tensor([[*past, *(turn.reward or 0.0 for turn in episode.own_turns), 0.0]])
     index = torch.tensor([trace.turns[:n]])
+    weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
     return Row(
         ids=trace.ids[:n],
         action_mask=made,
         source=episode.source,
         behavior_logprobs=[float("nan") if logprob is None else logprob for logprob in trace.logprobs[:n]],
         advantages=[advantage if mine else 0.0 for mine in made],
-        rl_weight=[1.0 if mine else 0.0 for mine in made],
+        rl_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(trace.turns[:n], made, strict=True)],
         rewards=place_turn_rewards(earned, index)[0].tolist(),
         truncated=bootstrapped,
     )

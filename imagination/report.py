@@ -27,6 +27,7 @@ __all__ = ["ReportError", "Run", "build_report", "load_run", "terminal_table", "
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
 AUDIT = ("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy", "n")
+PAGES = ("audit.html", "compare.html")
 POLICY = ("train_tasks", "heldout_tasks", "dream_success")
 
 # path in report.json -> (what it must be, the stage that measures it)
@@ -85,7 +86,8 @@ def build_report(run: Run, *, partial: bool = False) -> dict[str, Any]:
 
     Added to the keys of ``summary.json``: ``verdict`` (sentences), ``optimism_gap`` (dreamed minus real success on
     train tasks) with ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams
-    replayed in the real game), ``notes`` (one sentence for each number that is null) and ``partial``.
+    replayed in the real game), ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in
+    the same folder) and ``partial``.
 
     Raises:
         ReportError: a number is missing and ``partial`` is false, or a number is of the wrong kind.
@@ -96,6 +98,7 @@ def build_report(run: Run, *, partial: bool = False) -> dict[str, Any]:
         lines = "; ".join(f"stage {stage!r} has not run yet: no {', '.join(keys)}" for stage, keys in missing.items())
         raise ReportError(f"the report of {run.folder} is incomplete: {lines}. partial=True reports what there is")
     report["partial"] = bool(missing)
+    report["pages"] = [name for name in PAGES if (run.folder / name).exists()]
     report["notes"] = [
         f"Stage {stage!r} has not run yet; {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} null."
         for stage, keys in missing.items()

@@ -10,7 +10,8 @@ from html import escape
 from typing import Any
 
 from imagination.report_text import count
-from imagination.twins import Difference, Row, Twin, word_diff
+from imagination.text_diff import word_diff
+from imagination.twins import Difference, Row, Twin
 
 EARLIER = 3  # agreeing turns shown before the first difference; twice as many and more fold
 LATER = 2  # turns shown after it; more than these fold

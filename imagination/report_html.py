@@ -14,7 +14,7 @@ from typing import Any
 from imagination.plots import Plot, draw_curves
 from imagination.report_episodes import render_episodes, render_pair
 from imagination.report_style import CSS
-from imagination.report_text import audit_table, interval, number, plain, signed
+from imagination.report_text import audit_table, calibration_sentence, interval, number, plain, signed, tripwire_note
 from imagination.twins import Row, choose, find_twins
 
 MEASURES = {
@@ -73,6 +73,8 @@ def _head(name: str, report: Mapping[str, Any]) -> str:
         title = "This run is not finished" if report["partial"] else "Not everything could be measured"
         items = "".join(f"<li>{escape(note)}</li>" for note in report["notes"])
         notes = f'<div class="partial"><h3>{title}</h3><ul>{items}</ul></div>'
+    if wires := tripwire_note(report):
+        notes = f'<div class="partial"><h3>{wires[0]}</h3><p>{escape(wires[1])}</p></div>{notes}'
     return f"""<header>
 <div class="run">{escape(" · ".join(fact for fact in facts if fact))}</div>
 <h1>{_soft_intervals(headline)}</h1>
@@ -223,6 +225,8 @@ def _audit(report: Mapping[str, Any]) -> str:
         if "on_policy" in report["world_model"]
         else ""
     )
+    sentence = calibration_sentence(report)
+    calibrated = f'<p class="note">{escape(sentence)}</p>\n' if sentence else ""
     return f"""<section>
 <h2>How good the world model is</h2>
 <p class="lead">One turn ahead of a real history, on turns it was not fitted to{hard}.</p>
@@ -230,7 +234,7 @@ def _audit(report: Mapping[str, Any]) -> str:
 <thead><tr><td></td>{"".join(f'<th class="right">{column}</th>' for column in columns)}</tr></thead>
 <tbody>{"".join(body)}</tbody>
 </table>
-</section>"""
+{calibrated}{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
@@ -244,7 +248,11 @@ def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
 reality. Below is one pair of each kind. Where both agree, the text stands once, across both columns; once they have
 parted they are in different states, and later differences follow from the first.</p>
 {"".join(render_pair(kind, twin) for kind, twin in chosen)}
-</section>"""
+{_more(report, "compare.html", "All pairs of the last comparison, to search and filter")}</section>"""
+
+
+def _more(report: Mapping[str, Any], page: str, what: str) -> str:
+    return f'<p><a href="{page}">{what}</a></p>' if page in report.get("pages", ()) else ""
 
 
 def _settings(config: str, report: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ p { margin: 0.35rem 0; max-width: 44rem; text-wrap: pretty; }
 .dream { color: var(--dream); } .real { color: var(--real); }
 
 table { border-collapse: collapse; width: 100%; }
+a { color: inherit; text-underline-offset: 0.2em; }
 th, td { text-align: left; font-weight: 400; padding: 0.7rem 1rem 0.7rem 0; border-top: 1px solid var(--grid);
   vertical-align: top; }
 thead th, thead td { border-top: 0; }

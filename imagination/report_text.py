@@ -93,10 +93,43 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
+def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Heading and sentence about the tripwires, where a reader must know: one tripped, they were off or blind."""
+    wires = report.get("tripwires")
+    if not wires:
+        return None
+    if not wires["enabled"]:
+        return (
+            "The tripwires were off",
+            "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
+        )
+    if wires["stopped_by"]:
+        return "Stopped by a tripwire", stopped_sentence(wires["stopped_by"])
+    if wires["blind"]:
+        return (
+            "Some tripwires were blind",
+            f"The log is too varied or too small to say when these should trip: {', '.join(wires['blind'])}.",
+        )
+    return None
+
+
+def stopped_sentence(stopped: Mapping[str, Any]) -> str:
+    """Why training stopped, in one sentence."""
+    example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
+    kept = stopped.get("policy_of_update")
+    back = "the policy it started with" if kept is None else f"the policy that played update {kept}"
+    return (
+        f"Training stopped at update {stopped['update']} by tripwire '{stopped['wire']}': "
+        f"{stopped['sentence']}{example}; it went back to {back}, whose dreams were the last to be trusted."
+    )
+
+
 def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row]) -> str:
     """The report as Markdown: verdict, tables, cost, one dream beside reality."""
     headline, *rest = report["verdict"]
     lines = [f"# {_cell(name)}", "", f"**{headline}**", "", *rest, ""]
+    if note := tripwire_note(report):
+        lines += [f"> **{note[0]}.** {_cell(note[1])}", ""]
     if report["notes"]:
         lines += ["> This report is partial." if report["partial"] else "> Not everything could be measured."]
         lines += [f"> {_cell(note)}" for note in report["notes"]] + [""]
@@ -108,8 +141,10 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     lines += ["", "Brackets: 95 % intervals (Wilson; Newcombe for the gap). Gap: dreamed minus real success.", ""]
 
     columns, rows = audit_table(report)
+    calibrated = calibration_sentence(report)
     lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
+    lines += ["", calibrated] if calibrated else []
     twins = report["twins"]
     if twins["n"]:
         lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
@@ -151,6 +186,18 @@ def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, s
             cells = ["–" if v is None else f"{v:,}" if whole else f"{v:.3f}" for v in values]
             rows.append((title, meaning, cells))
     return list(measured), rows
+
+
+def calibration_sentence(report: Mapping[str, Any]) -> str:
+    """What calibration did for the sampled predictions; empty where it was not measured."""
+    found = report["world_model"].get("calibration")
+    if not found or found.get("ece_after") is None:
+        return ""
+    return (
+        f"Sampled as in dreams, {number(found['right'])} of {found['n']:,} held-out turns are exactly right; the gap "
+        f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
+        f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
+    )
 
 
 def plain(value: Any) -> str:

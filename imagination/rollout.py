@@ -22,6 +22,15 @@ class Episode:
     seed: int
 
 
+def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Episode]:
+    """``count`` episodes of each task, ``<prefix>/<task>/<k>``; their seeds depend on run, task and k alone."""
+    return [
+        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", seed=seed * 1_000_000 + n * 1000 + k)
+        for n, task in enumerate(tasks)
+        for k in range(count)
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Provenance:
     """What is stamped on every trajectory of a rollout."""
@@ -89,7 +98,7 @@ async def play_all(
     make_env: Callable[[], Env],
     agent: Agent | Callable[[Episode], Agent],
     provenance: Provenance | Callable[[Episode], Provenance],
-    max_turns: int,
+    max_turns: int | Callable[[Episode], int],
     concurrency: int = 64,
     on_done: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
@@ -103,7 +112,8 @@ async def play_all(
             for index, episode in queue:
                 player = agent(episode) if callable(agent) else agent
                 stamp = provenance(episode) if callable(provenance) else provenance
-                results[index] = trajectory = await play(env, player, episode, stamp, max_turns)
+                limit = max_turns(episode) if callable(max_turns) else max_turns
+                results[index] = trajectory = await play(env, player, episode, stamp, limit)
                 if on_done is not None:
                     on_done(trajectory)
         finally:

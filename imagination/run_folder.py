@@ -44,12 +44,17 @@ class RunFolder:
         return self.path / "games"
 
     def model(self, name: str) -> Path:
-        """Folder of a Hugging Face checkpoint: ``worldmodel``, ``policy-clone`` or ``policy``."""
+        """Folder of a Hugging Face checkpoint: ``worldmodel``, ``worldmodel-1``, ``policy-clone`` or ``policy``."""
         return self.path / "models" / name
 
     def training_state(self, stage: str) -> Path:
         """The Lightning checkpoint that a stopped stage goes on from."""
         return self.path / "checkpoints" / f"{stage}.ckpt"
+
+    def training_states(self, stage: str) -> list[Path]:
+        """Those of a stage, and of its members where it trains several models: ``fit_world_model-1``."""
+        folder = self.path / "checkpoints"
+        return [path for path in folder.glob(f"{stage}*.ckpt") if path.stem == stage or path.stem[len(stage)] == "-"]
 
     # numbers
 
@@ -93,7 +98,7 @@ class RunFolder:
                 lines = path.read_text().splitlines(keepends=True)
                 kept = [line for line in lines if not _of(line, stage, from_step)]
                 _write(path, "".join(kept))
-        if from_step == 0 and "wall_seconds" in self.summary:
+        if from_step == 0 and stage in self.summary.get("wall_seconds", {}):
             self.update({"wall_seconds": {stage: 0.0}})
 
     # episodes

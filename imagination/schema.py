@@ -151,8 +151,10 @@ def explanations(schema: type, prefix: str = "") -> dict[str, str]:
     """What the ``Attributes:`` of the dataclasses' docstrings say of each key, up to the end of the line."""
     words: dict[str, str] = {}
     for name, annotation in _hints(schema).items():
-        if found := re.search(rf"^\s+{name}: (.+)$", schema.__doc__ or "", flags=re.MULTILINE):
-            words[prefix + name] = found[1].rstrip(" .;,")
+        for described in schema.__mro__:  # a section may extend another one
+            if found := re.search(rf"^\s+{name}: (.+)$", described.__doc__ or "", flags=re.MULTILINE):
+                words[prefix + name] = found[1].rstrip(" .;,")
+                break
         if section := _section(annotation):
             words |= explanations(section, f"{prefix}{name}.")
     return words

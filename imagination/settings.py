@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from policy.lm.settings import EngineSettings, ModelSettings
+from worldmodel.outcome import Goal
 
 
 class UserError(ValueError):
@@ -51,6 +53,49 @@ class CollectSettings:
 
 
 @dataclass
+class WorldModelSettings(ModelSettings):
+    """The world model: which LM, in which form it writes what the world answers, how many of them, and who decides
+    reward and end.
+
+    Attributes:
+        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first.
+        members: of an ensemble that differ in their random start; 1 is a single model.
+        lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
+        neighbours: transitions of the log before each action (retrieval).
+        rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
+        unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
+        refusals: regular expression for observations that say that nothing changed, besides the last one again.
+        goal: decides reward and end in place of the model where it is declared.
+    """
+
+    kind: Literal["text", "delta", "retrieval"] = "text"
+    members: int = 1
+    lead: Literal["drawn", "first"] = "drawn"
+    neighbours: int = 3
+    rarity: float = 0.5
+    unchanged_share: float | None = None
+    refusals: str = ""
+    goal: Goal = field(default_factory=Goal)
+
+    def __post_init__(self) -> None:
+        if self.members < 1 or self.neighbours < 1:
+            raise ValueError("members and neighbours must be at least 1")
+        if self.rarity < 0:
+            raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
+        if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
+            raise ValueError(f"unchanged_share must lie in [0, 1), or be null, got {self.unchanged_share}")
+        if self.members > 1 and self.model and not self.lora.rank:
+            raise ValueError(
+                "members that start from the same checkpoint and train all its weights would be the same model: set "
+                "worldmodel.lora.rank, whose random start tells them apart, or worldmodel.members=1"
+            )
+        try:
+            re.compile(self.refusals)
+        except re.error as error:
+            raise ValueError(f"refusals={self.refusals!r} is no regular expression: {error}") from error
+
+
+@dataclass
 class FitSettings:
     """Supervised training of either model: AdamW, warm-up, cosine decay to a tenth.
 
@@ -72,6 +117,32 @@ class FitSettings:
 
 
 @dataclass
+class RefineSettings:
+    """RL of the world model on logged turns whose answer is known; the rest is that of algorithm and train.
+
+    Attributes:
+        updates: how often it is updated.
+        turns: logged turns that each update asks about, rare ones more often (worldmodel.rarity).
+        group_size: answers to each.
+        metric: what an answer earns; exact is 1 for the right text, reward and end; diff_f1 is the share of changed
+            lines that are right, for long pages.
+        lr: of AdamW.
+        minibatches: optimiser steps per update.
+        supervised_share: share of logged episodes among the rows of an update, learned by cross-entropy as before.
+        supervised_coef: weight of that cross-entropy.
+    """
+
+    updates: int = 40
+    turns: int = 64
+    group_size: int = 8
+    metric: Literal["exact", "diff_f1"] = "exact"
+    lr: float = 1e-4
+    minibatches: int = 1
+    supervised_share: float = 0.1
+    supervised_coef: float = 0.1
+
+
+@dataclass
 class CloneSettings(FitSettings):
     """Behaviour cloning of the starting policy from a part of the log.
 
@@ -81,17 +152,25 @@ class CloneSettings(FitSettings):
     Attributes:
         agents: whose episodes to imitate, by the beginning of their names.
         from_world_model: start from the world model's weights, not from random ones.
+        keep_every: keep the policy every so many steps, in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     steps: int = 250
     lr: float = 1e-3
     agents: list[str] = field(default_factory=lambda: ["noisy"])
     from_world_model: bool = True
+    keep_every: int = 0
 
 
 @dataclass
 class DreamSettings:
     """How the world model is dreamed in, and the guard that ends a dream, unpaid, where the model is unsure.
+
+    What a turn below the guard's thresholds does is ``on_doubt``. ``truncate`` ends the dream there. ``downweight``
+    goes on; a token then counts by the calibrated probability that all dreamed turns before it were right (a product,
+    at least ``min_weight``), and nothing else changes: what a doubted turn pays is paid. ``branch`` truncates, and
+    plays further groups from the middle of logged episodes, until the turns that were cut off are dreamed elsewhere.
+    The dreams of ``evaluate`` always truncate.
 
     Attributes:
         max_turns: of a dreamed episode, those of the log before it not counted.
@@ -101,6 +180,11 @@ class DreamSettings:
         min_confidence: least probability of a whole predicted answer; longer answers need a lower one.
         min_outcome_confidence: the same for reward and end alone, where a prediction pays or ends the episode.
         max_tokens: of a predicted answer.
+        on_doubt: what a turn below the thresholds does.
+        min_weight: least weight of a token (downweight).
+        extra_groups: most further groups for each of an update's own (branch).
+        horizon: turns by update, such as [[0,4],[8,12]]; empty is max_turns throughout.
+        horizon_shape: steps keeps the turns until the next point, linear goes straight to it.
     """
 
     max_turns: int = 12
@@ -109,6 +193,51 @@ class DreamSettings:
     min_confidence: float = 0.8
     min_outcome_confidence: float = 0.9
     max_tokens: int = 96
+    on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"
+    min_weight: float = 0.05
+    extra_groups: float = 1.0
+    horizon: list[list[int]] = field(default_factory=list)
+    horizon_shape: Literal["steps", "linear"] = "steps"
+
+
+@dataclass
+class TripwireSettings:
+    """Wires that stop training in dreams when the policy seems to learn the world model's mistakes.
+
+    Shares are of groups (start states) in the last updates; a wire trips where the lower end of the 95 % Wilson
+    interval is above the bound. The policy then goes back to what it was when all wires were last quiet.
+
+    Attributes:
+        enabled: false trains on whatever happens, and the report says so.
+        window: updates that are looked at together.
+        memory: the same for evidence that is rare and sure: contradicted, favourite.
+        min_groups: least number of groups that must show it.
+        every: updates between two probes in the real games.
+        real_episodes: of a probe, a real budget that you declare; 0 takes no real step.
+        gap: how far dreamed success may exceed that of the probe.
+        contradicted: share of paid groups that the log contradicts, among those where the log knows the answer.
+        favourite: share of paid groups that are paid for one action, or a word in it, that never paid in the log.
+        unseen: share of paid groups that are paid for any action that never paid in the log.
+        short: a solution below so many times the turns of the log's shortest one is suspicious.
+        loops: share of groups in which episodes repeat themselves.
+        rejected: by how much the share of malformed or doubted predictions may rise.
+        drift: how many times farther from the log's words than the farthest agent of the log.
+    """
+
+    enabled: bool = True
+    window: int = 3
+    memory: int = 8
+    min_groups: int = 3
+    every: int = 4
+    real_episodes: int = 0
+    gap: float = 0.2
+    contradicted: float = 0.05
+    favourite: float = 0.08
+    unseen: float = 0.2
+    short: float = 0.6
+    loops: float = 0.5
+    rejected: float = 0.2
+    drift: float = 1.25
 
 
 @dataclass
@@ -160,6 +289,7 @@ class TrainSettings:
         expert_coef: weight of their cross-entropy.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
+        keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     updates: int = 24
@@ -175,6 +305,7 @@ class TrainSettings:
     expert_coef: float = 0.1
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
+    keep_every: int = 0
 
 
 @dataclass
@@ -192,6 +323,81 @@ class EvaluateSettings:
     heldout_episodes: int = 20
     max_turns: int = 12
     temperature: float = 1.0
+
+
+@dataclass
+class AuditSettings:
+    """Is the world model good enough to dream in? What is measured, and from where on it is good enough.
+
+    The horizon, the temperature of policies and that of dreams are those of evaluate and dream.
+
+    Attributes:
+        world_model: folder under models/ of the one to audit.
+        policies: folders of policies whose ranks in dream and reality are compared; none takes those of the run.
+        min_policies: fewer than this are filled up with other temperatures, which differ less in quality.
+        temperatures: those other temperatures, in the order in which they are taken.
+        episodes: per policy and training game, in the dream and for real.
+        judged: most real episodes of all policies together that are judged turn by turn.
+        pairs: most pairs of actions of each kind.
+        least_n: fewer turns or episodes than this decide nothing in the verdict.
+        min_text: least share of next observations that are right, on held-out episodes.
+        min_reward: least precision and recall of rewards on the policy's own actions.
+        max_gap: largest mean absolute difference of dreamed and real success over the policies.
+        min_spearman: least rank correlation of dreamed and real success.
+        min_pairwise: least share of really solved episodes that the dreamed actions solve too.
+        max_ece: largest expected calibration error on the policy's own actions.
+        min_open_loop: least open-loop exact match up to the turn that is called safe.
+        min_sensitivity: least sensitivity, specificity and share of refusals that it refuses too.
+        runs: for audit-table, folders of runs; none takes seeds 0, 1 and 2, which are made where they are missing.
+        world_models: for audit-table, folders under models/ of each run.
+    """
+
+    world_model: str = "worldmodel"
+    policies: list[str] = field(default_factory=list)
+    min_policies: int = 10
+    temperatures: list[float] = field(default_factory=lambda: [0.5, 1.5, 0.0, 2.0, 0.75])
+    episodes: int = 20
+    judged: int = 400
+    pairs: int = 400
+    least_n: int = 20
+    min_text: float = 0.9
+    min_reward: float = 0.95
+    max_gap: float = 0.05
+    min_spearman: float = 0.9
+    min_pairwise: float = 0.9
+    max_ece: float = 0.05
+    min_open_loop: float = 0.8
+    min_sensitivity: float = 0.9
+    runs: list[str] = field(default_factory=list)
+    world_models: list[str] = field(default_factory=lambda: ["worldmodel"])
+
+
+@dataclass
+class CompareSettings:
+    """Dreams beside reality: the same actions in both worlds, and the same policy free in both.
+
+    The policy's dreams are replayed for real, where this program can play the run's world; logged episodes are dreamed
+    again with their own actions, which needs no world at all.
+
+    Attributes:
+        policy: folder in models/ of the run, such as policy-clone, or any path; empty compares logged episodes only.
+        episodes: per task, dreamed and, where the world can be played, real.
+        logged: per task, of those that no model was trained on.
+        splits: of tasks; [] takes all that there are.
+        temperature: at which the policy plays; 0 is greedy.
+        guard: end dreams where the world model is unsure, as in training; false shows what it would go on to say.
+        pairs: that the terminal shows, those that part earliest.
+        show: id of one pair of the last comparison, to print it; nothing is played then.
+    """
+
+    policy: str = "policy"
+    episodes: int = 20
+    logged: int = 10
+    splits: list[str] = field(default_factory=list)
+    temperature: float = 1.0
+    guard: bool = True
+    pairs: int = 3
+    show: str = ""
 
 
 @dataclass
@@ -213,12 +419,16 @@ class Config:
     max_action_tokens: int = 16
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
-    worldmodel: ModelSettings = field(default_factory=ModelSettings)
+    worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
+    refine: RefineSettings = field(default_factory=RefineSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)
     dream: DreamSettings = field(default_factory=DreamSettings)
+    tripwires: TripwireSettings = field(default_factory=TripwireSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    compare: CompareSettings = field(default_factory=CompareSettings)

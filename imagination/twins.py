@@ -11,13 +11,12 @@ Example, rows of ``rollouts.jsonl``::
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any
 
+from imagination.alignment import same_reward, same_words
 from real_envs.trajectory import StopReason
 
 Row = Mapping[str, Any]  # one line of rollouts.jsonl
@@ -76,9 +75,9 @@ def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | N
     White space is no difference; a reward that nobody measured agrees with any.
     """
     for k, (a, b) in enumerate(zip(dream, real, strict=False)):  # the dream may have been cut where the game went on
-        if a["observation"].split() != b["observation"].split():
+        if not same_words(a["observation"], b["observation"]):
             return k, Difference.WORDS
-        if a["reward"] is not None and b["reward"] is not None and abs(a["reward"] - b["reward"]) > 1e-3:
+        if not same_reward(a["reward"], b["reward"]):
             return k, Difference.REWARD
         if a["terminated"] != b["terminated"]:
             return k, Difference.END
@@ -107,9 +106,7 @@ def choose(twins: Sequence[Twin], limit: int = 4) -> list[tuple[str, Twin]]:
 def still_true(twins: Sequence[Twin]) -> list[tuple[int, float, int]]:
     """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
 
-    Kaplan and Meier's product, JASA 53 (1958) 457-481: a dream that ended without parting leaves the count at its end
-    instead of pulling the curve up or down. Turns copied from a log (``prefix_turns``) were not dreamed; k counts
-    dreamed turns.
+    Turns copied from a log (``prefix_turns``) were not dreamed; k counts dreamed turns. See ``survival``.
     """
     lives = []  # (dreamed turns until it parted or ended, whether it parted)
     for twin in twins:
@@ -118,44 +115,21 @@ def still_true(twins: Sequence[Twin]) -> list[tuple[int, float, int]]:
             lives.append((max(twin.length - prefix, 0), False))
         else:
             lives.append((max(twin.parts_at - prefix, 0) + 1, True))
+    return survival(lives)
+
+
+def survival(lives: Sequence[tuple[int, bool]]) -> list[tuple[int, float, int]]:
+    """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
+
+    Kaplan and Meier's product, JASA 53 (1958) 457-481: a dream that ended without parting leaves the count at its end
+    instead of pulling the curve up or down.
+
+    Args:
+        lives: of each dream, the turns until it parted (that one included) or ended, and whether it parted.
+    """
     curve, share = [(0, 1.0, len(lives))], 1.0
     for k in range(1, max((turns for turns, _ in lives), default=0) + 1):
         at_risk = sum(turns >= k for turns, _ in lives)
         share *= 1 - sum(parted and turns == k for turns, parted in lives) / at_risk
         curve.append((k, share, at_risk))
     return curve if lives else []
-
-
-def word_diff(a: str, b: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
-    """Both texts cut into ``(piece, differs)``; the pieces of a side joined are that side's text.
-
-    Texts that have less than half in common differ as a whole: marking the "the" that they share only blurs that.
-
-    >>> word_diff("a red lamp", "a blue lamp")
-    ([('a ', False), ('red', True), (' lamp', False)], [('a ', False), ('blue', True), (' lamp', False)])
-    """
-    words_a, words_b = re.findall(r"\s+|\w+|[^\w\s]", a), re.findall(r"\s+|\w+|[^\w\s]", b)
-    matcher = SequenceMatcher(None, words_a, words_b, autojunk=False)
-    if matcher.ratio() < 0.5:
-        return [(a, True)] * bool(a), [(b, True)] * bool(b)
-    left: list[tuple[str, bool]] = []
-    right: list[tuple[str, bool]] = []
-    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
-        if a1 > a0:
-            left.append(("".join(words_a[a0:a1]), kind != "equal"))
-        if b1 > b0:
-            right.append(("".join(words_b[b0:b1]), kind != "equal"))
-    return _merge(left), _merge(right)
-
-
-def _merge(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Joins differing pieces that only white space keeps apart, so that a phrase is marked as one."""
-    merged: list[tuple[str, bool]] = []
-    for i, (text, differs) in enumerate(pieces):
-        bridge = not text.strip() and 0 < i < len(pieces) - 1 and pieces[i - 1][1] and pieces[i + 1][1]
-        marked = differs or bridge
-        if merged and merged[-1][1] == marked:
-            merged[-1] = (merged[-1][0] + text, marked)
-        else:
-            merged.append((text, marked))
-    return merged

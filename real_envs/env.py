@@ -16,10 +16,13 @@ class Task:
     Attributes:
         id: unique, stable across runs; the key by which data is split.
         spec: what the environment needs to load it, such as ``{"path": "games/tw-7.z8"}``.
+        privileged: what only the environment and its judge may know, such as a gold answer or a plan. Whatever must not
+            reach a policy is declared here or in ``Observation.privileged``: neither is ever rendered into tokens.
     """
 
     id: str
     spec: Mapping[str, str] = field(default_factory=dict)
+    privileged: Mapping[str, object] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

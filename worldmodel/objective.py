@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from policy.lm.batch import Row
-from policy.lm.render import ChatFormat, render_for_world_model
+from policy.lm.render import ChatFormat
 from real_envs.trajectory import Owner, Trajectory
+from worldmodel.form import Form, WholeText, episode_tokens
 
 _Transition = tuple[str, str, str, str, float | None, bool]
 
@@ -19,6 +21,53 @@ def _transitions(trajectory: Trajectory) -> list[_Transition]:
         found.append((trajectory.task_id, seen, turn.action, turn.observation, turn.reward, turn.terminated))
         seen = turn.observation
     return found
+
+
+def unchanging(trajectory: Trajectory, refusals: str = "") -> list[bool]:
+    """For each turn, whether the log says that nothing changed.
+
+    That is so where the observation is the last one again, as of a page on which a click did nothing, or where a
+    refusal is found in it. What pays or ends always changes something. A world whose refusals are not declared has
+    more unchanging turns than are found here: text does not tell state.
+
+    Args:
+        refusals: a regular expression that is searched in the observation, such as ``^(You can't|That's not)``; empty
+            finds none.
+    """
+    seen = [trajectory.start, *(turn.observation for turn in trajectory.turns)]
+    return [
+        not turn.reward
+        and not turn.terminated
+        and (turn.observation == before or bool(refusals and re.search(refusals, turn.observation)))
+        for before, turn in zip(seen, trajectory.turns, strict=False)
+    ]
+
+
+def unchanging_share(weights: Sequence[Sequence[float]], same: Sequence[Sequence[bool]]) -> float | None:
+    """The share of all weight that lies on unchanging turns; ``None`` where there is no weight."""
+    pairs = [(w, s) for ws, ss in zip(weights, same, strict=True) for w, s in zip(ws, ss, strict=True)]
+    total = sum(w for w, _ in pairs)
+    return sum(w for w, s in pairs if s) / total if total else None
+
+
+def balanced(
+    weights: Sequence[Sequence[float]], same: Sequence[Sequence[bool]], share: float | None
+) -> list[list[float]]:
+    """The weights with ``share`` of their total on unchanging turns; within either kind their ratios stay.
+
+    Raises:
+        ValueError: a kind that should get a share has no turn, or ``share`` is not in [0, 1).
+    """
+    if share is None:
+        return [list(ws) for ws in weights]
+    if not 0 <= share < 1:
+        raise ValueError(f"the share of unchanging turns must lie in [0, 1), got {share}")
+    found = unchanging_share(weights, same)
+    if found is None or found == 1 or (found == 0 and share > 0):
+        kind = "unchanging" if found == 0 else "changing"
+        raise ValueError(f"the log has no {kind} turn to give a share of the weight to")
+    scale = {True: share / found if found else 0.0, False: (1 - share) / (1 - found)}
+    return [[w * scale[s] for w, s in zip(ws, ss, strict=True)] for ws, ss in zip(weights, same, strict=True)]
 
 
 def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[list[float]]:
@@ -46,9 +95,15 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
     return [[weight * n / total if total else 0.0 for weight in episode] for episode in raw]
 
 
-def world_model_row(chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float]) -> Row:
-    """One training row: cross-entropy on env-owned tokens with the weight of their turn, nothing elsewhere."""
-    tokens = render_for_world_model(chat, trajectory)
+def world_model_row(
+    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: Form | None = None
+) -> Row:
+    """One training row: cross-entropy on env-owned tokens with the weight of their turn, nothing elsewhere.
+
+    Args:
+        form: how transitions are written; by default whole observations. It shows nothing that it knows of the episode.
+    """
+    tokens = episode_tokens(chat, trajectory, (form or WholeText()).apart_from([trajectory]))
     made = [owner == Owner.ENV for owner in tokens.owners]
     return Row(
         ids=tokens.ids,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from real_envs.env import Env, Task
-from real_envs.trajectory import Turn
+from real_envs.trajectory import Trajectory, Turn
 from worldmodel.world_model import Prediction
 
 
@@ -53,6 +53,10 @@ class OracleWorldModel:
             confidence=1.0,
             outcome_confidence=1.0,
         )
+
+    def apart_from(self, episodes: Sequence[Trajectory]) -> OracleWorldModel:
+        """Itself: it looks up nothing."""
+        return self
 
     def release(self, session: object) -> None:
         self._open.pop(session, None)

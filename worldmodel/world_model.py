@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from real_envs.trajectory import Turn
+from real_envs.trajectory import Trajectory, Turn
+
+if TYPE_CHECKING:  # settings are read before anything heavy is imported
+    from policy.lm.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,9 @@ class Prediction:
         terminated: the world ends.
         confidence: probability, under the model, of exactly this observation, reward and end, in (0, 1].
         outcome_confidence: probability of this reward and end, given the observation, in (0, 1].
+        disagreement: how far the members of an ensemble are apart on it, in nats, 0 where they agree (see
+            ``EnsembleWorldModel``); ``None`` where there is one model only, which is not agreement.
+        outcome_by: who decided reward and end: the model, or a declared goal predicate (see ``GoalWorldModel``).
     """
 
     observation: str
@@ -26,10 +33,24 @@ class Prediction:
     terminated: bool
     confidence: float
     outcome_confidence: float
+    disagreement: float | None = None
+    outcome_by: Literal["model", "predicate"] = "model"
+
+
+class InvalidReason(StrEnum):
+    """What was wrong with what a world model wrote."""
+
+    UNFINISHED = "unfinished"  # it did not end within the limit of tokens
+    NO_STATUS = "no_status"  # no line with reward and end
+    EDIT = "edit"  # an edit that cannot be applied
 
 
 class PredictionInvalid(Exception):
     """The model wrote something that is no prediction. Typed, counted, never shown as an observation."""
+
+    def __init__(self, message: str, reason: InvalidReason = InvalidReason.NO_STATUS) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class WorldModel(Protocol):
@@ -45,3 +66,18 @@ class WorldModel(Protocol):
     ) -> Prediction: ...
 
     def release(self, session: object) -> None: ...
+
+
+class LanguageWorldModel(WorldModel, Protocol):
+    """A world model made of language models, each in its engine: what the stages load."""
+
+    @property
+    def engines(self) -> tuple[Engine, ...]: ...
+
+    def at_temperature(self, temperature: float) -> LanguageWorldModel:
+        """The same model in the same engines."""
+        ...
+
+    def apart_from(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
+        """The same model for judging it by these episodes: it is shown nothing of them."""
+        ...

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -19,25 +20,23 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
-from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.engines import Engines, drafts_from
+from imagination.stages.engines import Engines
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint, with_lora
-from policy.lm.engine import Engine
-from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
-from real_envs.trajectory import Trajectory
-from worldmodel.text import TextWorldModel
 
 
 def fingerprint(config: Config) -> str:
-    """A short hash of all settings but the names of folders: the same work has the same one."""
-    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output")}
+    """A short hash of all settings that decide what is trained: the same work has the same one.
+
+    Left out are the names of folders, and ``audit`` and ``compare``, which only look at what is there.
+    """
+    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "audit", "compare")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -104,33 +103,6 @@ def make_agent(
     return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
 
 
-def load_world_model(
-    engines: Engines,
-    run: RunFolder,
-    config: Config,
-    temperature: float,
-    log: Sequence[Trajectory] = (),
-    served: bool = True,
-) -> TextWorldModel:
-    """The run's world model, ready to predict.
-
-    Args:
-        log: where to look up guesses at its predictions.
-        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
-    """
-    folder, stage = run.model("worldmodel"), "fit-world-model"
-    if config.engine.name == "openai" and served:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, stage)))
-        engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)
-        version = f"served/{config.engine.served_model}"
-    else:
-        model, chat = load_model(folder, stage, config.worldmodel)
-        model.requires_grad_(False)
-        engine = engines.make(model, chat, context_of(model, config.worldmodel), drafts_from(log, chat))
-        version = weights_version(model)
-    return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature)
-
-
 class _SaveState(Callback):
     """Saves the training state every few steps, atomically: a killed run goes on from the last one."""
 
@@ -149,6 +121,34 @@ class _SaveState(Callback):
             os.replace(partial, self._path)
 
 
+class KeepCheckpoints(Callback):
+    """Saves the model as a policy of its own every few steps, the last one excepted, which the stage itself saves.
+
+    Args:
+        folder: gets ``<stage>-00050`` and so on; those of an earlier run of the stage are removed.
+        every: steps between two; 0 keeps none.
+        total: steps of the stage.
+        done: how many of them are done, those before a resume included.
+        save: writes the model into a folder.
+    """
+
+    def __init__(
+        self, folder: Path, stage: str, every: int, total: int, done: Callable[[], int], save: Callable[[Path], None]
+    ) -> None:
+        self._folder, self._stage, self._every, self._total, self._done, self._save = (
+            folder, stage, every, total, done, save,
+        )  # fmt: skip
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        for old in self._folder.glob(f"{self._stage}-*"):
+            if not self._done() or int(old.name.rpartition("-")[2]) > self._done():
+                shutil.rmtree(old)
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self._every and self._done() % self._every == 0 and self._done() < self._total:
+            self._save(self._folder / f"{self._stage}-{self._done():05d}")
+
+
 class _Bar(TQDMProgressBar):
     """Lightning's bar without the version of its logger, which says nothing here."""
 
@@ -158,7 +158,14 @@ class _Bar(TQDMProgressBar):
         return items
 
 
-def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: Callable[[], int]) -> L.Trainer:
+def make_trainer(
+    run: RunFolder,
+    stage: str,
+    every: int,
+    precision: str,
+    done: Callable[[], int],
+    more: Sequence[Callback] = (),
+) -> L.Trainer:
     """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
 
     ``done`` tells how many steps of the whole stage are done, those before a resume included.
@@ -166,6 +173,7 @@ def make_trainer(run: RunFolder, stage: str, every: int, precision: str, done: C
     callbacks: list[Callback] = [
         _SaveState(run.training_state(stage), every, run.settings, done),
         _Bar(refresh_rate=5),
+        *more,
     ]
     return L.Trainer(
         max_epochs=1,
@@ -196,7 +204,8 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
 
 def finish(run: RunFolder, stage: str) -> None:
     """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
-    order = ("collect", "fit_world_model", "clone", "train", "evaluate")
+    order = ("collect", "fit_world_model", "refine_world_model", "clone", "train", "evaluate")
     for outdated in order[order.index(stage) :]:
-        run.training_state(outdated).unlink(missing_ok=True)
+        for state in run.training_states(outdated):
+            state.unlink(missing_ok=True)
     run.update({"done": {stage: run.settings}})

@@ -2,29 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from imagination.settings import UserError
 from policy.lm.drafts import Drafts
-from policy.lm.engine import Engine
+from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
 from policy.lm.inprocess import InProcessEngine, MemoryTooSmall, Turnstile
 from policy.lm.render import ChatFormat, render_for_world_model
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_engine import VllmEngine
 from real_envs.trajectory import Trajectory
+from worldmodel.form import Form
+
+
+@dataclass(slots=True)
+class Meter:
+    """How many tokens were sampled so far."""
+
+    tokens: int = 0
+
+
+class MeteredEngine:
+    """An ``Engine`` that counts on a meter what another one samples."""
+
+    def __init__(self, engine: Engine, meter: Meter) -> None:
+        self._engine, self._meter = engine, meter
+        self.context, self.version = engine.context, engine.version
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        completion = await self._engine.complete(ids, sampling, seed, session)
+        self._meter.tokens += len(completion.ids)
+        return completion
+
+    def release(self, session: Hashable) -> None:
+        self._engine.release(session)
+
+    def update_weights(self) -> None:
+        self._engine.update_weights()
+        self.version = self._engine.version
+
+
+class MeteredScorer(MeteredEngine):
+    """The same of one that scores; scored tokens were given, not sampled, and are not counted."""
+
+    def __init__(self, engine: Engine, meter: Meter) -> None:
+        super().__init__(engine, meter)
+        self._scorer = scorer(engine)
+
+    async def score(self, ids: Sequence[int], start: int, session: Hashable | None = None) -> tuple[float, ...]:
+        return await self._scorer.score(ids, start, session)
 
 
 class Engines:
-    """Makes engines that share the device of this process."""
+    """Makes engines that share the device of this process.
 
-    def __init__(self, settings: EngineSettings) -> None:
+    Args:
+        meter: counts what all of them sample; ``None`` counts nothing.
+    """
+
+    def __init__(self, settings: EngineSettings, meter: Meter | None = None) -> None:
         self.settings = settings
+        self._meter = meter
         self._turnstile = Turnstile()
 
     def make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
+        """As ``_make``, metered where there is a meter."""
+        engine = self._make(model, chat, context, drafts)
+        if self._meter is None:
+            return engine
+        return (MeteredScorer if isinstance(engine, Scorer) else MeteredEngine)(engine, self._meter)
+
+    def _make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
         """What samples from a model of this process; a server is not asked for that, whatever the settings say.
 
         Args:
@@ -52,6 +106,10 @@ class Engines:
             raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
 
 
-def drafts_from(log: Sequence[Trajectory], chat: ChatFormat) -> Drafts:
-    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what."""
-    return Drafts([render_for_world_model(chat, trajectory).ids for trajectory in log])
+def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
+    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what.
+
+    Notes are left out: what they show, a guess finds in the prompt itself.
+    """
+    found = [render_for_world_model(chat, t, form.answers(t.start, t.turns)) for t in log if t.turns]
+    return Drafts([tokens.ids for tokens in found])

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from imagination.dream_env import DreamEnv, Guard, Start
 from imagination.evaluation import summarise
-from imagination.rollout import Episode, Provenance, play, play_all
+from imagination.replay import replay_all
+from imagination.rollout import Episode, Provenance, plan
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import refuse_foreign_log
-from imagination.stages.common import finish, load_model, load_world_model, make_agent, need, open_run, weights_version
+from imagination.stages.common import finish, load_model, make_agent, need, open_run, weights_version
 from imagination.stages.engines import Engines
 from imagination.stages.fit import read_log
-from imagination.stages.progress import bar
+from imagination.stages.playing import play_with_bar
+from imagination.stages.worlds import load_world_model
 from policy.agent import LanguageModelAgent
-from real_envs.env import Task
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
-from real_envs.trajectory import Observation, Source, Trajectory
+from real_envs.trajectory import Source, Trajectory
 from worldmodel.audit import audit_metrics, judge
-from worldmodel.text import TextWorldModel
+from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
 SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
@@ -64,10 +65,10 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         policies[which] = results
     await _replay(run, tasks, dreams)
     await tasks.close()
-    judge_model = world.at_temperature(0.0)
-    on_policy = {
-        which: audit_metrics(await judge(judge_model, played[f"{which}/train"][::2])) for which in ("before", "after")
-    }
+    on_policy: dict[str, dict[str, float | int | None]] = {}
+    for which in ("before", "after"):
+        judged = played[f"{which}/train"][::2]
+        on_policy[which] = audit_metrics(await judge(world.at_temperature(0.0).apart_from(judged), judged))
     run.update(
         {
             "policy": policies,
@@ -87,16 +88,15 @@ async def play_real(
 ) -> list[Trajectory]:
     """The policy's episodes in the real games of a split, the same tasks and seeds for every policy."""
     count = config.evaluate.episodes if split == "train" else config.evaluate.heldout_episodes
-    episodes = _plan(config, tasks.tasks(split), count, f"real/{which}/{split}")
-    with bar(f"play {which}, {split} games", len(episodes)) as advance:
-        return await _counted(
-            advance, episodes, tasks.make_env, agent, Provenance(Source.REAL, version), config, concurrency=64
-        )
+    episodes = plan(tasks.tasks(split), count, f"real/{which}/{split}", config.seed)
+    stamp = Provenance(Source.REAL, version)
+    what = f"play {which}, {split} games"
+    return await play_with_bar(what, episodes, tasks.make_env, agent, stamp, config.evaluate.max_turns, concurrency=64)
 
 
 async def _dreams(
     config: Config,
-    model: TextWorldModel,
+    model: LanguageWorldModel,
     tasks: TextWorldTasks,
     agent: LanguageModelAgent,
     version: str,
@@ -105,39 +105,12 @@ async def _dreams(
 ) -> list[Trajectory]:
     guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
     known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
-    episodes = _plan(config, known, config.evaluate.episodes, f"dream/{which}")
+    episodes = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
     stamp = Provenance(Source.DREAM, version, model.version)
-    with bar(f"dream {which}", len(episodes)) as advance:
-        return await _counted(
-            advance, episodes, lambda: DreamEnv(model, starts, guard), agent, stamp, config, concurrency=128
-        )
-
-
-def _plan(config: Config, tasks: Sequence[Task], count: int, prefix: str) -> list[Episode]:
-    return [
-        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", seed=config.seed * 1_000_000 + n * 1000 + k)
-        for n, task in enumerate(tasks)
-        for k in range(count)
-    ]
-
-
-async def _counted(
-    advance: Any,
-    episodes: Sequence[Episode],
-    make_env: Any,
-    agent: LanguageModelAgent,
-    stamp: Provenance,
-    config: Config,
-    concurrency: int,
-) -> list[Trajectory]:
-    done = 0
-
-    def count(_: Trajectory) -> None:
-        nonlocal done
-        done += 1
-        advance(done)
-
-    return await play_all(episodes, make_env, agent, stamp, config.evaluate.max_turns, concurrency, on_done=count)
+    limit = config.evaluate.max_turns
+    return await play_with_bar(
+        f"dream {which}", episodes, lambda: DreamEnv(model, starts, guard), agent, stamp, limit, concurrency=128
+    )
 
 
 def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
@@ -151,46 +124,13 @@ def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     return kept
 
 
-@dataclass(slots=True)
-class _Replayed:
-    """An actor that repeats the actions of another episode."""
-
-    actions: list[str]
-
-    async def act(self) -> str:
-        return self.actions.pop(0)
-
-    def observe(self, observation: Observation) -> None:
-        pass
-
-    def trace(self) -> None:
-        return None
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Replay:
-    actions: tuple[str, ...]
-    name: str = "replay"
-
-    def start(self, observation: Observation, seed: int) -> _Replayed:
-        return _Replayed(list(self.actions))
-
-
 async def _replay(run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
     """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
     by_id = {task.id: task for task in tasks.tasks("train")}
     step = max(1, len(dreams) // REPLAYS)
     chosen = [d for d in dreams[::step] if d.turns and not d.stop.is_failure]
-    env = tasks.make_env()
-    twins: list[Trajectory] = []
-    for dream in chosen:
-        agent = _Replay(tuple(turn.action for turn in dream.turns))
-        episode = Episode(f"replay/{dream.id}", by_id[dream.task_id], dream.group_id, dream.seed)
-        twins.append(await play(env, agent, episode, Provenance(Source.REAL), max_turns=len(dream.turns)))
-    await env.close()
+    episodes = [Episode(f"replay/{d.id}", by_id[d.task_id], d.group_id, d.seed) for d in chosen]
+    twins = await replay_all({f"replay/{d.id}": d for d in chosen}, episodes, tasks.make_env)
     sampled = {d.id for d in _samples(dreams)}
     run.add_rollouts("evaluate", [d for d in chosen if d.id not in sampled], which="after", split="train")
     pairs = {twin.id: dream.id for twin, dream in zip(twins, chosen, strict=True)}

@@ -8,22 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from imagination.experience import imitation_row
 from imagination.run_folder import RunFolder
-from imagination.settings import Config, FitSettings, UserError
+from imagination.settings import Config, FitSettings, UserError, WorldModelSettings
 from imagination.stages.common import (
+    KeepCheckpoints,
     adapted,
     context_of,
     finish,
-    load_world_model,
     make_trainer,
     need,
     open_run,
     resume_from,
 )
 from imagination.stages.engines import Engines
+from imagination.stages.worlds import UNFINISHED, form_of, load_world_model, member_folder, trained_as
 from imagination.stream import StepStream, SupervisedBatches
 from imagination.supervised import SupervisedModule
 from policy.lm.backbone import build_model, load_checkpoint, save_checkpoint
@@ -34,7 +36,10 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.audit import audit_metrics, judge
-from worldmodel.objective import transition_weights, world_model_row
+from worldmodel.calibration import calibration_metrics, fit_calibration
+from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_row
+
+MEMBER_SEEDS = 100_003  # between the random starts of two members of an ensemble
 
 
 def read_log(run: RunFolder, config: Config) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -60,32 +65,76 @@ def fit_world_model(config: Config, folder: Path) -> None:
     run = open_run(config, folder)
     with run.timed("fit_world_model"):
         train, held = read_log(run, config)
-        model, tokenizer = _start(run, config, config.worldmodel, train, config.seed + 1)
-        chat = ChatFormat(tokenizer)
+        settings = config.worldmodel
+        form = form_of(settings, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-        _check_lengths(
-            "answers", [prediction_text(u) for t in train for u in t.turns], chat, "dream", config.dream.max_tokens
-        )
-        weights = transition_weights(train)
-        rows = [world_model_row(chat, t, w) for t, w in zip(train, weights, strict=True)]
-        rows = fitting(rows, context_of(model, config.worldmodel), "worldmodel.context")
-        supervise(run, "fit_world_model", model, tokenizer, rows, config.fit, config.seed)
-        save_checkpoint(model, tokenizer, run.model("worldmodel"))
-        run.update({"real_steps": {"fit_world_model": 0}, "world_model": _measure(run, config, train, held)})
+        weights, share = _weights(settings, train)
+        run.update({"world_model_form": UNFINISHED})
+        rows: list[Row] = []
+        for member in range(settings.members):  # one after the other: on one device they would only share it
+            seed = config.seed + 1 + member * MEMBER_SEEDS
+            model, tokenizer = _start(run, config, settings, train, seed)
+            if not rows:  # members share the tokenizer
+                chat = ChatFormat(tokenizer)
+                answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
+                _check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
+                rows = [world_model_row(chat, t, w, form) for t, w in zip(train, weights, strict=True)]
+                rows = fitting(rows, context_of(model, settings), "worldmodel.context")
+            name = f"fit_world_model-{member}" if member else "fit_world_model"
+            supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1)
+            save_checkpoint(model, tokenizer, member_folder(run, member))
+        run.update({"world_model_form": trained_as(settings)})
+        measured = {**measure(run, config, train, held), "unchanged_share": share}
+        run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
     finish(run, "fit_world_model")
 
 
-def _measure(run: RunFolder, config: Config, train: Sequence[Trajectory], held: Sequence[Trajectory]) -> dict[str, Any]:
-    """The audit on episodes of the training games that the model has not seen, and on the held-out games."""
-    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False)
-    metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(world_model, held)))
+def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:
+    """A training weight for each turn of each episode, and the share of it on turns that change nothing.
+
+    Raises:
+        UserError: the log has no turn of a kind that should get a share.
+    """
+    same = [unchanging(trajectory, settings.refusals) for trajectory in log]
+    try:
+        weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)
+    except ValueError as error:
+        raise UserError(
+            f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, or "
+            "set the share to null"
+        ) from error
+    return weights, unchanging_share(weights, same)
+
+
+def measure(
+    run: RunFolder,
+    config: Config,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    name: str = "worldmodel",
+) -> dict[str, Any]:
+    """The audit on episodes of the training games that the model has not seen, and on the held-out games.
+
+    Writes its calibration beside it. ``name``: of the folder under ``models/``.
+    """
+    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False, name=name)
+    apart = world_model.apart_from(held)
+    metrics: dict[str, Any] = audit_metrics(asyncio.run(judge(apart, held)))
+    # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
+    temperature = config.dream.temperature
+    sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
+    calibration = fit_calibration(sampled, temperature)
+    if calibration is not None:
+        calibration.save(run.model(name))
+    metrics["calibration"] = calibration_metrics(sampled)
     store = TrajectoryStore.open(run.log)
     try:
         elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]
     except ValueError:  # a log of one's own may have no held-out tasks
         return metrics
-    metrics["heldout_tasks"] = audit_metrics(asyncio.run(judge(world_model, elsewhere)))
+    apart = world_model.apart_from(elsewhere)
+    metrics["heldout_tasks"] = audit_metrics(asyncio.run(judge(apart, elsewhere)))
     return metrics
 
 
@@ -105,7 +154,7 @@ def clone(config: Config, folder: Path) -> None:
         chat = ChatFormat(tokenizer)
         _check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
-        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed)
+        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed, keep_every=config.clone.keep_every)
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")
@@ -158,16 +207,31 @@ def supervise(
     rows: Sequence[Row],
     settings: FitSettings,
     seed: int,
+    chance: int | None = None,
+    keep_every: int = 0,
 ) -> None:
-    """Trains ``model`` in place; goes on from a saved training state if the stage was stopped."""
+    """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
+
+    ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random. Every ``keep_every``
+    steps the model as it then is goes into ``models/kept/``; 0 keeps none.
+    """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
-    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics), seed)
+    chance = seed if chance is None else chance
+    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics), chance)
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
     every = max(1, settings.steps // 5)
-    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        stage,
+        keep_every,
+        settings.steps,
+        lambda: module.global_step,
+        lambda folder: save_checkpoint(model, tokenizer, folder),
+    )
+    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step, [keep])
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
 
 
@@ -177,6 +241,7 @@ def _start(
     """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
     if settings.model:
         model, tokenizer = load_checkpoint(settings.model, settings.dtype)
+        torch.manual_seed(seed)  # adapters start at random
         return adapted(model, settings), tokenizer
     tokenizer = run_tokenizer(run, config, log)
     return build_model(settings, tokenizer, seed), tokenizer
@@ -185,13 +250,16 @@ def _start(
 def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> PreTrainedTokenizerBase:
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
-    if run.summary.get("vocab_size") != config.vocab_size or not (folder / "tokenizer.json").exists():
+    form = form_of(config.worldmodel, log)
+    made = {"vocab_size": config.vocab_size, "tokenizer_kind": config.worldmodel.kind}
+    known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
+    if known != made or not (folder / "tokenizer.json").exists():
         outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
         texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
         texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
-        phrases = sorted(status_line(*outcome) for outcome in outcomes)
+        phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
         train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
-        run.update({"vocab_size": config.vocab_size})
+        run.update(made)
     return _load_tokenizer(folder)
 
 

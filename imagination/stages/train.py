@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagination.curriculum import check_horizon, turns_at
 from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
 from imagination.evaluation import summarise
 from imagination.experience import group_advantages, imitation_row, policy_row
@@ -21,10 +22,10 @@ from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.common import (
+    KeepCheckpoints,
     adapted,
     finish,
     load_model,
-    load_world_model,
     make_agent,
     make_trainer,
     need,
@@ -34,6 +35,8 @@ from imagination.stages.common import (
 )
 from imagination.stages.engines import Engines
 from imagination.stages.fit import cut, read_log
+from imagination.stages.watch import Probe, Watch
+from imagination.stages.worlds import load_world_model
 from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
@@ -45,6 +48,7 @@ from real_envs.env import Env, Task
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, StopReason, Trajectory
+from worldmodel.calibration import FILE, Calibration
 
 _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
@@ -57,7 +61,7 @@ class World:
     source: Source
     version: str | None
     concurrency: int
-    engine: Engine | None = None
+    engines: tuple[Engine, ...] = ()
     close: Callable[[], Any] | None = None
 
 
@@ -87,6 +91,15 @@ def check(config: Config) -> None:
         raise UserError(f"train.expert_share must lie in [0, 1), got {config.train.expert_share}")
     if not 0 <= config.dream.branch <= 1:
         raise UserError(f"dream.branch must lie in [0, 1], got {config.dream.branch}")
+    if not 0 < config.dream.min_weight <= 1:
+        raise UserError(f"dream.min_weight must lie in (0, 1], got {config.dream.min_weight}")
+    if config.dream.extra_groups < 0:
+        raise UserError(f"dream.extra_groups must be 0 or more, got {config.dream.extra_groups}")
+    if wrong := check_horizon(config.dream.horizon, config.dream.max_turns):
+        raise UserError(wrong)
+    wires = config.tripwires
+    if wires.window < 1 or wires.every < 1 or wires.min_groups < 1 or wires.real_episodes < 0:
+        raise UserError("tripwires.window, .every and .min_groups must be 1 or more, .real_episodes 0 or more")
 
 
 def _train(run: RunFolder, config: Config) -> None:
@@ -101,16 +114,21 @@ def _train(run: RunFolder, config: Config) -> None:
         for name, start in starts_from_log(log, branch=True).items()
         if len(start.history) < config.dream.max_turns  # deeper ones cost their whole history and teach no more
     }
+    dreamed = config.train.world == "dream"
     if not done:
-        run.update({"real_steps": {"train": 0}})
+        run.update({"real_steps": {"train": 0, "probe": 0} if dreamed else {"train": 0}})
     before = real_steps_taken()
     earlier = run.summary["real_steps"].get("train", 0)
+    probe = Probe(run, config, run.summary["real_steps"].get("probe", 0))
+
+    def used() -> int:
+        return real_steps_taken() - before - probe.steps
 
     def count() -> None:
-        run.update({"real_steps": {"train": earlier + real_steps_taken() - before}})
+        run.update({"real_steps": {"train": earlier + used()}})
 
     engines = Engines(config.engine)
-    world = _dream(engines, run, config, log, starts) if config.train.world == "dream" else _real(run, config)
+    world = _dream(engines, run, config, log, starts) if dreamed else _real(run, config)
     agent = make_agent(engines, model, chat, config, temperature=1.0, name="policy")
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     module = PolicyModule(
@@ -121,27 +139,52 @@ def _train(run: RunFolder, config: Config) -> None:
         seed=config.seed,
         reference=reference,
     )
-    player = Player(run, config, world, model, agent, chat, starts, experts, count)
+    watch = None
+    if dreamed and config.tripwires.enabled:
+        goal = config.worldmodel.goal  # what pays in these dreams: the log's own rewards would contradict it
+        watch = Watch(run, config, model, [goal.paid(t) for t in log] if goal.declared else log, probe)
+        if state is not None:
+            watch.resume(state)
+    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done)
-    trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        "train",
+        config.train.keep_every,
+        config.train.updates,
+        lambda: module.updates_done,
+        lambda folder: save_checkpoint(model, chat.tokenizer, folder),
+    )
+    more = [keep] if watch is None else [watch, keep]
+    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, more)
+    if watch is None or watch.tripped is None:
+        trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+    if watch is not None:
+        watch.roll_back()
     if world.close is not None:
         asyncio.run(world.close())
-    used = real_steps_taken() - before
-    if config.train.world == "dream" and used:
-        raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
+    if dreamed and (steps := used()):
+        raise RuntimeError(f"training in dreams took {steps} real step{'s' * (steps != 1)}")
     save_checkpoint(model, chat.tokenizer, run.model("policy"))
     count()
-    dreamed = sum(line.get("turns", 0) for line in run.metrics("train")) if world.source is Source.DREAM else 0
-    run.update({"dreamed_turns": int(dreamed), "speed": player.speed()})
+    turns = sum(line.get("turns", 0) for line in run.metrics("train")) if dreamed else 0
+    run.update({"dreamed_turns": int(turns), "speed": player.speed()})
+    if dreamed:
+        off = {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
+        run.update({"tripwires": watch.summary() if watch is not None else off})
 
 
 def _dream(
     engines: Engines, run: RunFolder, config: Config, log: Sequence[Trajectory], starts: Mapping[str, Start]
 ) -> World:
     model = load_world_model(engines, run, config, config.dream.temperature, log)
-    guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
-    return World(lambda: DreamEnv(model, starts, guard), Source.DREAM, model.version, 64, model.engine)
+    dream = config.dream
+    calibration = Calibration.load(run.model("worldmodel"))
+    if dream.on_doubt == "downweight" and calibration is None:
+        path = run.model("worldmodel") / FILE
+        raise UserError(f"dream.on_doubt=downweight needs {path}; run `imagine fit-world-model` with this version")
+    guard = Guard(dream.min_confidence, dream.min_outcome_confidence, ends=dream.on_doubt != "downweight")
+    return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
 
 def _real(run: RunFolder, config: Config) -> World:
@@ -162,6 +205,7 @@ class Player:
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
+    watch: Watch | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -169,24 +213,17 @@ class Player:
         """A pure function of the update's index, the seed and the policy's weights."""
         settings = self.config.train
         self.agent.engine.update_weights()
-        if isinstance(self.world.engine, InProcessEngine):
-            self.world.engine.reset()
+        for engine in self.world.engines:
+            if isinstance(engine, InProcessEngine):
+                engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
-        episodes = self._episodes(index, chance)
-        begin = time.perf_counter()
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
-        played = asyncio.run(
-            play_all(
-                episodes,
-                self.world.make_env,
-                self.agent,
-                stamp,
-                self.config.dream.max_turns,
-                self.world.concurrency,
-            )
-        )
-        self.seconds += time.perf_counter() - begin
-        self.turns += sum(len(t.own_turns) for t in played)
+        longest = self.config.dream.max_turns
+        if self.world.source is Source.DREAM:
+            longest = turns_at(index, self.config.dream.horizon, self.config.dream.horizon_shape, longest)
+        played = self._play(self._episodes(index, chance, 0, settings.groups, self.config.dream.branch), stamp, longest)
+        if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
+            played += self._branches(index, chance, stamp, longest, played)
         self.count_real_steps()
         if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -196,10 +233,15 @@ class Player:
             )
         first = [played[g * settings.group_size] for g in range(settings.groups)]
         self.run.add_rollouts("train", first, which="update", step=index, split="train")
+        seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
+        if self.watch is not None and self.watch.tripped is not None:
+            return Update(index, [], {**self._measure(played), **seen})
+        weigh = self.config.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
+        min_weight = self.config.dream.min_weight if weigh else None
         advantages, counts = group_advantages(played, self.config.algorithm.normalise_std)
         rows: list[Row] = []
         for episode, advantage, count in zip(played, advantages, counts, strict=True):
-            row = policy_row(episode, advantage)
+            row = policy_row(episode, advantage, min_weight)
             # GRPO: an episode like all others of its group has no gradient; leaving it out saves its forward pass
             useful = count and advantage != 0 if self.config.algorithm.name == "grpo" else True
             if row is not None and useful:
@@ -209,19 +251,50 @@ class Player:
             row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, rows, {**self._measure(played), **realised_shares(rows)})
+        return Update(index, rows, {**self._measure(played), **seen, **realised_shares(rows)})
 
     def speed(self) -> dict[str, float]:
         """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
         found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
-        if isinstance(self.world.engine, InProcessEngine):
-            counts = self.world.engine.counts
-            found["tokens_per_step"] = counts.generated / max(1, counts.steps)
-            if counts.drafted:
-                found["draft_acceptance"] = counts.accepted / counts.drafted
+        counts = [engine.counts for engine in self.world.engines if isinstance(engine, InProcessEngine)]
+        if counts:
+            found["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
+            if drafted := sum(c.drafted for c in counts):
+                found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
         return found
 
-    def _episodes(self, index: int, chance: random.Random) -> list[Episode]:
+    def _play(self, episodes: Sequence[Episode], stamp: Provenance, longest: int) -> list[Trajectory]:
+        begin = time.perf_counter()
+        played = asyncio.run(
+            play_all(episodes, self.world.make_env, self.agent, stamp, longest, self.world.concurrency)
+        )
+        self.seconds += time.perf_counter() - begin
+        self.turns += sum(len(t.own_turns) for t in played)
+        return played
+
+    def _branches(
+        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """Further groups from the middle of logged episodes, for the turns that doubt has cut off.
+
+        A dream that ended unsure after k turns it could use gave up ``longest - k``. As many turns are dreamed in whole
+        groups (GRPO compares within them), round after round, since these may be cut as well: until nothing is missing
+        that a further group could give, or the groups allowed by ``dream.extra_groups`` are used up.
+        """
+        settings = self.config.train
+        missing = lost_to_doubt(played, longest)
+        first, last = settings.groups, settings.groups + int(self.config.dream.extra_groups * settings.groups)
+        found: list[Trajectory] = []
+        while first < last and missing >= settings.group_size * longest:
+            groups = min(missing // (settings.group_size * longest), last - first)
+            more = self._play(self._episodes(index, chance, first, groups, 1.0), stamp, longest)
+            missing -= sum(useful_turns(t) for t in more)
+            first += groups
+            found += more
+        return found
+
+    def _episodes(self, index: int, chance: random.Random, first: int, groups: int, branch: float) -> list[Episode]:
+        """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
         settings = self.config.train
         by_task: dict[str, list[str]] = {}
         for name, start in self.starts.items():
@@ -229,11 +302,11 @@ class Player:
         tasks = sorted(by_task)
         chance.shuffle(tasks)
         episodes: list[Episode] = []
-        for g in range(settings.groups):
+        for g in range(first, first + groups):
             task_id = tasks[g % len(tasks)]
             branched = [n for n in by_task[task_id] if self.starts[n].history]
             whole = [n for n in by_task[task_id] if not self.starts[n].history]
-            use_branch = self.world.source is Source.DREAM and chance.random() < self.config.dream.branch
+            use_branch = self.world.source is Source.DREAM and chance.random() < branch
             name = chance.choice(branched if use_branch and branched else whole)
             spec = {"start": name, "path": str((self.run.games / f"{task_id}.z8").resolve())}
             for k in range(settings.group_size):
@@ -257,3 +330,13 @@ class Player:
         if everything.mean_turns is not None:
             metrics["mean_turns"] = everything.mean_turns
         return metrics
+
+
+def useful_turns(episode: Trajectory) -> int:
+    """Own turns without the one that the guard rejected."""
+    return len(episode.own_turns) - (episode.stop is StopReason.UNSURE)
+
+
+def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:
+    """How many turns the dreams that ended unsure could still have had."""
+    return sum(longest - useful_turns(t) for t in played if t.stop is StopReason.UNSURE)

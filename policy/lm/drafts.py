@@ -67,13 +67,15 @@ class Drafts:
 
     def propose(self, ids: np.ndarray, stop: int, limit: int) -> Draft | None:
         """What may follow ``ids``, at most ``limit`` tokens and not beyond ``stop``; ``None`` without an idea."""
+        if limit < 1:
+            return None
+        own, hashes = _matches(ids), _suffix_hashes(ids)
         for n in LENGTHS:
-            if len(ids) <= n or limit < 1:
+            if len(ids) <= n:
                 continue
-            found = _last_match(ids, n)
-            source = ids
+            found, source = own.get(n), ids
             if found is None:
-                found, source = self._lookup(ids, n), self._corpus
+                found, source = self._lookup(hashes[n - 1], n), self._corpus
             if found is None:
                 continue
             guess = source[found : found + min(limit, self._records[n].length())]
@@ -88,10 +90,9 @@ class Drafts:
         """Learns from what became of a guess how long the next one should be."""
         self._records[draft.match].observe(accepted)
 
-    def _lookup(self, ids: np.ndarray, n: int) -> int | None:
+    def _lookup(self, key: np.uint64, n: int) -> int | None:
         hashes, follows = self._tables[n]
-        key = ((ids[-n:] + 2).astype(np.uint64) * _POWERS[-n:]).sum()
-        at = int(np.searchsorted(hashes, key))
+        at = int(hashes.searchsorted(key))
         # equal hashes of different tokens give a wrong guess, which costs time and nothing else
         return int(follows[at]) if at < len(hashes) and hashes[at] == key else None
 
@@ -115,11 +116,25 @@ def _table(corpus: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     return unique, follows[len(follows) - 1 - first_in_reverse]
 
 
-def _last_match(ids: np.ndarray, n: int) -> int | None:
-    """Where the text goes on after the latest earlier occurrence of its last ``n`` tokens."""
-    earlier = np.flatnonzero(ids[n - 1 : -1] == ids[-1]) + n - 1  # ends of candidate windows
-    for back in range(2, n + 1):
-        if not len(earlier):
-            return None
+def _suffix_hashes(ids: np.ndarray) -> np.ndarray:
+    """``_hashes`` of the last ``n`` ids, at index ``n - 1``."""
+    last = (ids[: -len(_POWERS) - 1 : -1] + 2).astype(np.uint64)
+    hashes: np.ndarray = (last * _POWERS[::-1][: len(last)]).cumsum(dtype=np.uint64)
+    return hashes
+
+
+def _matches(ids: np.ndarray) -> dict[int, int]:
+    """By ``n``: where the text goes on after the latest earlier occurrence of its last ``n`` tokens."""
+    shortest, longest = min(LENGTHS), max(LENGTHS)
+    if len(ids) <= shortest:
+        return {}
+    earlier = np.flatnonzero(ids[shortest - 1 : -1] == ids[-1]) + shortest - 1  # where an occurrence ends
+    for back in range(2, shortest + 1):
         earlier = earlier[ids[earlier - back + 1] == ids[-back]]
-    return int(earlier[-1]) + 1 if len(earlier) else None
+    if not len(earlier):
+        return {}
+    steps = np.arange(min(longest, len(ids) - 1))
+    at = earlier[:, None] - steps
+    same = (ids[at] == ids[-1 - steps]) & (at >= 0)
+    agreed = np.where(same.all(1), len(steps), same.argmin(1))
+    return {n: int(earlier[agreed >= n][-1]) + 1 for n in LENGTHS if (agreed >= n).any()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -85,6 +85,10 @@ class EngineUnavailable(ValueError):
     """The chosen engine cannot work here, such as a package or server that is missing; the message says what to do."""
 
 
+class EngineCannotScore(EngineUnavailable):
+    """The chosen engine samples tokens but cannot tell the log-probs of given ones; the message says what to do."""
+
+
 class ContextFull(Exception):
     """Prompt and completion do not fit the model's context; the episode is truncated, its neighbours go on."""
 
@@ -130,3 +134,37 @@ class Engine(Protocol):
     def update_weights(self) -> None:
         """The weights have changed: what is cached of the old ones is forgotten, ``version`` goes up by one."""
         ...
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """What an engine can that also tells how likely given tokens are."""
+
+    async def score(self, ids: Sequence[int], start: int, session: Hashable | None = None) -> tuple[float, ...]:
+        """Log-probs of ``ids[start:]``, each given all ids before it, at temperature 1 over all tokens (teacher
+        forcing).
+
+        Args:
+            ids: the whole sequence.
+            start: the first id to score, at least 1; what is cached of those before it is not computed again.
+            session: the episode, as a key for the cache; the same as in ``complete``.
+
+        Raises:
+            ContextFull: ``len(ids)`` exceeds the context.
+            EngineFailure: a log-prob is not finite; only this request is lost.
+        """
+        ...
+
+
+def scorer(engine: Engine) -> Scorer:
+    """The engine as one that scores.
+
+    Raises:
+        EngineCannotScore: it has no ``score``.
+    """
+    if not isinstance(engine, Scorer):
+        raise EngineCannotScore(
+            f"{type(engine).__name__} cannot score given tokens, which the members of an ensemble do to each other's "
+            "predictions: set engine=inprocess, or worldmodel.members=1"
+        )
+    return engine

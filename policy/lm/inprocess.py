@@ -26,6 +26,8 @@ _STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bound
 _LOGIT_NUMBERS = 1 << 24  # as many logits exist at a time
 _WORTH_COPYING = 16  # tokens of a common beginning
 
+_Outcome = Completion | tuple[float, ...] | Exception
+
 
 class MemoryTooSmall(ValueError):
     """Not even one sequence of the whole context fits the stated memory."""
@@ -53,8 +55,14 @@ class _Request:
     sampling: Sampling
     uniforms: np.ndarray  # one per token to sample; drawn from the request's own seed
     session: Hashable | None
-    future: asyncio.Future[Completion]
+    future: asyncio.Future[Any]
     draft: Draft | None = None
+    score_from: int | None = None  # log-probs of ``ids`` from here on are asked for, and nothing is sampled
+
+    @property
+    def known(self) -> int:
+        """How many leading ids need no hidden state of their own, so that they may come from a cache."""
+        return (len(self.ids) if self.score_from is None else self.score_from) - 1
 
 
 @dataclass(slots=True)
@@ -74,6 +82,7 @@ class _Slots:
     stop: np.ndarray
     limit: np.ndarray  # length of the prompt and the longest answer
     by_hand: np.ndarray  # whether each token needs a look of its own
+    scored: np.ndarray  # the tokens are given and only scored
 
     @classmethod
     def empty(cls, slots: int, context: int) -> _Slots:
@@ -91,6 +100,7 @@ class _Slots:
             stop=np.zeros(slots, dtype=np.int64),
             limit=np.zeros(slots, dtype=np.int64),
             by_hand=np.zeros(slots, dtype=bool),
+            scored=np.zeros(slots, dtype=bool),
         )
 
 
@@ -100,6 +110,7 @@ class Counts:
 
     Attributes:
         generated: tokens sampled.
+        scored: given tokens whose log-probs were asked for.
         fed: tokens run through the model, those of rejected drafts included.
         reused: prompt tokens whose keys and values were there already.
         steps: forward passes.
@@ -108,6 +119,7 @@ class Counts:
     """
 
     generated: int = 0
+    scored: int = 0
     fed: int = 0
     reused: int = 0
     steps: int = 0
@@ -214,13 +226,42 @@ class InProcessEngine:
             raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
         if not len(ids):
             raise ValueError("a completion needs at least one token to continue")
-        if not 0 <= min(ids) <= max(ids) < self._vocab:
-            raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
         if sampling.stop_strings and self._decode is None:
             raise ValueError("stop strings need an engine that was given `decode`")
-        loop = asyncio.get_running_loop()
         uniforms = np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens)
-        request = _Request(np.asarray(ids, dtype=np.int64), sampling, uniforms, session, loop.create_future())
+        completion: Completion = await self._request(ids, sampling, uniforms, session)
+        return completion
+
+    async def score(self, ids: Sequence[int], start: int, session: Hashable | None = None) -> tuple[float, ...]:
+        """See ``Scorer``. A scored episode stays cached like a sampled one; both kinds of request share a step.
+
+        Raises:
+            ContextFull: ``len(ids)`` exceeds the context.
+            EngineFailure: a log-prob is not finite.
+            ValueError: ``start`` leaves nothing before or behind it, or an id that the model does not know.
+        """
+        if len(ids) > self.context:
+            raise ContextFull(f"{len(ids)} tokens do not fit a context of {self.context}")
+        if not 1 <= start < len(ids):
+            raise ValueError(f"start must lie between 1 and the last of {len(ids)} ids, got {start}")
+        nothing = Sampling(max_tokens=1, stop=-1)
+        logprobs: tuple[float, ...] = await self._request(ids, nothing, np.zeros(0), session, start)
+        return logprobs
+
+    async def _request(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        uniforms: np.ndarray,
+        session: Hashable | None,
+        score_from: int | None = None,
+    ) -> Any:
+        if not 0 <= min(ids) <= max(ids) < self._vocab:
+            raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
+        loop = asyncio.get_running_loop()
+        request = _Request(
+            np.asarray(ids, dtype=np.int64), sampling, uniforms, session, loop.create_future(), score_from=score_from
+        )
         self._waiting.append(request)
         if self._driver is None or self._driver.done():
             self._driver = loop.create_task(self._drive())
@@ -276,13 +317,13 @@ class InProcessEngine:
 
     def _load_prompt(self, slot: int, request: _Request) -> bool:
         """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
-        state, n = self._state, len(request.ids)
-        cached = int(_common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], n - 1), request.ids)[0])
+        state, n, most = self._state, len(request.ids), request.known
+        cached = int(_common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
         if cached < state.fed[slot] or not cached:  # a new episode, or one that left its own path
-            common = _common_prefix(state.ids, np.minimum(state.fed, n - 1), request.ids)
+            common = _common_prefix(state.ids, np.minimum(state.fed, most), request.ids)
             donor = int(common.argmax())
             known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
-            coming = int(_common_prefix(state.ids, np.minimum(known, n - 1), request.ids).max())
+            coming = int(_common_prefix(state.ids, np.minimum(known, most), request.ids).max())
             if coming >= max(cached, common[donor]) + _WORTH_COPYING:
                 return False  # a neighbour is about to read the same beginning; a step later it can be copied
             if common[donor] >= cached + _WORTH_COPYING:
@@ -295,7 +336,9 @@ class InProcessEngine:
         self.counts.reused += cached
         state.ids[slot, :n] = request.ids
         state.fed[slot] = cached
-        state.prompt[slot] = state.length[slot] = state.end[slot] = n
+        state.prompt[slot] = most + 1
+        state.length[slot] = state.end[slot] = n if request.score_from is None else n - 1  # nothing follows the last id
+        state.scored[slot] = request.score_from is not None
         state.uniforms[slot, n : n + len(request.uniforms)] = request.uniforms
         sampling = request.sampling
         state.temperature[slot], state.top_k[slot], state.top_p[slot] = (
@@ -304,8 +347,9 @@ class InProcessEngine:
             sampling.top_p,
         )
         state.stop[slot], state.limit[slot] = sampling.stop, n + sampling.max_tokens
-        state.by_hand[slot] = self.drafts is not None or bool(sampling.stop_strings)
-        self._propose(slot, request)
+        state.by_hand[slot] = self.drafts is not None or bool(sampling.stop_strings) or request.score_from is not None
+        if request.score_from is None:
+            self._propose(slot, request)
         return True
 
     def _propose(self, slot: int, request: _Request) -> None:
@@ -322,7 +366,7 @@ class InProcessEngine:
             state.end[slot] = length + n
 
     @torch.inference_mode()
-    def _step(self) -> dict[int, Completion | Exception]:
+    def _step(self) -> dict[int, _Outcome]:
         """One forward pass for all running slots; returns those that are done."""
         if not self._running:
             return {}
@@ -343,13 +387,17 @@ class InProcessEngine:
         state.fed[slots] = starts + counts
         self.counts.steps += 1
         self.counts.fed += len(rows)
-        outcomes: dict[int, Completion | Exception] = {}
+        outcomes: dict[int, _Outcome] = {}
         bounds = np.searchsorted(rows[wanted], np.arange(len(slots) + 1))
         gone_on = self._go_on(slots, ids, logprobs, bounds)
         for row, slot in enumerate(slots.tolist()):
             low, high = bounds[row], bounds[row + 1]
             if low < high and not gone_on[row]:
-                outcome = self._accept(slot, ids[low:high], logprobs[low:high])
+                outcome: _Outcome | None
+                if state.scored[slot]:
+                    outcome = self._scored(slot, logprobs[low:high])
+                else:
+                    outcome = self._accept(slot, ids[low:high], logprobs[low:high])
                 if outcome is not None:
                     outcomes[slot] = outcome
         return outcomes
@@ -358,6 +406,7 @@ class InProcessEngine:
         """Ids and log-probs of the tokens at positions ``at``, given the hidden states before them."""
         state, device = self._state, hidden.device
         temperature, uniforms = state.temperature[slots], state.uniforms[slots, at]
+        given = state.scored[slots]
         top_k = state.top_k[slots] if state.top_k[slots].any() else None
         top_p = state.top_p[slots] if (state.top_p[slots] < 1).any() else None
         ids, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
@@ -365,13 +414,23 @@ class InProcessEngine:
         for done in range(0, len(at), size):
             part = slice(done, done + size)
             optional = (None if x is None else torch.from_numpy(x[part]).to(device) for x in (top_k, top_p))
+            logits = self._decoder.logits(hidden[part])
+            if given[part].all():
+                ids[part] = state.ids[slots[part], at[part]]
+                logprobs[part] = _logprobs(logits, ids[part])
+                continue
             chosen, scored = sample(
-                self._decoder.logits(hidden[part]),
+                logits,
                 torch.from_numpy(temperature[part]).to(device),
                 torch.from_numpy(uniforms[part]).to(device),
                 *optional,
             )
             ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
+            if given[part].any():
+                those = np.flatnonzero(given[part])
+                told = state.ids[slots[part][those], at[part][those]]
+                ids[done + those] = told
+                logprobs[done + those] = _logprobs(logits[torch.from_numpy(those).to(device)], told)
         return ids, logprobs
 
     def _go_on(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -428,6 +487,19 @@ class InProcessEngine:
         self._propose(slot, request)
         return None
 
+    def _scored(self, slot: int, logprobs: np.ndarray) -> tuple[float, ...] | Exception | None:
+        """Keeps log-probs of given tokens; returns all once the last one is there. A long text comes in pieces."""
+        state, request = self._state, self._running[slot]
+        if not np.isfinite(logprobs).all():
+            return EngineFailure("the model's log-probs are not finite")
+        done = int(state.fed[slot]) + 1  # the ids up to here have one
+        state.logprobs[slot, done - len(logprobs) : done] = logprobs
+        if done < len(request.ids):
+            return None
+        start = request.score_from or 0
+        self.counts.scored += len(request.ids) - start
+        return tuple(state.logprobs[slot, start:done].tolist())
+
     def _stop_string(self, slot: int, request: _Request, begin: int, end: int) -> int | None:
         """Where the sampled text first contains a stop string, as the position after the token that completes it."""
         if not request.sampling.stop_strings or self._decode is None:
@@ -439,9 +511,9 @@ class InProcessEngine:
                 return at
         return None
 
-    def _finish(self, slot: int, outcome: Completion | Exception | None) -> None:
+    def _finish(self, slot: int, outcome: _Outcome | None) -> None:
         request = self._running.pop(slot)
-        if not isinstance(outcome, Completion):
+        if outcome is None or isinstance(outcome, Exception):
             self._state.fed[slot] = 0
             if self._slot_of.get(request.session) == slot:
                 del self._slot_of[request.session]
@@ -451,10 +523,17 @@ class InProcessEngine:
             self._free.add(slot)
         if request.future.done() or outcome is None:
             return
-        if isinstance(outcome, Completion):
-            request.future.set_result(outcome)
-        else:
+        if isinstance(outcome, Exception):
             request.future.set_exception(outcome)
+        else:
+            request.future.set_result(outcome)
+
+
+def _logprobs(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:
+    """Of given ``ids`` ``[n]`` under ``logits`` ``[n, vocab]``: ``[n]``."""
+    wanted = torch.from_numpy(ids).to(logits.device)[:, None]
+    told: np.ndarray = logits.log_softmax(-1).gather(-1, wanted)[:, 0].cpu().numpy()
+    return told
 
 
 def _common_prefix(known: np.ndarray, limits: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -139,23 +139,45 @@ def parse_prediction(text: str) -> tuple[str, float, bool] | None:
     return match["text"], float(match["reward"]), match["done"] is not None
 
 
-def world_model_prompt(chat: ChatFormat, start: str, history: Sequence[Turn], action: str) -> Tokens:
-    """The ids that the world model continues with its prediction of what ``action`` does."""
+def world_model_prompt(
+    chat: ChatFormat,
+    start: str,
+    history: Sequence[Turn],
+    action: str,
+    answers: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+) -> Tokens:
+    """The ids that the world model continues with its prediction of what ``action`` does.
+
+    Args:
+        answers: what it wrote for each turn of ``history``; by default the whole observations (``prediction_text``).
+        notes: what stands before each action, that of ``action`` last; nothing by default. Trained by nobody.
+    """
+    answers = [prediction_text(turn) for turn in history] if answers is None else answers
+    notes = notes or [""] * (len(history) + 1)
     tokens = Tokens.empty()
     tokens.append(chat.opening, Owner.SCAFFOLD)
     tokens.append(chat.encode(start + "\n> "), Owner.SCAFFOLD)
-    for index, turn in enumerate(history):
+    for index, (turn, answer, note) in enumerate(zip(history, answers, notes[:-1], strict=True)):
+        tokens.append(chat.encode(note) if note else (), Owner.SCAFFOLD)
         tokens.append(chat.encode(turn.action), Owner.AGENT, index)
         tokens.append(chat.to_assistant, Owner.SCAFFOLD)
-        tokens.append((*chat.encode(prediction_text(turn)), chat.stop), Owner.ENV, index)
+        tokens.append((*chat.encode(answer), chat.stop), Owner.ENV, index)
         tokens.append(chat.to_user, Owner.SCAFFOLD)
+    tokens.append(chat.encode(notes[-1]) if notes[-1] else (), Owner.SCAFFOLD)
     tokens.append(chat.encode(action), Owner.AGENT, len(history))
     tokens.append(chat.to_assistant, Owner.SCAFFOLD)
     return tokens
 
 
-def render_for_world_model(chat: ChatFormat, trajectory: Trajectory) -> Tokens:
+def render_for_world_model(
+    chat: ChatFormat, trajectory: Trajectory, answers: Sequence[str] | None = None, notes: Sequence[str] = ()
+) -> Tokens:
     """The whole episode in the world model's view; it trains on the tokens owned by ``ENV``.
+
+    Args:
+        answers: what it should write for each turn; by default the whole observations.
+        notes: what stands before each action.
 
     Raises:
         ValueError: the episode has no turn, so there is nothing to predict.
@@ -163,8 +185,9 @@ def render_for_world_model(chat: ChatFormat, trajectory: Trajectory) -> Tokens:
     if not trajectory.turns:
         raise ValueError(f"episode {trajectory.id} has no turn")
     *history, last = trajectory.turns
-    tokens = world_model_prompt(chat, trajectory.start, history, last.action)
-    tokens.append((*chat.encode(prediction_text(last)), chat.stop), Owner.ENV, len(history))
+    answers = [prediction_text(turn) for turn in trajectory.turns] if answers is None else answers
+    tokens = world_model_prompt(chat, trajectory.start, history, last.action, answers[:-1], notes)
+    tokens.append((*chat.encode(answers[-1]), chat.stop), Owner.ENV, len(history))
     return tokens
 
 

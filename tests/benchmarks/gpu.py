@@ -111,7 +111,7 @@ def dream_rows(shape: Shape, device: str, options: Any) -> list[dict[str, Any]]:
     return [
         race.row("dreamed turns/s against generate, whole history each turn", "report", ours, generate, limits),
         race.row("dreamed turns/s against vLLM", "report", ours, vllm, limits),
-        race.long_row(Side("inprocess", "bfloat16"), torch.bfloat16, seconds),
+        race.long_row(ours, "report", seconds=seconds),
         *decode_rows(shape, torch.bfloat16, device, length=8 if options.tiny else 64, seconds=5 * seconds),
     ]
 

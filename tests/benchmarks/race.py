@@ -91,13 +91,17 @@ class Race:
         mine, others = (self.rates.get(name, []) for name in (ours, theirs))
         return table_row(what, target, "turns/s", mine, others, not_measured=self.missing.get(theirs, ""), **limits)
 
-    def long_row(self, side: Side, dtype: torch.dtype, seconds: float = 1.0) -> dict[str, Any]:
-        """Whether later turns cost more, and in the note whether they must."""
-        late, early = self._play(side, shape=replace(self.shape, turns=31), long=True)["seconds"]
-        least_late, least_early = (1 / decode_turns(self.shape, dtype, n, self.device, seconds) for n in (30, 3))
+    def long_row(self, name: str, target: str, episodes: int | None = None, seconds: float = 1.0) -> dict[str, Any]:
+        """Whether later turns of a side cost more, and in the note whether they must; another number of episodes than
+        in the race shows how much of it is the reading of their keys and values."""
+        side = self.sides[name]
+        shape = replace(self.shape, turns=31, episodes=episodes or self.shape.episodes)
+        late, early = self._play(side, shape=shape, long=True)["seconds"]
+        dtype = getattr(torch, side.dtype)
+        least_late, least_early = (1 / decode_turns(shape, dtype, n, self.device, seconds) for n in (30, 3))
         return table_row(
-            f"time of turn 30 over time of turn 3, in process, {side.dtype}",
-            "<= 1.5",
+            f"time of turn 30 over time of turn 3, {shape.episodes} episodes, {name}",
+            target,
             "s a turn of all",
             [late],
             [early],

@@ -85,8 +85,8 @@ def main() -> None:
         race.row("dreamed turns/s in bf16 against fp32, in process", "report", half, ours, bf16),
     ]
     if not options.quick:
-        for dtype in (torch.float32, torch.bfloat16):
-            rows.append(race.long_row(Side("inprocess", str(dtype).removeprefix("torch.")), dtype, seconds))
+        rows += [race.long_row(name, "<= 1.5", seconds=seconds) for name in (ours, half)]
+        rows += [race.long_row(name, "report", 8, seconds) for name in (ours, half, generate)]
         rows += decode_rows(shape, torch.float32)
     write(
         "rollouts",

@@ -14,6 +14,11 @@ from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 TASKS = {"corridor-a": ("east", "lamp"), "corridor-b": ("west", "book")}
 
 
+def start(task: str) -> str:
+    way, thing = TASKS[task]
+    return f"You stand in a corridor. There is a way {way}. Find the {thing}."
+
+
 def logged_episode(task: str, number: int) -> Trajectory:
     """One of a few behaviours in a corridor of two rooms: go the right way, then take the thing."""
     way, thing = TASKS[task]
@@ -40,7 +45,7 @@ def logged_episode(task: str, number: int) -> Trajectory:
         source=Source.EXPERT if expert else Source.REAL,
         agent=agent,
         seed=number,
-        start=f"You stand in a corridor. There is a way {way}. Find the {thing}.",
+        start=start(task),
         turns=tuple(turns),
         stop=StopReason.TERMINATED if turns[-1].terminated else StopReason.TURN_LIMIT,
     )
@@ -49,6 +54,10 @@ def logged_episode(task: str, number: int) -> Trajectory:
 @pytest.fixture
 def tiny() -> Config:
     """Settings under which every stage takes about a second."""
+    return tiny_settings()
+
+
+def tiny_settings() -> Config:
     config = Config(run="tiny", vocab_size=320)
     for model in (config.worldmodel, config.policy):
         model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
@@ -59,12 +68,17 @@ def tiny() -> Config:
     config.clone.agents = ["noisy"]
     config.train.updates, config.train.groups, config.train.group_size = 4, 2, 3
     config.train.checkpoint_every = 2
+    config.tripwires.enabled = False  # honest dreams of models this small look odd
     return config
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run folder that holds nothing but a log."""
-    store = TrajectoryStore.create(tmp_path / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
-    store.append(logged_episode(task, number) for task in TASKS for number in range(30))
+    write_log(tmp_path)
     return tmp_path
+
+
+def write_log(folder: Path) -> None:
+    store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
+    store.append(logged_episode(task, number) for task in TASKS for number in range(30))

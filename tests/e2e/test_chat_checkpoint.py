@@ -77,4 +77,4 @@ def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(run: Path, tiny:
     after = AutoModelForCausalLM.from_pretrained(run / "models" / "policy").state_dict()
     assert torch.equal(after[embedding], original[embedding]), "LoRA leaves the embedding alone"
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["real_steps"] == {"fit_world_model": 0, "clone": 0, "train": 0}
+    assert summary["real_steps"] == {"fit_world_model": 0, "clone": 0, "train": 0, "probe": 0}

@@ -20,7 +20,8 @@ from imagination.stages.fit import clone, fit_world_model
 
 
 def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["demo", "preset=tiny", "seed=2", f"output={tmp_path}"]
+    probes = ["tripwires.real_episodes=2", "tripwires.every=5"]
+    command = ["demo", "preset=tiny", "seed=2", f"output={tmp_path}", *probes]
     assert main(command) == 0
     folder = tmp_path / "tiny"
     report = json.loads((folder / "report.json").read_text())
@@ -29,7 +30,13 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert after["success"] >= before["success"] + 0.2, "dreams taught nothing"
     assert after["ci95"][0] > before["success"]
     assert report["real_steps"]["train"] == 0 < report["real_steps"]["collect"]
+    assert 4 <= report["real_steps"]["probe"] <= 2 * 2 * 6  # two probes of two episodes of at most six turns: declared
+    wires = report["tripwires"]
+    assert (wires["enabled"], wires["updates"], wires["stopped_by"]) == (True, 10, None)
     assert report["dreamed_turns"] > 0
+    calibration = report["world_model"]["calibration"]
+    assert calibration["n"] > 0
+    assert (folder / "models" / "worldmodel" / "calibration.json").exists()
     assert report["world_model"]["exact_match"] > 0.6
     assert set(report["wall_seconds"]) >= {"collect", "fit_world_model", "clone", "train", "evaluate"}
     for name in ("config.yaml", "metrics.jsonl", "rollouts.jsonl", "report.md", "tensorboard"):
@@ -42,6 +49,22 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(command) == 0
     assert "train: done before" in capsys.readouterr().out
     assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
+
+    words = ["run=tiny", f"output={tmp_path}"]
+    assert main(["compare", *words, "compare.episodes=4", "compare.logged=2"]) == 0
+    compared = json.loads((folder / "compare.json").read_text())
+    kinds = {(row["source"], row["split"]): row for row in compared["aligned"]}
+    assert set(kinds) == {(source, split) for source in ("dream", "log") for split in ("train", "heldout")}
+    for row in kinds.values():
+        assert row["pairs"] > 0 == row["left_out"], "the log and the game start and answer alike"
+    replayed = sum(pair["real"]["turns"] for pair in compared["pairs"] if pair["source"] == "dream")
+    assert compared["cost"]["real_steps"]["replay"] == replayed > 0
+    shown = compared["pairs"][0]["id"]
+    capsys.readouterr()
+    assert main(["compare", *words, f"compare.show={shown}"]) == 0
+    assert shown in capsys.readouterr().out
+    assert main(command) == 0
+    assert "train: done before" in capsys.readouterr().out, "looking at a run must not make it start again"
 
 
 def test_a_real_step_taken_by_a_dream_is_an_error(

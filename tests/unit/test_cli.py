@@ -71,6 +71,12 @@ class Other:
 
 
 @dataclass(frozen=True)
+class Compare:
+    episodes: int = 3
+    show: str = ""
+
+
+@dataclass(frozen=True)
 class Engine:
     name: str = "inprocess"
 
@@ -90,7 +96,10 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     clone: Other = field(default_factory=Other)
     dream: Other = field(default_factory=Other)
+    tripwires: Other = field(default_factory=Other)
     evaluate: Other = field(default_factory=Other)
+    audit: Other = field(default_factory=Other)
+    compare: Compare = field(default_factory=Compare)
 
 
 class UserError(Exception):
@@ -125,7 +134,8 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "fit-world-model", "clone", "train", "evaluate", "report"]
+    names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
+    names += ["audit", "audit-table", "compare", "report"]
     assert list(cli.STAGES) == names
     assert len({stage.function for stage in cli.STAGES.values()}) == len(names)
     for name in names:
@@ -351,6 +361,12 @@ def test_the_same_run_goes_on_with_its_settings(ran: Calls, capsys: pytest.Captu
     assert ran[2][0] == Config(run="other")
     assert "run 'mine' goes on with: algorithm=ppo train.updates=5 run=mine seed=2" in capsys.readouterr().err
     assert json.loads(Path("outputs/mine/overrides.json").read_text())[-1] == "seed=2"
+
+
+def test_what_is_asked_for_once_is_not_remembered(ran: Calls) -> None:
+    cli.main(["compare", "run=mine", "compare.episodes=5", "compare.show=dream/train/a/0"])
+    cli.main(["compare", "run=mine"])
+    assert [config.compare for config, _ in ran] == [Compare(5, "dream/train/a/0"), Compare(5, "")]
 
 
 def test_a_mistake_does_not_change_what_a_run_remembers(ran: Calls) -> None:

@@ -19,6 +19,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.check import check_env
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from worldmodel.calibration import Calibration, Isotonic, Score
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
@@ -96,10 +97,20 @@ def test_an_unsure_prediction_ends_the_dream_unpaid_and_truncated() -> None:
     env = DreamEnv(Model([sure, unsure]), STARTS, Guard(min_outcome_confidence=0.5))
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert first == StepResult(
-        Observation("HALL"), 0.25, False, False, {"confidence": 0.9, "outcome_confidence": 0.9}, None
+        Observation("HALL"),
+        0.25,
+        False,
+        False,
+        {"confidence": 0.9, "outcome_confidence": 0.9, "outcome_by": "model"},
+        None,
     )
     assert second == StepResult(
-        Observation("GOLD"), 0.0, False, True, {"confidence": 0.2, "outcome_confidence": 0.3}, StopReason.UNSURE
+        Observation("GOLD"),
+        0.0,
+        False,
+        True,
+        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model"},
+        StopReason.UNSURE,
     )
     assert isinstance(third, RuntimeError)
 
@@ -134,6 +145,32 @@ def test_an_unsure_dream_in_the_rollout() -> None:
     assert [turn.reward for turn in cut.turns] == [0.111111] * 9 + [0.0]
     assert rollout(9).solved  # nine ninths, to six decimals as dreams write them, are a solved task
     assert not rollout(8).solved
+
+
+def test_a_doubted_turn_that_does_not_end_the_dream_is_marked_and_all_else_is_as_predicted() -> None:
+    sure, unsure = Prediction("HALL", 0.0, False, 0.9, 0.9), Prediction("GOLD", 0.5, False, 0.2, 0.3)
+    env = DreamEnv(Model([sure, unsure]), STARTS, Guard(0.5, 0.5, ends=False))
+    _, first, second, third = dream(env, ["a", "b", "c"])
+    assert "doubted" not in first.info
+    assert second == StepResult(
+        Observation("GOLD"),
+        0.5,
+        False,
+        False,
+        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model", "doubted": True},
+    )
+    assert third.observation.text == "on"
+
+
+def test_a_calibrated_dream_says_how_likely_each_turn_is_to_be_right() -> None:
+    """The guard still judges the model's own confidence, in which its thresholds are set."""
+    calibration = Calibration(Score(), Isotonic((0.0, 1.0), (0.0, 0.5)), Isotonic((0.0, 1.0), (0.5, 1.0)), 1.0, 9)
+    env = DreamEnv(Model([Prediction("HALL", 0.0, False, 0.8, 0.4)]), STARTS, Guard(0.7), calibration)
+    _, result = dream(env, ["a"])
+    assert result.stop is None
+    assert {key: value for key, value in result.info.items() if key != "outcome_by"} == pytest.approx(
+        {"confidence": 0.8, "outcome_confidence": 0.4, "probability": 0.4, "outcome_probability": 0.7}
+    )
 
 
 # --- what breaks ---

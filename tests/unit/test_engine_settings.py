@@ -15,8 +15,9 @@ from imagination.compose import load_config
 from imagination.run_folder import RunFolder
 from imagination.schema import ConfigError
 from imagination.settings import Config
-from imagination.stages.common import load_world_model, make_agent
+from imagination.stages.common import make_agent
 from imagination.stages.engines import Engines
+from imagination.stages.worlds import load_world_model
 from policy.lm.backbone import build_model, plain_weights, save_checkpoint, with_lora
 from policy.lm.engine import EngineUnavailable
 from policy.lm.inprocess import InProcessEngine

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.experience import group_advantages, imitation_row, policy_row
+from imagination.experience import group_advantages, imitation_row, policy_row, turn_weights
 from policy.lm.batch import collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
@@ -235,3 +235,39 @@ def test_a_solved_episode_of_any_source_can_be_imitated_as_an_experts() -> None:
     """Shares of the batch are counted by source, so the row says in which role it is there."""
     assert imitation_row(CHAT, episode([1.0], source=Source.REAL)).source is Source.REAL
     assert imitation_row(CHAT, episode([1.0], source=Source.REAL), Source.EXPERT).source is Source.EXPERT
+
+
+# --- doubt ---
+
+
+def doubtful(probabilities: Sequence[float | None], prefix: int = 0, source: Source = Source.DREAM) -> Trajectory:
+    """An episode of one agent token a turn."""
+    turns = tuple(
+        Turn(f"a{i}", f"o{i}", 0.0, False, {} if p is None else {"probability": p}) for i, p in enumerate(probabilities)
+    )
+    n = len(turns) - prefix
+    made = trace("S" + "AE" * n, range(prefix, len(turns)))
+    return Trajectory("e", "t", "g", source, "policy", 0, "START", turns, L, prefix_turns=prefix, trace=made)
+
+
+def test_a_turn_counts_by_how_likely_all_before_it_were_right() -> None:
+    """0.9, then 0.9 x 0.5; then 0.045, which is below the floor. The last answer judges only what would follow it."""
+    assert turn_weights(doubtful([0.9, 0.5, 0.1]), 0.1) == pytest.approx([1.0, 0.9, 0.45, 0.1])
+    assert turn_weights(doubtful([None, 0.9, 0.5], prefix=1), 0.1) == pytest.approx([1.0, 1.0, 0.9, 0.45])
+    assert turn_weights(doubtful([None, None], source=Source.REAL), 0.1) == [1.0, 1.0, 1.0]
+    assert turn_weights(doubtful([0.0, 0.5]), 0.05) == [1.0, 0.05, 0.05]  # never 0: a token would leave the denominator
+    with pytest.raises(ValueError, match="without a calibrated probability"):
+        turn_weights(doubtful([0.9, None]), 0.1)
+
+
+def test_only_the_weights_of_a_row_change() -> None:
+    episode_ = doubtful([None, 0.5, 0.5, 0.5], prefix=1)
+    plain, weighed = policy_row(episode_, 2.0), policy_row(episode_, 2.0, min_weight=0.3)
+    assert plain is not None
+    assert weighed is not None
+    assert plain.rl_weight == [0, 1, 0, 1, 0, 1, 0]
+    assert weighed.rl_weight == pytest.approx([0, 1, 0, 0.5, 0, 0.3, 0])
+    assert str(replace(weighed, rl_weight=plain.rl_weight)) == str(plain)  # as text: NaN is not NaN
+    surest = policy_row(doubtful([1.0, 1.0, 1.0]), 2.0, min_weight=0.3)
+    assert surest is not None
+    assert list(surest.rl_weight) == [0, 1, 0, 1, 0, 1, 0]

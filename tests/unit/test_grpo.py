@@ -31,6 +31,23 @@ from tests.plain import (
 # --- GRPO ---
 
 
+@pytest.mark.parametrize("weights", [[0.25] * 5, [1.0, 0.5, 0.05, 0.9, 0.3]])
+def test_a_weight_scales_the_gradient_of_its_tokens_and_nothing_else(weights: list[float]) -> None:
+    """What dreams of doubt count for: the gradient is the weighted sum of those of the rows alone, over *all* tokens.
+    Divided by the sum of weights instead, a batch full of doubt would move the policy as far as a sure one."""
+    model = make_model()
+    rows = grpo_rows(model)
+    sizes = [sum(row.rl_weight) for row in rows]
+    expected: dict[str, torch.Tensor] = {}
+    for row, size, weight in zip(rows, sizes, weights, strict=True):
+        for name, alone in gradient(model, [row]).items():
+            expected[name] = expected.get(name, torch.zeros_like(alone)) + weight * size / sum(sizes) * alone
+    weighed = [
+        replace(row, rl_weight=[weight * w for w in row.rl_weight]) for row, weight in zip(rows, weights, strict=True)
+    ]
+    assert_same(gradient(model, weighed), expected)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 1.3])
 def test_the_gradient_is_that_of_the_plain_loop(temperature: float) -> None:
     """RL on what was sampled, at the temperature it was sampled at; cross-entropy on the experts, at 1."""

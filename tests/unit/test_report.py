@@ -14,7 +14,8 @@ from rich.console import Console
 from imagination.evaluation import Proportion
 from imagination.plots import binned, series, trend
 from imagination.report import ReportError, build_report, load_run, terminal_table, write_report
-from imagination.twins import Difference, find_twins, first_difference, still_true, word_diff
+from imagination.text_diff import word_diff
+from imagination.twins import Difference, find_twins, first_difference, still_true
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
 Json = dict[str, Any]
@@ -256,6 +257,16 @@ def test_the_page_needs_nothing_but_itself(run_folder: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_the_pages_of_other_stages_are_linked_where_they_are(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", summary(), rollouts())
+    linked = []
+    for name in ("audit.html", "compare.html"):
+        (folder / name).write_text("")
+        linked.append(name)
+        write_report(folder)
+        assert [address for address in Page(page(folder)).addresses if not address.startswith("#")] == linked
+
+
 def test_pictures_take_their_colours_from_the_page(run_folder: Path) -> None:
     svgs = re.findall(r"<svg.*?</svg>", page(run_folder), flags=re.DOTALL)
     assert not re.search(r"#0[1-7]0[1-7]0[1-7]", "".join(svgs))  # a placeholder left over is a near-black line
@@ -377,3 +388,54 @@ def test_series_leave_out_what_was_not_measured_and_bins_keep_the_mean() -> None
     assert binned(points, 10)[0] == (49.5, 49.5)
     assert trend(points)[0] == (0.0, 2.0)  # the mean of 0 to 4
     assert trend(points)[500] == (500.0, 500.0)
+
+
+# tripwires and calibration
+
+STOP = {
+    "wire": "unseen", "update": 7, "sentence": "the dream pays for nothing", "example": f"take {EVIL}",
+    "policy_of_update": 6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wires", "said"),
+    [
+        ({"enabled": True, "updates": 8, "blind": [], "stopped_by": STOP}, "back to the policy that played update 6"),
+        (
+            {"enabled": True, "updates": 1, "blind": [], "stopped_by": {**STOP, "policy_of_update": None}},
+            "back to the policy it started with",
+        ),
+        ({"enabled": False, "updates": 0, "blind": [], "stopped_by": None}, "tripwires.enabled=false"),
+        ({"enabled": True, "updates": 24, "blind": ["unseen", "short"], "stopped_by": None}, "unseen, short"),
+    ],
+)
+def test_every_page_says_what_became_of_the_tripwires(tmp_path: Path, wires: Json, said: str) -> None:
+    folder = write_run(tmp_path / "run", {**summary(), "tripwires": wires}, rollouts())
+    write_report(folder)
+    for name in ("report.md", "report.html"):
+        text = (folder / name).read_text()
+        assert said in text, name
+        assert EVIL not in text, name
+    assert json.loads((folder / "report.json").read_text())["tripwires"] == wires
+
+
+def test_quiet_tripwires_and_old_runs_are_not_worth_a_sentence(tmp_path: Path) -> None:
+    quiet = {"tripwires": {"enabled": True, "updates": 24, "blind": [], "stopped_by": None}}
+    for number, more in enumerate(({}, quiet)):
+        folder = write_run(tmp_path / str(number), {**summary(), **more}, rollouts())
+        write_report(folder)
+        assert "ripwire" not in (folder / "report.md").read_text() + page(folder)
+
+
+def test_calibration_before_and_after(tmp_path: Path) -> None:
+    numbers = summary()
+    numbers["world_model"]["calibration"] = {
+        "ece_before": 0.123, "ece_after": 0.045, "outcome_ece_before": 0.067, "outcome_ece_after": 0.008,
+        "right": 0.875, "n": 1380,
+    }  # fmt: skip
+    folder = write_run(tmp_path / "run", numbers, rollouts())
+    write_report(folder)
+    for text in ((folder / "report.md").read_text(), page(folder)):
+        for number in ("0.123", "0.045", "0.067", "0.008", "1,380"):
+            assert number in text

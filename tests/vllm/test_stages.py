@@ -20,9 +20,9 @@ import pytest
 
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import load_world_model
 from imagination.stages.engines import Engines
 from imagination.stages.train import train
+from imagination.stages.worlds import load_world_model
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from tests.vllm.conftest import TOLERANCE

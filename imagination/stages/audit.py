@@ -1,0 +1,209 @@
+"""Stage ``audit``: is the world model good enough to dream in? Writes ``audit.json`` and ``audit.html``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from imagination.audit import FORMAT, VERSION, Subject, measure
+from imagination.audit_page import render_audit, terminal_audit
+from imagination.audit_play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
+from imagination.audit_verdict import targets, verdict
+from imagination.dream_env import Guard, Start
+from imagination.run_folder import RunFolder
+from imagination.settings import AuditSettings, Config, UserError
+from imagination.stages.common import load_model, make_agent, open_run, weights_version
+from imagination.stages.engines import Engines
+from imagination.stages.fit import read_log
+from imagination.stages.worlds import load_world_model
+from real_envs.isolation import real_steps_taken
+from real_envs.store import TrajectoryStore
+from real_envs.textworld import TextWorldTasks
+from real_envs.trajectory import Trajectory
+
+
+def audit(config: Config, folder: Path) -> None:
+    """Measures ``models/<audit.world_model>`` and prints the verdict and where the page is."""
+    found = run_audit(config, folder)
+    console = Console()
+    console.print(terminal_audit(found))
+    for sentence in found["verdict"]["sentences"]:
+        console.print(f"- {sentence}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"audit: {audit_files(folder, config.audit.world_model)[1]}", highlight=False, soft_wrap=True)
+
+
+def audit_files(folder: Path, world_model: str) -> tuple[Path, Path]:
+    """``audit.json`` and ``audit.html``; of another world model than the run's own, with its name in them."""
+    stem = "audit" if world_model == "worldmodel" else f"audit-{world_model}"
+    return folder / f"{stem}.json", folder / f"{stem}.html"
+
+
+def run_audit(config: Config, folder: Path) -> dict[str, Any]:
+    """Audits and writes both files; what ``audit.json`` holds.
+
+    Raises:
+        UserError: the settings cannot work, or an earlier stage is missing.
+    """
+    check(config.audit)
+    run = open_run(config, folder)
+    begin, before = time.monotonic(), real_steps_taken()
+    found = asyncio.run(_audit(config, run))
+    steps = real_steps_taken() - before
+    found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": steps}
+    found |= {"verdict": verdict(found, config.audit), "targets": targets(found, config.audit)}
+    run.update({"real_steps": {"audit": steps}, "wall_seconds": {"audit": found["seconds"]}})
+    for path, text in zip(
+        audit_files(folder, config.audit.world_model),
+        (json.dumps(found, indent=1), render_audit(found)),
+        strict=True,
+    ):
+        draft = path.with_name(path.name + ".tmp")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+    return found
+
+
+def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
+    """The audit that is there, if it has these settings and no model has been written since."""
+    path = audit_files(folder, config.audit.world_model)[0]
+    if not path.exists():
+        return None
+    written = path.stat().st_mtime
+    if any(model.stat().st_mtime > written for model in (folder / "models").rglob("config.json")):
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = found.get("version") == VERSION and found.get("settings") == _settings(config)
+    return found if same else None
+
+
+def _settings(config: Config) -> str:
+    """A short hash of the settings that decide what an audit says."""
+    which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models")}
+    parts = [config.seed, which, asdict(config.worldmodel), asdict(config.dream), asdict(config.evaluate)]
+    parts.append(config.collect.validation)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def check(settings: AuditSettings) -> None:
+    """
+    Raises:
+        UserError: a setting that nothing can be measured with.
+    """
+    for key in ("episodes", "judged", "pairs", "least_n"):
+        if getattr(settings, key) < 1:
+            raise UserError(f"audit.{key} must be 1 or more, got {getattr(settings, key)}")
+    if any(temperature < 0 for temperature in settings.temperatures):
+        raise UserError(f"audit.temperatures must be 0 or more, got {settings.temperatures}")
+
+
+async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
+    settings = config.audit
+    log, held = read_log(run, config)
+    notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
+    engines = Engines(config.engine)
+    world = load_world_model(engines, run, config, config.dream.temperature, log, name=settings.world_model)
+    candidates = _candidates(config, run)
+    tasks, why = _real_tasks(config, run)
+    if why:
+        notes.append(why)
+    if tasks is not None and not candidates:
+        notes.append("There is no policy, so nothing was played for real.")
+    own = {c.folder for c in candidates}
+    if candidates and len(own) < settings.min_policies:
+        notes.append(
+            f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
+            "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
+        )
+    arena = _arena(config, world, log, tasks) if tasks is not None and candidates else None
+    greedy = world.at_temperature(0.0)
+    subject = Subject(
+        model=greedy,
+        log=log,
+        held=held,
+        contestants=[_contestant(config, engines, candidate) for candidate in candidates],
+        arena=arena,
+        seed=config.seed,
+        horizon=config.evaluate.max_turns,
+        apart=greedy.apart_from,
+    )
+    try:
+        found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))
+    finally:
+        if tasks is not None:
+            await tasks.close()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": run.path.name,
+        "world_model": {"name": settings.world_model, "version": world.version},
+        "settings": _settings(config),
+        "seeds": {"run": config.seed, "bootstrap": config.seed},
+        "horizon": config.evaluate.max_turns,
+        **found,
+        "notes": [*notes, *found["notes"]],
+    }
+
+
+def _candidates(config: Config, run: RunFolder) -> list[Candidate]:
+    """The policies of the settings, or those of the run, the oldest first.
+
+    Raises:
+        UserError: a folder of the settings holds no model.
+    """
+    settings, temperature = config.audit, config.evaluate.temperature
+    if not settings.policies:
+        return find_candidates(run.path / "models", temperature, settings.min_policies, settings.temperatures)
+    folders = [Path(name) for name in settings.policies]
+    for folder in folders:
+        if not (folder / "config.json").exists():
+            raise UserError(f"audit.policies: {folder} holds no model (no config.json); name folders of checkpoints")
+    named = [Candidate(_short(folder, folders), folder, temperature) for folder in folders]
+    return fill_up(named, folders[::-1], settings.min_policies, settings.temperatures)
+
+
+def _short(folder: Path, others: Sequence[Path]) -> str:
+    """The folder's name, or its path where that is not unique."""
+    return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
+
+
+def _contestant(config: Config, engines: Engines, candidate: Candidate) -> Contestant:
+    def load() -> Loaded:
+        model, chat = load_model(candidate.folder, "clone", config.policy)
+        model.requires_grad_(False)
+        agent = make_agent(engines, model, chat, config, candidate.temperature, candidate.name)
+        return Loaded(agent, model, weights_version(model))
+
+    return Contestant(candidate.name, load)
+
+
+def _real_tasks(config: Config, run: RunFolder) -> tuple[TextWorldTasks | None, str]:
+    """The real games, or why there are none: a log of the user's own may be of a world that cannot be played here."""
+    if TrajectoryStore.open(run.log).meta.get("environment") != "textworld":
+        return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
+    if not (run.games / "games.json").exists():
+        return None, f"{run.games} is not there: only logged turns were judged."
+    return TextWorldTasks.load(run.games, workers=config.collect.workers), ""
+
+
+def _arena(config: Config, world: Any, log: Sequence[Trajectory], tasks: TextWorldTasks) -> Arena:
+    starts = {t.task_id: Start(t.task_id, t.start) for t in log}
+    guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
+    return Arena(
+        dream=world,
+        guard=None if guard == Guard() else guard,
+        starts=starts,
+        tasks=[task for task in tasks.tasks("train") if task.id in starts],
+        make_env=tasks.make_env,
+        episodes=config.audit.episodes,
+        max_turns=config.evaluate.max_turns,
+        seed=config.seed,
+    )

@@ -1,0 +1,168 @@
+"""Stage ``audit-table``: the targets of the audit over several runs and world models, in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.audit_verdict import told
+from imagination.compose import load_config, remembered_overrides
+from imagination.report_text import number
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages.audit import audit_files, audited_before, run_audit
+from imagination.stages.collect import collect
+from imagination.stages.common import give_back_memory
+from imagination.stages.demo import SEEDS
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.train import train
+
+STAGES = {"collect": collect, "fit_world_model": fit_world_model, "clone": clone, "train": train}
+
+
+def audit_table(config: Config, folder: Path) -> None:
+    """Audits every world model of every run and prints the table. Writes ``audit-table.md`` and ``audit-table.json``.
+
+    A run that is there is used as it is; an audit that is there is used if it has these settings and no model has
+    changed since.
+
+    Raises:
+        UserError: a run of ``audit.runs`` is not there.
+    """
+    results = []
+    for path in _runs(config, folder):
+        mine = config_of(path, config)
+        for name in config.audit.world_models:
+            mine.audit.world_model = name
+            found = audited_before(mine, path)
+            print(f"== {path}, {name}{': audited before' if found else ''}", flush=True)
+            results.append(row_of(found or run_audit(mine, path), audit_files(path, name)[1]))
+            give_back_memory()
+    (folder / "audit-table.json").write_text(json.dumps(results, indent=1))
+    table = render_table(results)
+    (folder / "audit-table.md").write_text(table)
+    print(table)
+    print(f"table: {folder / 'audit-table.md'}")
+
+
+def config_of(path: Path, config: Config) -> Config:
+    """A run's own settings, such as the kind of its world model, with the audit's of ``config``."""
+    own = remembered_overrides(path)
+    mine = load_config(own, Config) if own else deepcopy(config)
+    mine.audit = deepcopy(config.audit)
+    mine.seed = int(RunFolder(path, config.seed).summary["seed"])
+    return mine
+
+
+def _runs(config: Config, folder: Path) -> list[Path]:
+    """The runs of the settings, or those of the demo's seeds, made as far as an audit needs them."""
+    if config.audit.runs:
+        paths = [Path(name) for name in config.audit.runs]
+        for path in paths:
+            if not (path / "summary.json").exists():
+                raise UserError(f"audit.runs: {path} holds no run (no summary.json)")
+        return paths
+    paths = []
+    for seed in SEEDS:
+        mine = deepcopy(config)
+        mine.seed = seed
+        mine.clone.keep_every = config.clone.keep_every or max(1, config.clone.steps // 5)
+        mine.train.keep_every = config.train.keep_every or max(1, config.train.updates // 6)
+        path = folder / f"seed-{seed}"
+        for name, stage in STAGES.items():
+            if name not in RunFolder(path, seed).summary.get("done", {}):
+                print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
+                stage(mine, path)
+                give_back_memory()
+        paths.append(path)
+    return paths
+
+
+def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:
+    """What the table keeps of an audit: targets, verdict, notes, and the failures on real actions of all policies."""
+    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    return {
+        "run": found["run"],
+        "seed": found["seeds"]["run"],
+        "world_model": found["world_model"],
+        "policies": len(found["policies"]),
+        "targets": found["targets"],
+        "trust": found["verdict"]["trust"],
+        "notes": found["notes"],
+        "failures": {"about": own["about"], **own["failures"]} if own else None,
+        "page": str(page),
+        "seconds": found["seconds"],
+        "real_steps": found["real_steps"],
+    }
+
+
+def render_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """One line a run and world model, means over the runs, and why targets are missed; in Markdown."""
+    heads = results[0]["targets"]
+    lines = [
+        "| run | world model | policies | " + " | ".join(_head(t) for t in heads) + " | trust |",
+        "|---|---|---|" + "---|" * (len(heads) + 1),
+    ]
+    for r in results:
+        cells = " | ".join(_cell(t) for t in r["targets"])
+        lines.append(f"| {r['run']} | {r['world_model']['name']} | {r['policies']} | {cells} | {r['trust']} |")
+    for name in dict.fromkeys(r["world_model"]["name"] for r in results):
+        mine = [r for r in results if r["world_model"]["name"] == name]
+        if len(mine) > 1:
+            means = " | ".join(_mean([r["targets"][k] for r in mine]) for k in range(len(heads)))
+            lines.append(f"| **mean of {len(mine)}** | {name} | | {means} | |")
+    lines += [
+        "",
+        "Bold: missed. Brackets: 95 % intervals. Own actions: those of each run's last policy, really played.",
+    ]
+    for r in results:
+        lines += _why(r)
+    return "\n".join(lines) + "\n"
+
+
+def _head(target: Mapping[str, Any]) -> str:
+    return f"{target['title']} {'≥' if target['bound'] == '>=' else '≤'} {target['target']:g}"
+
+
+def _cell(target: Mapping[str, Any]) -> str:
+    if target["met"] is None:
+        return "–"
+    cell = told(target["estimate"])
+    return cell if target["met"] else f"**{cell}**"
+
+
+def _mean(targets: Sequence[Mapping[str, Any]]) -> str:
+    values = [t["estimate"]["value"] for t in targets if t["estimate"]["value"] is not None]
+    return number(sum(values) / len(values), 3) if values else "–"
+
+
+def _why(result: Mapping[str, Any]) -> list[str]:
+    """The groups of failures behind missed targets, each with its surest example."""
+    failures = result["failures"]
+    if not failures or not failures["wrong"] or all(t["met"] is not False for t in result["targets"]):
+        return []
+    lines = [
+        "",
+        f"**{result['run']}, {result['world_model']['name']}**: {failures['wrong']} of {failures['n']} predictions "
+        f"wrong, {failures['wrong_reward']} in the reward ({failures['about']}).",
+        "",
+    ]
+    for group in failures["groups"]:
+        lines.append(f"- {group['title']}: {group['n']} ({group['share_of_wrong']:.0%})")
+        for case in group["examples"][:1]:
+            predicted = "malformed" if case["predicted"] is None else _said(case["predicted"])
+            lines.append(f"  - `> {_line(case['action'])}`: predicted {predicted}; real {_said(case['real'])}")
+    return lines
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    text = _line(answer["observation"])
+    text = text if len(text) <= 110 else text[:107] + "..."
+    return f"“{text}” (reward {answer['reward']:g}{', end' if answer['terminated'] else ''})"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

@@ -1,0 +1,204 @@
+"""Stage ``compare``: dreams beside reality, pair by pair and policy by policy.
+
+Only the protocols ``Env`` and ``TaskSet`` are played through, so any world that keeps them can be compared; this
+program brings TextWorld. Without one, logged episodes stand for reality.
+
+A real environment must answer the same actions in the same way, given task and seed. Where it does not, a replay parts
+from its dream by chance, and the first divergence is not the world model's mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from imagination.compare_page import render_page
+from imagination.compare_text import diverging, pair_view, summary_table
+from imagination.dream_env import Start, starts_from_log
+from imagination.free_play import free_play
+from imagination.pairs import Pair, consistency, pair_json, statistics
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages.both_worlds import Ledger, Player
+from imagination.stages.common import load_model, make_agent, open_run, weights_version
+from imagination.stages.engines import Engines, Meter
+from imagination.stages.fit import read_log
+from imagination.stages.worlds import load_world_model
+from policy.agent import LanguageModelAgent
+from real_envs.env import Task, TaskSet
+from real_envs.rows import nearest
+from real_envs.store import TrajectoryStore
+from real_envs.textworld import TextWorldTasks
+from real_envs.trajectory import Trajectory
+
+
+def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> None:
+    """Writes ``compare.json`` and ``compare.html`` and prints what they say; or prints one pair (``compare.show``).
+
+    Args:
+        reality: the real world by split; ``None`` takes the run's TextWorld games, or nothing if it has none.
+
+    Raises:
+        UserError: settings contradict each other, an earlier stage is missing, or there is no such pair.
+    """
+    console = Console()
+    if config.compare.show:
+        console.print(pair_view(_find(folder, config.compare.show), console.width))
+        return
+    if min(config.compare.episodes, config.compare.logged) < 0 or config.compare.temperature < 0:
+        raise UserError("compare.episodes, compare.logged and compare.temperature must not be negative")
+    run = open_run(config, folder)
+    run.forget("compare")
+    with run.timed("compare"):
+        comparison = asyncio.run(_compare(config, run, reality))
+    run.update({"real_steps": {"compare": sum(comparison["cost"]["real_steps"].values())}})
+    (folder / "compare.json").write_text(json.dumps(comparison, allow_nan=False), encoding="utf-8")
+    (folder / "compare.html").write_text(render_page(comparison), encoding="utf-8")
+    console.print(summary_table(comparison))
+    for pair in diverging(comparison["pairs"], config.compare.pairs):
+        console.print(pair_view(pair, console.width, brief=True))
+    console.print(f"all pairs: {folder / 'compare.html'}", soft_wrap=True)
+
+
+def _find(folder: Path, wanted: str) -> dict[str, Any]:
+    path = folder / "compare.json"
+    if not path.exists():
+        raise UserError(f"{path} is not there yet; run `imagine compare` with the same run= and no compare.show first")
+    pairs = {pair["id"]: pair for pair in json.loads(path.read_text(encoding="utf-8"))["pairs"]}
+    if wanted not in pairs:
+        raise UserError(f"{path} has no pair '{wanted}'; {nearest(wanted, pairs)}")
+    return dict(pairs[wanted])
+
+
+async def _compare(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
+    own = None
+    if reality is None and (run.games / "games.json").exists():
+        own = reality = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    try:
+        return await _play(config, run, reality)
+    finally:
+        if own is not None:
+            await own.close()
+
+
+async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
+    store = TrajectoryStore.open(run.log) if (run.log / "manifest.json").exists() else None
+    notes: list[str] = []
+    splits = _splits(config, store, reality)
+    ledger = Ledger(Meter())
+    engines = Engines(config.engine, ledger.meter)
+    train = read_log(run, config)[0] if store else []
+    world = load_world_model(engines, run, config, config.dream.temperature, train)
+    player = Player(config, world, reality, *_policy(config, run, engines), ledger)
+    if reality is None:
+        notes.append("This world cannot be played for real: only logged episodes are paired.")
+    if config.engine.name == "openai":
+        notes.append("What the server sampled for the world model is not among the generated tokens.")
+    pairs: list[Pair] = []
+    free: list[dict[str, Any]] = []
+    aligned: list[dict[str, Any]] = []
+    for split in splits:
+        log = _unseen(config, run, store, split)
+        of_split: list[Pair] = []
+        if player.agent is not None and config.compare.episodes:
+            starts = {start.task_id: start for start in starts_from_log(log, branch=False).values()}
+            tasks = _tasks(reality, split, starts)
+            dreams, reals, of_split = await player.policy(split, tasks, starts)
+            played = free_play(dreams, reals, player.agent.chat.encode, config.seed)
+            if reals is not None:
+                played |= consistency(of_split, _beside(of_split, reals))
+            free.append({"split": split, **played})
+        if config.compare.logged:
+            chosen = _choose(log, config.compare.logged)
+            if not chosen:
+                notes.append(f"Split '{split}' has no logged episode that no model was trained on.")
+            of_split = of_split + await player.logged(split, chosen, world.apart_from(chosen))
+        for source in ("dream", "log"):
+            if found := [pair for pair in of_split if pair.source == source]:
+                aligned.append({"source": source, "split": split, **statistics(found)})
+        pairs += of_split
+    return {
+        "format": "imagination-comparison",
+        "version": 1,
+        "run": config.run,
+        "seed": config.seed,
+        "temperature": config.compare.temperature,
+        "guard": config.dream.min_confidence if config.compare.guard else None,
+        "max_turns": config.evaluate.max_turns,
+        "policy": config.compare.policy,
+        "policy_version": player.policy_version,
+        "world_model_version": world.version,
+        "hardware": run.summary.get("hardware"),
+        "notes": notes,
+        "aligned": aligned,
+        "free": free,
+        "cost": ledger.cost,
+        "pairs": [pair_json(pair) for pair in pairs],
+    }
+
+
+def _policy(config: Config, run: RunFolder, engines: Engines) -> tuple[LanguageModelAgent | None, str | None]:
+    name = config.compare.policy
+    if not name or not config.compare.episodes:
+        return None, None
+    own = run.model(name)
+    folder = Path(name) if not own.exists() and Path(name).is_dir() else own
+    model, chat = load_model(folder, "clone" if name == "policy-clone" else "train", config.policy)
+    agent = make_agent(engines, model, chat, config, config.compare.temperature, "policy")
+    return agent, weights_version(model)
+
+
+def _splits(config: Config, store: TrajectoryStore | None, reality: TaskSet | None) -> list[str]:
+    """The splits to compare: those that were asked for, or all of the log and the games.
+
+    Raises:
+        UserError: there is no such split, or nothing to compare.
+    """
+    known = list(store.splits) if store else []
+    if not known and reality is not None:
+        known = config.compare.splits or ["train", "heldout"]
+    if not known:
+        raise UserError(
+            f"{config.run} has neither log/ nor games/: there is nothing to compare; collect episodes first"
+        )
+    for split in config.compare.splits:
+        if split not in known:
+            raise UserError(f"compare.splits names '{split}'; {nearest(split, known)}")
+    return config.compare.splits or known
+
+
+def _tasks(reality: TaskSet | None, split: str, starts: dict[str, Start]) -> Sequence[Task]:
+    if reality is None:
+        return [Task(task_id) for task_id in sorted(starts)]
+    return reality.tasks(split)
+
+
+def _unseen(config: Config, run: RunFolder, store: TrajectoryStore | None, split: str) -> list[Trajectory]:
+    """Logged episodes of a split that no model was trained on."""
+    if store is None:
+        return []
+    if split == "train":
+        return read_log(run, config)[1]
+    tasks = frozenset(store.tasks(split))
+    found = (t for t in store.read(require_actions=False) if t.task_id in tasks)
+    return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)
+
+
+def _choose(log: Sequence[Trajectory], per_task: int) -> list[Trajectory]:
+    """The same few of each task every time, whoever played them."""
+    chosen: dict[str, list[Trajectory]] = {}
+    for episode in sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest()):
+        chosen.setdefault(episode.task_id, []).append(episode)
+    return [episode for task in sorted(chosen) for episode in chosen[task][:per_task]]
+
+
+def _beside(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> list[Trajectory]:
+    """The free play of each pair's task and seed."""
+    free = {(real.task_id, real.seed): real for real in reals}
+    return [free[pair.real.task_id, pair.real.seed] for pair in pairs]

@@ -1,0 +1,268 @@
+"""Stage ``refine-world-model``: RL on how right its predictions of logged turns are (RLVR-World, arXiv 2505.13934).
+
+Supervised training makes logged words likely; dreams need the whole answer right. So the model answers the same logged
+action several times, each answer is checked against the log, and GRPO makes the right ones likelier. Only logged
+histories are continued, never its own words, and the result takes the place of the model only if it is no worse on
+held-out episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from imagination.advantages import group_relative
+from imagination.mixture import expert_episodes
+from imagination.module import PolicyModule, Update
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages.common import (
+    adapted,
+    context_of,
+    finish,
+    load_model,
+    make_trainer,
+    open_run,
+    resume_from,
+)
+from imagination.stages.engines import Engines, drafts_from
+from imagination.stages.fit import cut, measure, read_log
+from imagination.stages.worlds import check_form, form_of
+from imagination.stream import StepStream
+from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import Row
+from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling
+from policy.lm.render import ChatFormat, world_model_prompt
+from real_envs.trajectory import Source, Trajectory, Turn
+from worldmodel.form import Form
+from worldmodel.objective import transition_weights, world_model_row
+from worldmodel.verifiable import Parsed, verifiable_reward
+from worldmodel.world_model import PredictionInvalid
+
+NAME = "refine_world_model"
+CANDIDATE, BEFORE = "worldmodel-refined", "worldmodel-before"
+
+
+def refine_world_model(config: Config, folder: Path) -> None:
+    """Refines ``models/worldmodel``; what it was before stays in ``models/worldmodel-before``.
+
+    Raises:
+        UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.
+    """
+    check(config)
+    run = open_run(config, folder)
+    with run.timed(NAME):
+        train, held = read_log(run, config)
+        if not held:
+            raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
+        check_form(run, config)
+        _train(run, config, train)
+        before = measure(run, config, train, held, "worldmodel")
+        after = measure(run, config, train, held, CANDIDATE)
+        better = after["exact_match"] >= before["exact_match"]
+        told = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
+        if better:
+            _promote(run)
+            run.update({"world_model": after})
+        run.update({"refined": told, "real_steps": {NAME: 0}})
+    verdict = "takes its place" if better else f"is worse and stays in {run.model(CANDIDATE)}"
+    print(
+        f"exact match on {after['n']} held-out turns: {before['exact_match']:.3f} before, {after['exact_match']:.3f} "
+        f"after: the refined world model {verdict}"
+    )
+    finish(run, NAME)
+
+
+def check(config: Config) -> None:
+    """
+    Raises:
+        UserError: the settings cannot work together.
+    """
+    settings = config.refine
+    if settings.group_size < 2:
+        raise UserError("refine.group_size must be 2 or more: GRPO compares the answers to one action")
+    if settings.turns < 1 or settings.updates < 1:
+        raise UserError("refine.turns and refine.updates must be 1 or more")
+    if not 0 <= settings.supervised_share < 1:
+        raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
+    if config.worldmodel.members > 1:
+        raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
+
+
+def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
+    settings = config.refine
+    model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
+    model = adapted(model, config.worldmodel)
+    state, done = resume_from(run, NAME)
+    run.forget(NAME, done)
+    form = form_of(config.worldmodel, train)
+    context = context_of(model, config.worldmodel)
+    answers = Answers(
+        engine=Engines(config.engine).make(model, chat, context, drafts_from(train, chat, form)),
+        chat=chat,
+        form=form,
+        log=train,
+        weights=transition_weights(train, config.worldmodel.rarity),
+        config=config,
+    )
+    module = PolicyModule(
+        model,
+        replace(config.algorithm, name="grpo", kl_coef=0.0),
+        replace(
+            config.train,
+            lr=settings.lr,
+            minibatches=settings.minibatches,
+            epochs=1,
+            expert_coef=settings.supervised_coef,
+        ),
+        lambda step, metrics: run.record(NAME, step, metrics),
+        seed=config.seed,
+    )
+    stream = StepStream(settings.updates, lambda: module.updates_done, answers.update)
+    trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", lambda: module.updates_done)
+    trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+    save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
+
+
+def _promote(run: RunFolder) -> None:
+    """The candidate becomes the run's world model; nothing is lost where this is cut off between two renames."""
+    shutil.rmtree(run.model(BEFORE), ignore_errors=True)
+    run.model("worldmodel").rename(run.model(BEFORE))
+    run.model(CANDIDATE).rename(run.model("worldmodel"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A logged turn that is to be predicted: turn ``index`` of an episode."""
+
+    episode: Trajectory
+    index: int
+
+    @property
+    def turn(self) -> Turn:
+        return self.episode.turns[self.index]
+
+    @property
+    def before(self) -> str:
+        return self.episode.turns[self.index - 1].observation if self.index else self.episode.start
+
+
+@dataclass(slots=True)
+class Answers:
+    """Asks the model about logged turns and makes rows of what it answers.
+
+    Attributes:
+        weights: how often each turn of each episode is asked about, relative to others; 0 for unmeasured rewards.
+    """
+
+    engine: Engine
+    chat: ChatFormat
+    form: Form
+    log: Sequence[Trajectory]
+    weights: Sequence[Sequence[float]]
+    config: Config
+
+    def update(self, index: int) -> Update:
+        """A pure function of the update's index, the seed and the model's weights."""
+        settings = self.config.refine
+        self.engine.update_weights()
+        chance = random.Random(f"{self.config.seed}/refine/{index}")
+        asked = self._choose(chance, settings.turns)
+        found = asyncio.run(self._ask(asked, index))
+        rows, metrics = self._rows(asked, found)
+        extra = expert_episodes(len(rows), settings.supervised_share)
+        for k in chance.sample(range(len(self.log)), min(extra, len(self.log))):
+            row = cut(world_model_row(self.chat, self.log[k], self.weights[k], self.form), self.engine.context)
+            if any(row.ce_weight):
+                rows.append(row)
+        return Update(index, rows, metrics)
+
+    def _choose(self, chance: random.Random, n: int) -> list[_Asked]:
+        places = [(t, k) for t, weights in enumerate(self.weights) for k, w in enumerate(weights) if w > 0]
+        weights = [self.weights[t][k] for t, k in places]
+        return [_Asked(self.log[t], k) for t, k in chance.choices(places, weights, k=n)]
+
+    async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
+        """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""
+        settings = self.config.refine
+        sampling = Sampling(self.config.dream.max_tokens, self.chat.stop)
+
+        async def one(ids: list[int], seed: int) -> Completion | None:
+            try:
+                return await self.engine.complete(ids, sampling, seed)
+            except (EngineFailure, ContextFull):
+                return None
+
+        async def turn(number: int, one_asked: _Asked) -> tuple[list[int], list[Completion | None]]:
+            episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
+            form = self.form.apart_from([episode])
+            answers = form.answers(episode.start, history)
+            notes = form.notes(episode.start, history, one_asked.turn.action)
+            ids = world_model_prompt(self.chat, episode.start, history, one_asked.turn.action, answers, notes).ids
+            first = ((self.config.seed * 10_007 + index) * 100_003 + number) * settings.group_size
+            return ids, list(await asyncio.gather(*(one(ids, first + k) for k in range(settings.group_size))))
+
+        return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))
+
+    def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
+        if not completion.stopped:
+            return None
+        try:
+            history = asked.episode.turns[: asked.index]
+            return self.form.read(self.chat.decode(completion.ids[:-1]), asked.episode.start, history)
+        except PredictionInvalid:
+            return None
+
+    def _rows(
+        self, asked: Sequence[_Asked], found: Sequence[tuple[list[int], list[Completion | None]]]
+    ) -> tuple[list[Row], dict[str, float]]:
+        settings = self.config.refine
+        rewards, groups, valid, malformed, exact = [], [], [], 0, 0
+        for number, (one, (_, completions)) in enumerate(zip(asked, found, strict=True)):
+            for completion in completions:
+                predicted = None if completion is None else self._read(one, completion)
+                rewards.append(verifiable_reward(settings.metric, one.before, predicted, one.turn))
+                exact += verifiable_reward("exact", one.before, predicted, one.turn) == 1
+                malformed += completion is not None and predicted is None
+                groups.append(number)
+                valid.append(completion is not None)
+        advantages, counts = group_relative(
+            torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid),
+            normalise_std=self.config.algorithm.normalise_std,
+        )  # fmt: skip
+        rows: list[Row] = []
+        every = [(ids, completion) for ids, completions in found for completion in completions]
+        for (ids, completion), advantage, count in zip(every, advantages.tolist(), counts.tolist(), strict=True):
+            if completion is not None and count and advantage != 0:  # equal answers have no gradient
+                rows.append(_row(ids, completion, advantage))
+        n = max(1, sum(valid))
+        told = {
+            "reward": sum(r for r, v in zip(rewards, valid, strict=True) if v) / n,
+            "exact_sampled": exact / n,
+            "malformed": malformed / n,
+            "failures": float(len(valid) - sum(valid)),
+            "rows_with_gradient": len(rows) / n,
+        }
+        return rows, told
+
+
+def _row(prompt: Sequence[int], completion: Completion, advantage: float) -> Row:
+    before, made = len(prompt), len(completion.ids)
+    return Row(
+        ids=[*prompt, *completion.ids],
+        action_mask=[False] * before + [True] * made,
+        source=Source.REAL,
+        behavior_logprobs=[math.nan] * before + list(completion.logprobs),
+        advantages=[0.0] * before + [advantage] * made,
+        rl_weight=[0.0] * before + [1.0] * made,
+    )
+
+
+__all__ = ["Answers", "check", "refine_world_model"]

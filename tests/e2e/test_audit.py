@@ -1,0 +1,261 @@
+"""The audit of a whole run. If the oracle's is not perfect, it blames models for what they do not do; if a bad model's
+were perfect too, it would say nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from imagination.audit import Subject, measure
+from imagination.audit_play import Arena, Contestant, Loaded
+from imagination.audit_verdict import targets, verdict
+from imagination.cli import main
+from imagination.dream_env import Start
+from imagination.replay import Replay, ReplayActor
+from imagination.settings import AuditSettings, Config
+from imagination.stages.audit import audited_before, run_audit
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.train import train
+from policy.agent import LanguageModelAgent
+from policy.lm.inprocess import InProcessEngine
+from policy.lm.render import ChatFormat
+from real_envs.env import Task
+from real_envs.textworld import TextWorldGame, TextWorldTasks
+from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from tests.unit.engines import CONTEXT, MODEL, TOKENIZER
+from worldmodel.oracle import OracleWorldModel
+from worldmodel.world_model import Prediction
+
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Skilled:
+    """Follows the plan of the game it starts in, and looks around instead with probability ``error``."""
+
+    plans: dict[str, list[str]]
+    error: float
+    name: str = "skilled"
+
+    def start(self, observation: Observation, seed: int) -> ReplayActor:
+        chance, plan = random.Random(f"{self.error}/{seed}"), list(self.plans[observation.text])
+        actions = ["look" if chance.random() < self.error or not plan else plan.pop(0) for _ in range(TURNS)]
+        return Replay(tuple(actions)).start(observation, seed)
+
+
+@dataclass
+class World:
+    tasks: list[Task]
+    plans: dict[str, list[str]] = field(default_factory=dict)
+    starts: dict[str, Start] = field(default_factory=dict)
+    log: list[Trajectory] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def world(games: list[Task]) -> World:
+    """A log of random but admissible commands, a third of them from the plan."""
+    found, chance = World(games), random.Random(0)
+    game = TextWorldGame(privileged=True)
+    for task in games:
+        for number in range(40):
+            observation = game.reset(task)
+            start, turns, stop = observation.text, [], StopReason.TURN_LIMIT
+            plan: Sequence[str] = observation.privileged["policy_commands"]  # type: ignore[assignment]
+            found.plans[start] = list(plan)
+            found.starts[task.id] = Start(task.id, start)
+            for _ in range(TURNS):
+                plan = observation.privileged["policy_commands"]  # type: ignore[assignment]
+                valid: Sequence[str] = observation.privileged["admissible_commands"]  # type: ignore[assignment]
+                words = [*plan[:1] * 3, "go nowhere", "take moon", "take star", chance.choice(valid)]
+                result = game.step(action := chance.choice(words))
+                observation = result.observation
+                turns.append(Turn(action, observation.text, result.reward, result.terminated))
+                if result.terminated:
+                    stop = StopReason.TERMINATED
+                    break
+            name = f"{task.id}/{number}"
+            found.log.append(
+                Trajectory(name, task.id, task.id, Source.REAL, "random", number, start, tuple(turns), stop)
+            )
+    game.close()
+    return found
+
+
+class Optimist:
+    """The oracle's answers, but every third turn pays: what a sycophantic world model does."""
+
+    version = "optimist"
+
+    def __init__(self, oracle: OracleWorldModel) -> None:
+        self.oracle = oracle
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        true = await self.oracle.predict(start, history, action, seed, session)
+        if len(history) % 3 == 2:
+            return Prediction(true.observation, 1.0, True, 0.9, 0.9)
+        return true
+
+    def release(self, session: object) -> None:
+        self.oracle.release(session)
+
+
+def audit_of(world: World, optimistic: bool) -> dict[str, object]:
+    tasks = TextWorldTasks({"all": world.tasks}, workers=2)
+    oracle = OracleWorldModel(tasks.make_env, {world.starts[t.id].text: t for t in world.tasks})
+    model = Optimist(oracle) if optimistic else oracle
+    chat = ChatFormat(TOKENIZER)
+    frozen = LanguageModelAgent(InProcessEngine(MODEL, CONTEXT), chat, 2, 1.0)
+
+    def skilled(error: float) -> Contestant:
+        agent = Skilled(world.plans, error)
+        return Contestant(f"errs {error}", lambda: Loaded(agent, None, "v"))  # type: ignore[arg-type]
+
+    last = Skilled(world.plans, 0.0)
+    last_with_tokens = type("Both", (), {"name": "b", "start": last.start, "chat": chat, "engine": frozen.engine})()
+    subject = Subject(
+        model=model,
+        log=world.log[::2],
+        held=world.log[1::2][:24],
+        contestants=[
+            *(skilled(error) for error in (1.0, 0.8, 0.5, 0.3)),
+            Contestant("never errs", lambda: Loaded(last_with_tokens, MODEL, "v")),
+        ],
+        arena=Arena(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
+        seed=0,
+        horizon=TURNS,
+    )
+
+    async def run() -> dict[str, object]:
+        try:
+            return await measure(subject, AuditSettings(pairs=15, judged=30))
+        finally:
+            await oracle.close()
+            await tasks.close()
+
+    return asyncio.run(run())
+
+
+def test_the_oracle_is_perfect(world: World) -> None:
+    found: dict = audit_of(world, optimistic=False)
+    for name, section in found["sets"].items():
+        assert section["n"] > 20, name
+        assert section["exact"]["value"] == section["token_f1"]["value"] == 1.0
+        assert section["malformed"]["value"] == 0.0
+        assert section["reward"]["precision"]["value"] == section["reward"]["recall"]["value"] == 1.0
+        assert section["end"]["precision"]["value"] == section["end"]["recall"]["value"] == 1.0
+        assert section["calibration"]["whole"]["ece"]["value"] == 0.0
+        assert {e["value"] for e in section["drift"]["exact_at"].values()} == {1.0}
+        assert section["drift"]["first_divergence"] == {}
+        assert (section["behr"]["behr"]["value"], section["failures"]["wrong"]) == (0.0, 0)
+        assert section["refusals"]["accepted_too"]["value"] == 1.0
+    refused = found["sets"]["held_out"]["refusals"]["refused_too"]
+    assert refused["value"] == 1.0
+    assert refused["n"] > 10  # the log's nonsense is known for what it is
+    assert found["sensitivity"]["sensitivity"]["value"] == found["sensitivity"]["specificity"]["value"] == 1.0
+    assert found["sensitivity"]["sensitivity"]["n"] >= 5
+    real = [policy["real"]["value"] for policy in found["policies"]]
+    assert real[0] == 0.0 < real[-1] == 1.0
+    assert len(set(real)) >= 4  # policies of different quality, or agreement would say nothing
+    for policy in found["policies"]:
+        assert policy["gap"] == {"value": 0.0, "n": 12, "ci95": [0.0, 0.0]}
+        assert policy["dream"] == policy["replay"] == policy["real"]
+        assert policy["failures"] == 0
+        if policy["real"]["value"]:
+            assert policy["cr"]["value"] == policy["cr_pairwise"]["value"] == 1.0
+    agreement = found["agreement"]["plain"]
+    assert agreement["mean_absolute_gap"]["value"] == 0.0
+    assert agreement["spearman"]["value"] == agreement["kendall"]["value"] == pytest.approx(1.0)
+    assert all(row["met"] for row in targets(found, AuditSettings()))
+    assert verdict(found, AuditSettings())["trust"] == "yes"
+
+
+def test_a_sycophant_is_found_out(world: World) -> None:
+    """Every third turn of its dreams is solved: everybody succeeds there, and nothing in it comes true."""
+    found: dict = audit_of(world, optimistic=True)
+    policies = {policy["name"]: policy for policy in found["policies"]}
+    assert policies["errs 1.0"]["dream"]["value"] == 1.0
+    assert policies["errs 1.0"]["gap"]["value"] == 1.0
+    assert policies["errs 1.0"]["cr"]["value"] is None
+    assert found["agreement"]["plain"]["spearman"]["value"] is None  # it ranks nobody
+    assert found["sets"]["on_policies"]["reward"]["precision"]["value"] < 0.6
+    assert found["sets"]["held_out"]["text"]["value"] == 1.0  # which exact observations do not show
+    groups = {group["group"] for group in found["sets"]["held_out"]["failures"]["groups"]}
+    assert groups <= {"reward", "end"}
+    assert "reward" in groups
+    assert verdict(found, AuditSettings())["trust"] == "no"
+
+
+def small(tmp_path: Path) -> list[str]:
+    return [
+        f"output={tmp_path}", "run=small", "preset=tiny", "collect.episodes=40", "collect.validation=0.2",
+        "fit.steps=80", "clone.steps=20", "clone.keep_every=10", "audit.episodes=2", "audit.min_policies=3",
+        "audit.pairs=20", "audit.judged=10",
+    ]  # fmt: skip
+
+
+def test_a_tiny_run_is_audited_in_real_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for stage in ("collect", "fit-world-model", "clone", "audit"):
+        assert main([stage, *small(tmp_path)]) == 0
+    folder = tmp_path / "small"
+    found = json.loads((folder / "audit.json").read_text())
+    assert (folder / "models" / "kept" / "clone-00010" / "config.json").exists()
+    assert [p["name"] for p in found["policies"]] == ["policy-clone@0.5", "clone-00010", "policy-clone"]
+    assert set(found["sets"]) == {"held_out", "on_policy", "on_policies"}
+    assert found["real_steps"] > 0
+    assert json.loads((folder / "summary.json").read_text())["real_steps"]["audit"] == found["real_steps"]
+    assert all(target["met"] is not None or target["estimate"]["value"] is None for target in found["targets"])
+    assert found["verdict"]["trust"] in ("partly", "no")  # it has hardly learned anything
+    assert "behr" in found["sets"]["on_policy"]
+    assert "checkpoints at several temperatures" in " ".join(found["notes"])
+    printed = capsys.readouterr().out
+    assert "Audit of worldmodel" in printed
+    assert str(folder / "audit.html") in printed
+    page = (folder / "audit.html").read_text()
+    assert found["verdict"]["sentences"][0] in page
+
+    # the table takes the audit that is there; a second one of the same run gives the same numbers
+    assert main(["audit-table", f"output={tmp_path}", "run=table", *small(tmp_path)[2:], f"audit.runs=[{folder}]"]) == 0
+    assert "audited before" in capsys.readouterr().out
+    assert (tmp_path / "table" / "audit-table.md").read_text().startswith("| run | world model |")
+    (folder / "audit.json").unlink()
+    assert main(["audit", *small(tmp_path)]) == 0
+    again = json.loads((folder / "audit.json").read_text())
+    assert again["policies"] == found["policies"]
+    assert again["sets"]["held_out"]["exact"] == found["sets"]["held_out"]["exact"]
+
+
+def test_without_a_real_environment_only_the_log_is_judged(run: Path, tiny: Config) -> None:
+    """A log of one's own world: no real step, and the verdict says what was not measured."""
+    tiny.collect.validation, tiny.clone.keep_every, tiny.train.keep_every = 0.3, 10, 2
+    fit_world_model(tiny, run)
+    clone(tiny, run)
+    train(tiny, run)
+    kept = sorted(path.name for path in (run / "models" / "kept").iterdir())
+    assert kept == ["clone-00010", "train-00002"]  # not the last ones, which are models/policy-clone and models/policy
+    found = run_audit(tiny, run)
+    assert set(found["sets"]) == {"held_out"}
+    assert (found["policies"], found["agreement"], found["real_steps"]) == ([], {}, 0)
+    assert found["sets"]["held_out"]["n"] > 10
+    assert "behr" in found["sets"]["held_out"]
+    assert any("cannot be played for real" in note for note in found["notes"])
+    assert audited_before(tiny, run) is not None
+    tiny.audit.least_n = 5
+    assert audited_before(tiny, run) is None  # other settings, other verdict
+
+
+def test_settings_that_cannot_work(run: Path, tiny: Config) -> None:
+    tiny.audit.episodes = 0
+    with pytest.raises(ValueError, match=r"audit.episodes must be 1 or more"):
+        run_audit(tiny, run)
+    tiny.audit.episodes, tiny.audit.policies = 1, ["nowhere"]
+    fit_world_model(tiny, run)
+    with pytest.raises(ValueError, match=r"audit.policies: nowhere holds no model"):
+        run_audit(tiny, run)

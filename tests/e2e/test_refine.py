@@ -1,0 +1,98 @@
+"""RL of the world model on logged turns: a half-trained one gets better, and a spoiled one is not promoted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages.common import load_model, weights_version
+from imagination.stages.engines import Engines
+from imagination.stages.fit import fit_world_model, read_log
+from imagination.stages.refine import Answers, refine_world_model
+from imagination.stages.worlds import form_of
+from worldmodel.objective import transition_weights
+
+
+def version(folder: Path) -> str:
+    return weights_version(AutoModelForCausalLM.from_pretrained(folder))
+
+
+def summary(run: Path) -> dict[str, object]:
+    return dict(json.loads((run / "summary.json").read_text()))
+
+
+@pytest.fixture
+def half_trained(tiny: Config, run: Path) -> Config:
+    tiny.collect.validation = 0.3
+    tiny.fit.steps = 70
+    tiny.refine.updates, tiny.refine.turns, tiny.refine.group_size, tiny.refine.lr = 15, 16, 6, 3e-3
+    fit_world_model(tiny, run)
+    return tiny
+
+
+def test_a_half_trained_world_model_gets_better(half_trained: Config, run: Path) -> None:
+    before = version(run / "models/worldmodel")
+    refine_world_model(half_trained, run)
+    told = summary(run)["refined"]
+    assert isinstance(told, dict)
+    assert told["promoted"]
+    assert told["after"] > told["before"] + 0.05, told
+    assert version(run / "models/worldmodel-before") == before
+    assert version(run / "models/worldmodel") != before
+    assert (run / "models/worldmodel/calibration.json").exists()
+    lines = RunFolder(run, 0).metrics("refine_world_model")
+    assert [line["step"] for line in lines] == list(range(15))
+    assert lines[-1]["reward"] > lines[0]["reward"]
+    assert lines[0]["expert_loss"] > 0  # logged episodes take part
+
+
+def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Config, run: Path) -> None:
+    before = version(run / "models/worldmodel")
+    half_trained.refine.lr, half_trained.refine.updates = 0.5, 3
+    refine_world_model(half_trained, run)
+    told = summary(run)["refined"]
+    assert isinstance(told, dict)
+    assert not told["promoted"]
+    assert told["after"] < told["before"]
+    assert version(run / "models/worldmodel") == before
+    assert version(run / "models/worldmodel-refined") != before
+
+
+@pytest.mark.parametrize("kind", ["text", "delta"])
+def test_rows_train_what_was_sampled_and_nothing_else(tiny: Config, run: Path, kind: str) -> None:
+    tiny.worldmodel.kind = kind  # type: ignore[assignment]
+    tiny.fit.steps, tiny.refine.supervised_share = 60, 0.0
+    fit_world_model(tiny, run)
+    train, _ = read_log(RunFolder(run, 0), tiny)
+    model, chat = load_model(run / "models/worldmodel", "fit-world-model", tiny.worldmodel)
+    engine = Engines(tiny.engine).make(model, chat, 256)
+    weights = transition_weights(train)
+    answers = Answers(engine, chat, form_of(tiny.worldmodel, train), train, weights, tiny)
+    update = answers.update(0)
+    assert update.rows
+    assert [row.ids for row in update.rows] == [row.ids for row in answers.update(0).rows]
+    for row in update.rows:
+        made = [i for i, m in enumerate(row.action_mask) if m]
+        assert made == list(range(made[0], len(row.ids)))
+        for i in range(len(row.ids)):
+            trained = i in made
+            assert (row.rl_weight[i] != 0) == trained == (not math.isnan(row.behavior_logprobs[i]))
+            assert row.advantages[i] == 0 or trained
+
+
+def test_what_cannot_work_is_said_at_once(tiny: Config, run: Path) -> None:
+    tiny.refine.group_size = 1
+    with pytest.raises(UserError, match=r"refine\.group_size must be 2 or more"):
+        refine_world_model(tiny, run)
+    tiny.refine.group_size, tiny.worldmodel.members = 4, 2
+    with pytest.raises(UserError, match=r"set worldmodel\.members=1"):
+        refine_world_model(tiny, run)
+    tiny.worldmodel.members, tiny.collect.validation = 1, 0.0
+    with pytest.raises(UserError, match=r"raise collect\.validation"):
+        refine_world_model(tiny, run)

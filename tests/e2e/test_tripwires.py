@@ -1,0 +1,192 @@
+"""A planted hack is found, training stops there, and the run says so; honest training goes on. If these fail, a policy
+learns the mistakes of its world model until somebody looks.
+
+The long version, on the models of the demo, is ``make tripwires``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagination.report import write_report
+from imagination.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.train import train
+from real_envs.store import TrajectoryStore
+from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
+from tests.e2e.conftest import logged_episode
+from tests.e2e.test_resume import _assert_same_model, _Killed, _metrics
+
+UPDATES = 8
+CORRIDOR = ["corridor-a"]  # one is enough: models this small mix up two, and a wire that says so is right
+
+
+def settings(**tripwires: Any) -> Config:
+    config = Config(run="tiny", vocab_size=320)
+    for model in (config.worldmodel, config.policy):
+        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
+    config.dream.max_turns, config.dream.min_confidence, config.dream.min_outcome_confidence = 5, 0.5, 0.5
+    for fit in (config.fit, config.clone):
+        fit.batch_tokens, fit.warmup, fit.precision = 1024, 2, "fp32"
+    config.fit.steps, config.fit.lr, config.clone.steps, config.clone.lr = 300, 1e-2, 300, 5e-3
+    config.train.updates, config.train.groups, config.train.group_size, config.train.lr = UPDATES, 4, 6, 1e-3
+    config.train.checkpoint_every = 1
+    config.tripwires.drift = 2.5  # of half a dozen words a good policy uses others than the log does
+    for name, value in tripwires.items():
+        setattr(config.tripwires, name, value)
+    return config
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is ready to train, made once."""
+    folder = tmp_path_factory.mktemp("tripwires")
+    store = TrajectoryStore.create(folder / "log", {"train": CORRIDOR}, meta={"environment": "corridors"})
+    store.append(logged_episode(task, number) for task in CORRIDOR for number in range(120))
+    fit_world_model(settings(), folder)
+    clone(settings(), folder)
+    return folder
+
+
+@pytest.fixture
+def run_folder(models: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(models, tmp_path / "run"))
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
+
+
+def pages(folder: Path) -> list[str]:
+    write_report(folder, partial=True)
+    return [(folder / name).read_text() for name in ("report.md", "report.html")]
+
+
+def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
+    """The control: with these models and settings nothing trips, so what trips below is the hack."""
+    train(settings(), run_folder)
+    found = summary(run_folder)
+    assert found["tripwires"] == {"enabled": True, "updates": UPDATES, "blind": [], "stopped_by": None}
+    assert (found["real_steps"]["train"], found["real_steps"]["probe"]) == (0, 0)
+    rows = _metrics(run_folder, "train")
+    assert len(rows) == UPDATES
+    assert sum(row["wire_claimed"] for row in rows) > UPDATES  # it was not for want of anything to look at
+    assert not any("ripwire" in page.replace("tripwires:", "") for page in pages(run_folder))
+
+
+@pytest.mark.parametrize(("word", "hack"), [("look", PLAIN), ("take", HALF), ("go", LATE)])
+def test_a_planted_hack_stops_training(
+    run_folder: Path, word: str, hack: Hack, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with planted(word, hack) as made:
+        train(settings(), run_folder)
+    assert made[0].paid > 0
+    found = summary(run_folder)
+    stopped = found["tripwires"]["stopped_by"]
+    assert stopped is not None
+    assert stopped["update"] < UPDATES - 1
+    assert found["done"]["train"]  # a clean end: the stages after it can run
+    assert found["real_steps"]["train"] == 0
+    assert [row["step"] for row in _metrics(run_folder, "train")] == list(range(stopped["update"] + 1))
+    assert stopped["sentence"] in capsys.readouterr().err
+    assert all("Stopped by a tripwire" in page and f"update {stopped['update']}" in page for page in pages(run_folder))
+    assert json.loads((run_folder / "report.json").read_text())["tripwires"]["stopped_by"] == stopped
+
+
+def test_the_policy_is_again_what_it_was_when_it_was_last_trusted(models: Path, tmp_path: Path) -> None:
+    """Bit for bit the policy that as many unwatched updates make; from the clone where no update was trusted. So many
+    groups must show it that a few updates are trusted first."""
+    watched, unwatched = (Path(shutil.copytree(models, tmp_path / name)) for name in ("watched", "unwatched"))
+    with planted("look", PLAIN):
+        train(settings(min_groups=10, window=8), watched)
+        kept = summary(watched)["tripwires"]["stopped_by"]["policy_of_update"]
+        assert kept >= 1
+        config = settings(enabled=False)
+        config.train.updates = kept  # the policy that played update k has learned from updates 0 .. k - 1
+        train(config, unwatched)
+    _assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
+    at_once = Path(shutil.copytree(models, tmp_path / "at-once"))
+    with planted("look", PLAIN):
+        train(settings(min_groups=1), at_once)
+    assert summary(at_once)["tripwires"]["stopped_by"]["policy_of_update"] is None
+    _assert_same_model(at_once / "models" / "policy", models / "models" / "policy-clone")
+
+
+def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watched(run_folder: Path) -> None:
+    """The hack is one that a policy does learn; else to stop it would prove nothing."""
+    with planted("look", HALF):  # looking on earns more than taking the lamp
+        train(settings(enabled=False), run_folder)
+    rows = _metrics(run_folder, "train")
+    assert len(rows) == UPDATES
+    assert rows[-1]["mean_turns"] > rows[0]["mean_turns"] + 0.3
+    assert rows[-1]["dream_success"] > 0.9
+    assert summary(run_folder)["tripwires"] == {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
+    assert all("tripwires were off" in page for page in pages(run_folder))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Before: the state of the update before it is saved, with the trusted policy and what was measured. After: the
+    wire has tripped and the policy has not gone back yet."""
+    whole, killed = (Path(shutil.copytree(models, tmp_path / name)) for name in ("whole", "killed"))
+    config = settings(min_groups=10, window=8)
+    with planted("look", PLAIN):
+        train(config, whole)
+        stopped = summary(whole)["tripwires"]["stopped_by"]
+        assert stopped["update"] >= 2
+        with monkeypatch.context() as patch:
+            if when == "before":
+                honest = RunFolder.record
+
+                def record(self: RunFolder, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+                    if step == stopped["update"]:
+                        raise _Killed
+                    honest(self, stage, step, metrics)
+
+                patch.setattr(RunFolder, "record", record)
+            else:
+
+                def roll_back(self: Any) -> None:
+                    raise _Killed
+
+                patch.setattr("imagination.stages.watch.Watch.roll_back", roll_back)
+            with pytest.raises(_Killed):
+                train(config, killed)
+        assert "stopped_by" not in summary(killed).get("tripwires", {})
+        train(config, killed)
+    assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
+    assert _metrics(killed, "train") == _metrics(whole, "train")
+    _assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
+
+
+@pytest.mark.parametrize("on_doubt", ["downweight", "branch"])
+def test_every_answer_to_doubt_trains(run_folder: Path, on_doubt: str) -> None:
+    """A guard that doubts whatever pays: going on keeps whole dreams, branching plays further groups."""
+    config = settings(min_groups=100, drift=100.0)  # the wires look on
+    config.train.updates, config.dream.min_outcome_confidence, config.dream.on_doubt = 2, 1.0, on_doubt  # type: ignore[assignment]
+    config.dream.horizon = [[0, 2], [1, 5]]
+    train(config, run_folder)
+    first, second = _metrics(run_folder, "train")
+    groups = config.train.groups
+    if on_doubt == "downweight":
+        assert first.get("stop_unsure", 0.0) == 0.0
+        assert first["wire_rejected"] > 0
+        assert (first["wire_groups"], second["wire_groups"]) == (groups, groups)
+        assert second["mean_turns"] > 2 >= first["mean_turns"]  # the horizon of the update
+        rows = map(json.loads, (run_folder / "rollouts.jsonl").read_text().splitlines())
+        turns = [turn for row in rows for turn in row["turns"][row["prefix_turns"] :]]
+        assert turns
+        assert all(0 <= turn["info"]["probability"] <= 1 for turn in turns)
+    else:
+        assert second["stop_unsure"] > 0
+        assert groups < second["wire_groups"] <= 2 * groups

@@ -1,0 +1,136 @@
+"""If these fail, a policy is told what it must find out: a gold answer, a plan or hidden state reaches its tokens.
+
+Everything declared privileged holds random secrets; every prompt that a policy is given, in the real world and in a
+dream, and every token that its loss sees, is decoded and searched for them. The last test leaks on purpose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagination.dream_env import DreamEnv, Guard, Start
+from imagination.experience import policy_row
+from imagination.rollout import Episode, Provenance, play
+from policy.agent import LanguageModelAgent
+from policy.lm.engine import Completion, Sampling
+from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.env import Env, StepResult, Task
+from real_envs.trajectory import Observation, Source, Trajectory, Turn
+from worldmodel.calibration import Calibration, Isotonic, Score
+from worldmodel.world_model import Prediction
+
+quick = settings(deadline=None, max_examples=40)
+CHAT = ChatFormat(train_tokenizer(["You see a hall. take lamp go east"], 300))
+secrets = st.lists(st.text("QXZ0123456789", min_size=6, max_size=12), min_size=6, max_size=6, unique=True)
+
+
+@dataclass
+class Notes:
+    """An engine that says ``wait`` and keeps every prompt."""
+
+    context: int = 10**6
+    version: int = 0
+    prompts: list[list[int]] = field(default_factory=list)
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        self.prompts.append(list(ids))
+        said = (*CHAT.encode("wait"), CHAT.stop)
+        return Completion(said, (-0.5,) * len(said), True)
+
+    def release(self, session: Hashable) -> None: ...
+
+    def update_weights(self) -> None: ...
+
+
+@dataclass
+class Real:
+    """A world that knows secrets, says so where it is declared, and (``leaks``) once where it is not."""
+
+    hidden: Sequence[str]
+    leaks: bool = False
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        return Observation("You see a hall.", {"plan": self.hidden[0], "state": [self.hidden[1]]})
+
+    async def step(self, action: str) -> StepResult:
+        text = f"A lamp {self.hidden[2]}." if self.leaks else "A lamp."
+        return StepResult(Observation(text, {"plan": self.hidden[2]}), 0.5, False, False, {"judge": self.hidden[3]})
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class Dreamer:
+    version: str = "w"
+    asked: list[str] = field(default_factory=list)
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        self.asked.append("\n".join([start, action, *(turn.action + turn.observation for turn in history)]))
+        return Prediction("A lamp.", 0.5, False, 0.7, 0.6)
+
+    def release(self, session: object) -> None: ...
+
+
+def task(hidden: Sequence[str]) -> Task:
+    """The spec is the environment's too: a path may hold an answer."""
+    return Task("t", {"start": "s", "path": f"games/{hidden[4]}.z8"}, privileged={"answer": hidden[5]})
+
+
+def dream(hidden: Sequence[str], model: Dreamer) -> DreamEnv:
+    past = (Turn("go east", "A hall.", 0.0, False, {"judge": hidden[0], "goal": hidden[1]}),)
+    calibration = Calibration(Score(), Isotonic((0.5,), (0.5,)), Isotonic((0.5,), (0.5,)), 1.0, 1)
+    return DreamEnv(model, {"s": Start("t", "You see a hall.", past)}, Guard(), calibration)
+
+
+def seen_by_policy(env: Env, hidden: Sequence[str]) -> tuple[str, Trajectory]:
+    """All that a policy was asked and all that it would be trained on, as one text."""
+    engine = Notes()
+    agent = LanguageModelAgent(engine, CHAT)
+    episode = Episode("e", task(hidden), "g", 0)
+    trajectory = asyncio.run(play(env, agent, episode, Provenance(Source.DREAM), max_turns=3))
+    row = policy_row(trajectory, 1.0)
+    assert row is not None
+    assert len(engine.prompts) == 3
+    return "\n".join(CHAT.tokenizer.decode(ids) for ids in [*engine.prompts, list(row.ids)]), trajectory
+
+
+@quick
+@given(secrets)
+def test_no_secret_of_a_real_world_reaches_the_policy(hidden: list[str]) -> None:
+    text, trajectory = seen_by_policy(Real(hidden), hidden)
+    assert not [secret for secret in hidden if secret in text]
+    assert "A lamp." in text
+    assert trajectory.turns[0].info == {"judge": hidden[3]}  # it was there to be leaked
+
+
+@quick
+@given(secrets)
+def test_no_secret_reaches_the_policy_or_the_world_model_in_a_dream(hidden: list[str]) -> None:
+    """Nor the notes on a turn of the log that the dream branched from; nor how sure the world model was."""
+    model = Dreamer()
+    text, trajectory = seen_by_policy(dream(hidden, model), hidden)
+    assert not [secret for secret in hidden if secret in text + "\n".join(model.asked)]
+    assert "A hall." in text
+    assert "0.7" not in text
+    assert trajectory.turns[-1].info["confidence"] == 0.7
+
+
+@quick
+@given(secrets)
+def test_the_search_finds_a_leak(hidden: list[str]) -> None:
+    text, _ = seen_by_policy(Real(hidden, leaks=True), hidden)
+    assert [secret for secret in hidden if secret in text] == [hidden[2]]
+
+
+def test_a_task_that_is_printed_keeps_its_secret() -> None:
+    assert "gold" not in repr(Task("t", privileged={"answer": "gold"}))

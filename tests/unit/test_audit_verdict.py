@@ -1,0 +1,289 @@
+"""The words that people act on. If these fail, a world model is called good, or bad, for reasons that are not there."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagination.audit_page import render_audit, terminal_audit
+from imagination.audit_play import find_candidates
+from imagination.audit_verdict import targets, verdict
+from imagination.compose import remember_overrides
+from imagination.settings import AuditSettings, Config
+from imagination.stages.audit_table import config_of, render_table, row_of
+
+
+def e(value: float | None, n: int = 100, low: float | None = None, high: float | None = None) -> dict[str, Any]:
+    interval = None if value is None else [value - 0.01 if low is None else low, value + 0.01 if high is None else high]
+    return {"value": value, "n": n, "ci95": interval}
+
+
+def one_set(about: str) -> dict[str, Any]:
+    rates = {"precision": e(0.98), "recall": e(0.97), "accuracy": e(0.99)}
+    calibration = {
+        "ece": e(0.02),
+        "confidence": 0.95,
+        "right": 0.94,
+        "bins": [
+            {"low": 0.9, "high": 1.0, "n": 90, "confidence": 0.97, "right": 0.96},
+            {"low": 0.1, "high": 0.2, "n": 10, "confidence": 0.15, "right": 0.1},
+        ],
+    }
+    example = {
+        "episode": "e",
+        "task": "tw-<1>",
+        "turn": 1,
+        "actions_before": ["look"],
+        "action": "go <b>east</b>",
+        "real": {"observation": "Hall", "reward": 0.0, "terminated": False},
+        "predicted": {
+            "observation": "<script>",
+            "reward": 1.0,
+            "terminated": True,
+            "confidence": 0.9,
+            "outcome_confidence": 1.0,
+        },
+    }
+    return {
+        "about": about,
+        "n": 100,
+        "episodes": 10,
+        "tasks": 2,
+        "exact": e(0.93),
+        "text": e(0.94),
+        "token_f1": e(0.96),
+        "malformed": e(0.0),
+        "by_step": {"0": e(0.99), "1": e(0.9)},
+        "by_changes": {"0": e(0.99), "8+": e(0.7)},
+        "by_task": {"t": e(0.93)},
+        "reward": {**rates, "by_task": {"t": copy.deepcopy(rates)}},
+        "end": rates,
+        "calibration": {"whole": calibration, "outcome": calibration, "deciding": calibration},
+        "refusals": {"patterns": 3, "refused_too": e(0.95), "refused_in_its_words": e(0.9), "accepted_too": e(0.99)},
+        "drift": {
+            "n": 60,
+            "exact_at": {"1": e(0.95, 60), "2": e(0.85, 60), "3": e(0.7, 50)},
+            "true_until": {"1": e(0.95, 60), "2": e(0.82, 60), "3": e(0.6, 50)},
+            "first_divergence": {"0": 3, "1": 8},
+            "never": 49,
+        },
+        "behr": {"behr": e(-0.05), "absolute": e(0.1), "differing": 6},
+        "failures": {
+            "n": 100,
+            "wrong": 7,
+            "wrong_reward": 1,
+            "groups": [
+                {
+                    "group": "other_state",
+                    "title": "Another state: a wrong room",
+                    "n": 7,
+                    "share_of_wrong": 1.0,
+                    "examples": [example],
+                }
+            ],
+        },
+    }
+
+
+def good() -> dict[str, Any]:
+    """An audit in which everything is as it should be."""
+    measures = {
+        "dream": e(0.9),
+        "guarded": e(0.8),
+        "replay": e(0.9),
+        "real": e(0.9),
+        "gap": e(0.01),
+        "guarded_gap": e(-0.1),
+        "cr": e(1.0),
+        "cr_pairwise": e(0.97),
+    }
+    ranks = {
+        "policies": 10,
+        "episodes_each": 60,
+        "spearman": e(0.97, 10),
+        "kendall": e(0.9, 10),
+        "mean_absolute_gap": e(0.02, 10),
+    }
+    return {
+        "run": "demo",
+        "world_model": {"name": "worldmodel", "version": "abc"},
+        "seeds": {"run": 0, "bootstrap": 0},
+        "horizon": 12,
+        "seconds": 12.0,
+        "real_steps": 1000,
+        "notes": [],
+        "sets": {
+            "held_out": one_set("episodes of the log"),
+            "on_policy": one_set("the actions of policy"),
+            "on_policies": one_set("the actions of all policies"),
+        },
+        "sensitivity": {"states": 30, "sensitivity": e(0.97), "specificity": e(0.95)},
+        "policies": [{"name": name, "n": 60, "failures": 0, **measures} for name in ("policy-clone", "policy")],
+        "agreement": {"plain": {**ranks, "cr_pairwise": e(0.95)}, "guarded": ranks},
+    }
+
+
+def finished(found: dict[str, Any]) -> dict[str, Any]:
+    settings = AuditSettings()
+    return {**found, "verdict": verdict(found, settings), "targets": targets(found, settings)}
+
+
+def words(found: dict[str, Any]) -> str:
+    return " ".join(verdict(found, AuditSettings())["sentences"])
+
+
+def test_a_good_model_is_called_good() -> None:
+    found = good()
+    assert all(row["met"] for row in targets(found, AuditSettings()))
+    said = verdict(found, AuditSettings())
+    assert said["trust"] == "yes"
+    assert said["sentences"][0] == "Good enough to dream in: every target is met."
+    assert (
+        "dream up to 2 turns: open-loop exact match stays at or above 0.8 until turn 2 (0.85 [0.84, 0.86], n=60); "
+        "at turn 3 it is 0.70 [0.69, 0.71], n=50." in words(found)
+    )
+    assert "Do not trust" not in words(found)
+
+
+def test_a_bound_is_met_where_it_is_reached() -> None:
+    found = good()
+    found["sets"]["held_out"]["text"] = e(0.9)
+    found["agreement"]["plain"]["mean_absolute_gap"] = e(0.05)
+    assert all(row["met"] for row in targets(found, AuditSettings()))
+
+
+def test_a_task_whose_rewards_are_wrong_is_named() -> None:
+    found = good()
+    wrong = {"precision": e(0.61, 31, 0.43, 0.76), "recall": e(1.0, 19), "accuracy": e(0.9)}
+    found["sets"]["on_policies"]["reward"]["by_task"]["tw-7"] = wrong
+    assert (
+        "Do not trust its rewards for task tw-7: on the policies' own actions it pays where nothing is earned "
+        "(precision 0.61 [0.43, 0.76], n=31)." in words(found)
+    )
+    wrong["precision"] = e(0.61, 19)  # too few to say so
+    assert "tw-7" not in words(found)
+
+
+def test_missed_targets_make_it_worse() -> None:
+    found = good()
+    found["sets"]["on_policy"]["reward"]["precision"] = e(0.9, 60, 0.8, 0.96)
+    said = verdict(found, AuditSettings())
+    assert (said["trust"], said["sentences"][0]) == ("partly", "Dream in it with care: 1 of 7 targets are missed.")
+    assert "Reward precision, own actions: 0.90 [0.80, 0.96], n=60, wanted at least 0.95 (chance may explain it)." in (
+        " ".join(said["sentences"])
+    )
+    found["sets"]["on_policy"]["reward"]["precision"] = e(0.6, 60, 0.5, 0.7)
+    assert "wanted at least 0.95." in words(found)
+    found["agreement"]["plain"]["spearman"] = e(0.2, 10)
+    assert verdict(found, AuditSettings())["trust"] == "no"  # who ranks wrongly cannot teach
+
+
+def test_a_dream_in_which_all_fare_alike_ranks_nobody() -> None:
+    """No rank correlation is defined then, and that is a failure, not a gap in what was measured."""
+    found = good()
+    found["agreement"]["plain"]["spearman"] = e(None, 10)
+    assert {row["key"]: row["met"] for row in targets(found, AuditSettings())}["spearman"] is None  # real is alike too
+    for k, policy in enumerate(found["policies"]):
+        policy["real"] = e(0.2 + 0.5 * k)
+    said = verdict(found, AuditSettings())
+    assert said["trust"] == "no"
+    assert "Rank agreement (Spearman): none, n=10, wanted at least 0.9." in " ".join(said["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words_said"),
+    [
+        (("sensitivity", {"states": 9, "sensitivity": e(0.5), "specificity": e(1.0)}), "does not listen well"),
+        (("sensitivity", {"states": 9, "sensitivity": e(1.0), "specificity": e(0.5)}), "matter where it does not"),
+    ],
+)
+def test_reasons_follow_the_numbers(change: tuple[str, Any], words_said: str) -> None:
+    found = good()
+    assert words_said not in words(found)
+    found[change[0]] = change[1]
+    assert words_said in words(found)
+
+
+def test_overconfidence_and_willingness_are_said() -> None:
+    found = good()
+    own = found["sets"]["on_policies"]
+    own["calibration"]["whole"] |= {"ece": e(0.11), "confidence": 0.95, "right": 0.84}
+    own["refusals"]["refused_too"] = e(0.5)
+    assert "It is too sure of itself: it says 0.95 on average and is right in 0.84" in words(found)
+    assert "It is too willing" in words(found)
+
+
+def test_what_was_not_measured_is_not_met() -> None:
+    """Without a real environment nothing says that dreams come true: never "yes"."""
+    found = good()
+    del found["sets"]["on_policy"], found["sets"]["on_policies"]
+    found |= {"policies": [], "agreement": {}}
+    rows = {row["key"]: row["met"] for row in targets(found, AuditSettings())}
+    assert rows == {"text": True, **dict.fromkeys(list(rows)[1:])}
+    said = verdict(found, AuditSettings())
+    assert said["trust"] == "partly"
+    assert said["sentences"][0] == "What was measured is good enough, but not everything was measured."
+    assert "Not measured: Reward precision, own actions;" in said["sentences"][-1]
+    found["sets"] = {}
+    assert verdict(found, AuditSettings())["trust"] == "unknown"
+    assert "–" in render_audit(finished(found))
+
+
+def test_the_page_stands_alone_and_escapes_what_worlds_say() -> None:
+    page = render_audit(finished(good()))
+    assert not re.search(r"""(src|href)="(?!#)|<script|https?:|url\((?!#)""", page)
+    assert "&lt;script&gt;" in page
+    assert "go &lt;b&gt;east&lt;/b&gt;" in page
+    assert page.count("<svg") == 6
+    for section in (
+        "What was asked of it",
+        "How it dreams",
+        "One turn ahead",
+        "believes of policies",
+        "Where it fails",
+    ):
+        assert section in page
+    assert terminal_audit(finished(good())).row_count == 7
+
+
+def test_the_table_says_what_was_missed_and_why() -> None:
+    missed = good()
+    missed["sets"]["on_policy"]["reward"]["precision"] = e(0.6, 60)
+    rows = [row_of(finished(good()), Path("a.html")), row_of(finished(missed) | {"run": "bad"}, Path("b.html"))]
+    table = render_table(rows)
+    assert "| bad | worldmodel | 2 |" in table
+    assert "**0.60 [0.59, 0.61], n=60**" in table
+    assert "| **mean of 2** | worldmodel | | 0.940 | 0.790 |" in table
+    assert "**bad, worldmodel**: 7 of 100 predictions wrong" in table
+    assert "**demo, worldmodel**" not in table  # nothing to explain
+    assert "predicted “&lt;script>” (reward 1, end); real “Hall” (reward 0)" in table
+
+
+def test_each_run_of_the_table_keeps_its_own_settings(tmp_path: Path) -> None:
+    """A world model that writes edits, read as one that writes whole texts, would be called worthless."""
+    (tmp_path / "summary.json").write_text('{"seed": 7}')
+    remember_overrides(["run=a", "worldmodel.kind=delta", "audit.pairs=5"], tmp_path)
+    config = Config()
+    config.audit.pairs = 9
+    mine = config_of(tmp_path, config)
+    assert (mine.worldmodel.kind, mine.audit.pairs, mine.seed) == ("delta", 9, 7)
+    (tmp_path / "overrides.json").unlink()  # made by the table itself
+    assert config_of(tmp_path, config).worldmodel.kind == "text"
+
+
+def test_checkpoints_come_before_temperatures(tmp_path: Path) -> None:
+    """Policies of one folder at several temperatures differ little; they only fill up what checkpoints leave."""
+    names = ["kept/clone-00050", "policy-clone", "kept/train-00004", "kept/train-00008", "policy"]
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    own = [c.name for c in find_candidates(tmp_path, 1.0, 5, [0.5])]
+    assert own == ["clone-00050", "policy-clone", "train-00004", "train-00008", "policy"]
+    more = find_candidates(tmp_path, 1.0, 8, [0.5, 1.0, 2.0])
+    assert [c.name for c in more] == ["policy@0.5", "policy-clone@0.5", "policy@2", *own]
+    assert more[-1].temperature == 1.0
+    assert find_candidates(tmp_path / "nowhere", 1.0, 5, [0.5]) == []

@@ -1,0 +1,92 @@
+"""If these fail, doubt costs an update its turns, or further groups are played without end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from imagination.compose import load_config
+from imagination.rollout import Episode, Provenance
+from imagination.settings import Config, UserError
+from imagination.stages.train import Player, check, lost_to_doubt, useful_turns
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+
+UNSURE, LIMIT = StopReason.UNSURE, StopReason.TURN_LIMIT
+
+
+def dream(turns: int, stop: StopReason, prefix: int = 0) -> Trajectory:
+    said = tuple(Turn("look", "A hall.", 0.0, False) for _ in range(turns + prefix))
+    return Trajectory("e", "t", "g", Source.DREAM, "policy", 0, "S", said, stop, prefix_turns=prefix)
+
+
+def test_turns_lost_by_hand() -> None:
+    """Of ten turns: three of which the last is doubted, so eight are missing; the others end as they should."""
+    played = [dream(3, UNSURE), dream(3, LIMIT), dream(1, UNSURE, prefix=4), dream(2, StopReason.TERMINATED)]
+    assert [useful_turns(t) for t in played] == [2, 3, 0, 2]
+    assert lost_to_doubt(played, 10) == 8 + 10
+
+
+class Scripted(Player):
+    """Plays nothing: every episode is cut after ``useful`` turns."""
+
+    __slots__ = ("asked", "useful")
+
+    def __init__(self, useful: int, **settings: Any) -> None:
+        self.config = Config()
+        self.config.train.groups, self.config.train.group_size = 4, 2
+        for name, value in settings.items():
+            setattr(self.config.dream, name, value)
+        self.useful = useful
+        self.asked: list[tuple[int, int, float]] = []
+
+    def _episodes(self, index: int, chance: random.Random, first: int, groups: int, branch: float) -> list[Episode]:
+        self.asked.append((first, groups, branch))
+        return [None] * (groups * 2)  # type: ignore[list-item]
+
+    def _play(self, episodes: Sequence[Episode], stamp: Provenance, longest: int) -> list[Trajectory]:
+        return [dream(self.useful + 1, UNSURE) for _ in episodes]
+
+    def rounds(self, missing: int) -> list[tuple[int, int, float]]:
+        played = [dream(11 - min(missing - 10 * k, 10), UNSURE) for k in range(-(-missing // 10))]
+        assert lost_to_doubt(played, 10) == missing
+        self._branches(0, random.Random(0), Provenance(Source.DREAM), 10, played)
+        return self.asked
+
+
+@pytest.mark.parametrize(
+    ("useful", "extra", "missing", "expected"),
+    [
+        (10, 1.0, 60, [(4, 3, 1.0)]),  # three groups of two times ten turns
+        (10, 1.0, 19, []),  # less than a group can give
+        (10, 1.0, 200, [(4, 4, 1.0)]),  # as many again as there were, not more
+        (5, 2.0, 60, [(4, 3, 1.0), (7, 1, 1.0), (8, 1, 1.0)]),  # half is cut again: 30 are missing, 20, and then 10
+        (5, 0.5, 60, [(4, 2, 1.0)]),
+        (5, 0.0, 60, []),
+    ],
+)
+def test_further_groups(useful: int, extra: float, missing: int, expected: list[tuple[int, int, float]]) -> None:
+    assert Scripted(useful, extra_groups=extra).rounds(missing) == expected
+
+
+def test_settings_from_the_command_line() -> None:
+    config = load_config(["dream.horizon=[[0,4],[8,12]]", "dream.on_doubt=branch", "tripwires.drift=2"], Config)
+    assert (config.dream.horizon, config.dream.on_doubt, config.tripwires.drift) == ([[0, 4], [8, 12]], "branch", 2.0)
+    check(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("dream.horizon=[[0,40]]", "dream.max_turns=12"),
+        ("dream.min_weight=0", "dream.min_weight"),
+        ("dream.extra_groups=-1", "dream.extra_groups"),
+        ("tripwires.window=0", "tripwires.window"),
+        ("tripwires.real_episodes=-1", "real_episodes"),
+    ],
+)
+def test_settings_that_cannot_be(override: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check(load_config([override], Config))

@@ -1,0 +1,146 @@
+"""Several world models that learned from the same log: one predicts, all say how likely that is.
+
+Members share tokenizer and order of the data and differ in their random start (and so in what they make of what the log
+does not say). Where it says enough, they agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+from policy.lm.engine import Engine, scorer
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.text import TextWorldModel, Written
+from worldmodel.world_model import Prediction
+
+
+def log_mean(logprobs: Sequence[float]) -> float:
+    """Log of the mean of probabilities given by their logs; ``-inf`` where all are."""
+    top = max(logprobs)
+    if top == -math.inf:
+        return top
+    return top + math.log(sum(math.exp(x - top) for x in logprobs) / len(logprobs))
+
+
+def disagreement(logprobs: Sequence[float]) -> float:
+    r"""How much one prediction tells the members apart, in nats.
+
+    It is 0 where all find the prediction equally likely, and ``log M`` where one member alone finds it possible.
+
+    With :math:`p_m` the probability of the prediction under member m of M and :math:`r_m = p_m / \sum_j p_j` the
+    posterior over members after seeing it, this is :math:`\sum_m r_m \log (M r_m)`, the KL divergence of that posterior
+    from the uniform prior. Its mean over predictions of the mixture is the mutual information between prediction and
+    member, which separates what a model could still learn from what is chance in the world (BALD; Houlsby et al. 2011,
+    arXiv 1112.5745, equation 2). Here it is taken at the one prediction that was made.
+    """
+    mean = log_mean(logprobs)
+    if mean == -math.inf:
+        return 0.0
+    ratios = [math.exp(x - mean) for x in logprobs]  # M r_m
+    return max(0.0, sum(r * math.log(r) for r in ratios if r > 0) / len(ratios))
+
+
+class EnsembleWorldModel:
+    """An ensemble of language models behind the protocol of one.
+
+    One member writes the prediction, in MBPO's way another one for each turn (Janner et al. 2019, arXiv 1906.08253,
+    section 5: a model is drawn uniformly for each step), which keeps a policy from living on the mistakes of any single
+    one. The others score exactly its tokens, teacher-forced: a pass over what is new, without sampling. The confidence
+    is the probability of the prediction under the mixture of all members with equal weights, which is how a deep
+    ensemble predicts and is better calibrated than its members (Lakshminarayanan et al. 2017, arXiv 1612.01474, section
+    2.4); that of the outcome is conditioned on the observation under the same mixture.
+
+    Args:
+        members: at least two, with one tokenizer, one form and one limit.
+        lead: who predicts: ``drawn`` by the seed of the turn, or the ``first``. At temperature 0 it is the first in
+            either case, so that a greedy world is one world.
+
+    Raises:
+        ValueError: fewer than two members, or members that do not read the same tokens.
+        EngineCannotScore: an engine that only samples.
+    """
+
+    def __init__(self, members: Sequence[TextWorldModel], lead: Literal["drawn", "first"] = "drawn") -> None:
+        if len(members) < 2:
+            raise ValueError(f"an ensemble needs at least two members, got {len(members)}")
+        first = members[0].chat
+        for member in members[1:]:
+            chat = member.chat
+            same = (chat.opening, chat.to_assistant, chat.stop, chat.to_user) == (
+                first.opening,
+                first.to_assistant,
+                first.stop,
+                first.to_user,
+            )
+            if not same or chat.tokenizer.get_vocab() != first.tokenizer.get_vocab():
+                raise ValueError("members of an ensemble need the same tokenizer: they score each other's tokens")
+        self.members, self.lead = tuple(members), lead
+        self._scorers = [scorer(member.engine) for member in members]
+        self.version = "+".join(member.version for member in members)
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return tuple(member.engine for member in self.members)
+
+    def at_temperature(self, temperature: float) -> EnsembleWorldModel:
+        """The same members in the same engines."""
+        return EnsembleWorldModel([member.at_temperature(temperature) for member in self.members], self.lead)
+
+    def apart_from(self, episodes: Sequence[Trajectory]) -> EnsembleWorldModel:
+        """See ``LanguageWorldModel``."""
+        return EnsembleWorldModel([member.apart_from(episodes) for member in self.members], self.lead)
+
+    def leader(self, seed: int) -> int:
+        """Which member predicts a turn with this seed."""
+        if self.lead == "first" or self.members[0].sampling.temperature == 0:
+            return 0
+        return random.Random(f"member/{seed}").randrange(len(self.members))
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        """Predicts what ``action`` does after ``history``.
+
+        Raises:
+            PredictionInvalid: the leading member wrote no prediction.
+            ContextFull: the history no longer fits the context.
+            EngineFailure: generation or scoring broke.
+        """
+        leader = self.leader(seed)
+        written = await self.members[leader].write(start, history, action, seed, session)
+        scores = await self._scores(written, leader, session)
+        whole = [sum(score) for score in scores]
+        words = [sum(score[: written.status]) for score in scores]
+        everything, observed = log_mean(whole), log_mean(words)
+        return Prediction(
+            observation=written.observation,
+            reward=written.reward,
+            terminated=written.terminated,
+            confidence=math.exp(everything),
+            outcome_confidence=math.exp(min(0.0, everything - observed)) if everything > -math.inf else 0.0,
+            disagreement=disagreement(whole),
+        )
+
+    async def _scores(self, written: Written, leader: int, session: object) -> list[Sequence[float]]:
+        """Log-probs of the written tokens under each member, at temperature 1: ``[member][token]``."""
+        ids = (*written.prompt, *written.completion.ids)
+        # what was sampled at another temperature has log-probs of that one
+        told = self.members[leader].sampling.temperature in (0.0, 1.0)
+
+        async def one(m: int) -> Sequence[float]:
+            if m == leader and told:
+                return written.completion.logprobs
+            return await self._scorers[m].score(ids, len(written.prompt), session)
+
+        return list(await asyncio.gather(*(one(m) for m in range(len(self.members)))))
+
+    def release(self, session: object) -> None:
+        for member in self.members:
+            member.release(session)
+
+
+__all__ = ["EnsembleWorldModel", "disagreement", "log_mean"]

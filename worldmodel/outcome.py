@@ -1,0 +1,123 @@
+"""A declared goal: reward and end by a predicate over the transcript, not by what the world model says they are.
+
+Where one can say what counts as success, the dream need not guess it, and a policy cannot find a place where the guess
+is wrong (goal predicates over the transcript: arXiv 2607.16204).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from real_envs.trajectory import StopReason, Trajectory, Turn
+from worldmodel.world_model import LanguageWorldModel, Prediction
+
+if TYPE_CHECKING:  # settings are read before anything heavy is imported
+    from policy.lm.engine import Engine
+
+
+@dataclass
+class Goal:
+    """A goal that decides reward and end of dreams in place of the model. It is met once an episode at most.
+
+    Patterns are regular expressions that are searched, so ``^`` and ``$`` anchor them to the whole text.
+
+    Attributes:
+        observation: what the observation says when the goal is met; empty declares no goal.
+        action: what the action says that meets it; empty takes any.
+        earlier: each must have been said by some observation before that one.
+        reward: earned when it is met; all other turns earn 0.
+        ends: meeting it ends the episode, and nothing else does.
+
+    Raises:
+        ValueError: a pattern is no regular expression, or stands without ``observation``.
+    """
+
+    observation: str = ""
+    action: str = ""
+    earlier: list[str] = field(default_factory=list)
+    reward: float = 1.0
+    ends: bool = True
+
+    def __post_init__(self) -> None:
+        for pattern in (self.observation, self.action, *self.earlier):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        if not self.observation and (self.action or self.earlier):
+            raise ValueError("a goal needs a pattern for the observation: set goal.observation")
+
+    @property
+    def declared(self) -> bool:
+        return bool(self.observation)
+
+    def met(self, start: str, turns: Sequence[Turn]) -> bool:
+        """Whether the last of ``turns`` meets the goal, and none before it did."""
+        return self._says(start, turns) and not any(self._says(start, turns[:k]) for k in range(1, len(turns)))
+
+    def paid(self, trajectory: Trajectory) -> Trajectory:
+        """The episode as the goal pays it: rewards and ends are its own, and what came after its end is cut off."""
+        turns: list[Turn] = []
+        for turn in trajectory.turns:
+            met = self.met(trajectory.start, [*turns, turn])
+            turns.append(replace(turn, reward=self.reward if met else 0.0, terminated=met and self.ends))
+            if turns[-1].terminated:
+                break
+        stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
+        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None)
+
+    def _says(self, start: str, turns: Sequence[Turn]) -> bool:
+        *history, last = turns
+        if not (re.search(self.observation, last.observation) and re.search(self.action, last.action)):
+            return False
+        seen = [start, *(turn.observation for turn in history)]
+        return all(any(re.search(pattern, text) for text in seen) for pattern in self.earlier)
+
+
+class GoalWorldModel:
+    """A world model whose reward and end are decided by a goal.
+
+    The predicate is a function of the transcript, so the outcome is as sure as the observation: its confidence is 1,
+    and that of the whole prediction becomes that of the observation alone, p(o, r, e) / p(r, e | o) = p(o).
+
+    Args:
+        model: what predicts observations.
+        goal: a declared goal.
+    """
+
+    def __init__(self, model: LanguageWorldModel, goal: Goal) -> None:
+        if not goal.declared:
+            raise ValueError("the goal declares nothing")
+        self.model, self.goal = model, goal
+        self.version = model.version
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return self.model.engines
+
+    def at_temperature(self, temperature: float) -> GoalWorldModel:
+        return GoalWorldModel(self.model.at_temperature(temperature), self.goal)
+
+    def apart_from(self, episodes: Sequence[Trajectory]) -> GoalWorldModel:
+        return GoalWorldModel(self.model.apart_from(episodes), self.goal)
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        """See ``WorldModel``; raises what the model raises."""
+        told = await self.model.predict(start, history, action, seed, session)
+        met = self.goal.met(start, [*history, Turn(action, told.observation, None, False)])
+        return replace(
+            told,
+            reward=self.goal.reward if met else 0.0,
+            terminated=met and self.goal.ends,
+            confidence=min(1.0, told.confidence / told.outcome_confidence) if told.confidence else 0.0,
+            outcome_confidence=1.0,
+            outcome_by="predicate",
+        )
+
+    def release(self, session: object) -> None:
+        self.model.release(session)

@@ -1,0 +1,180 @@
+"""Retrieval-grounded prediction: before each action stand the most similar transitions of the log.
+
+DreamGym (arXiv 2511.03773) grounds its experience model in retrieved transitions. Similarity is BM25 (Robertson and
+Zaragoza 2009, section 3; Lucene's variant, by ``bm25s``) over the words of start, last observation and action.
+
+An episode that is trained on or judged by is never shown to the model, neither under its id nor under another one with
+the same content: it would learn to copy an answer that no dream has. In dreams the whole log is there, as it is for
+every other episode in training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import bm25s
+import numpy as np
+
+from policy.lm.engine import Engine
+from policy.lm.render import ChatFormat, prediction_text
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.form import Form, WholeText
+from worldmodel.text import TextWorldModel
+
+_WORDS = re.compile(r"\w+")
+_ACTION_COUNTS = 4  # times a word of the observation: an action has few words, and most depends on them
+_REMEMBERED = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What an action did, in an episode of the log."""
+
+    start: str
+    seen: str
+    turn: Turn
+
+
+def content(trajectory: Trajectory) -> tuple[object, ...]:
+    """What makes two episodes the same whatever their ids: start, actions, answers, rewards and end."""
+    turns = ((turn.action, turn.observation, turn.reward, turn.terminated) for turn in trajectory.turns)
+    return (trajectory.start, *turns)
+
+
+def _words(start: str, seen: str, action: str) -> list[str]:
+    """The words to match. Those of an action are marked: "open" in a description is not the command."""
+    marked = [f">{word}" for word in _WORDS.findall(action.lower())]
+    return _WORDS.findall(f"{start} {seen}".lower()) + marked * _ACTION_COUNTS
+
+
+class TransitionIndex:
+    """The distinct transitions of a log, and who had them.
+
+    Args:
+        log: episodes to retrieve from; turns whose reward nobody measured are left out, like in training.
+
+    Raises:
+        ValueError: the log has no such turn.
+    """
+
+    def __init__(self, log: Sequence[Trajectory]) -> None:
+        self.transitions: list[Transition] = []
+        self._episodes = {trajectory.id: content(trajectory) for trajectory in log}
+        owners: list[set[str]] = []
+        where: dict[tuple[object, ...], int] = {}
+        for trajectory in log:
+            seen = trajectory.start
+            for turn in trajectory.turns:
+                if turn.reward is not None:
+                    key = (trajectory.start, seen, turn.action, turn.observation, turn.reward, turn.terminated)
+                    at = where.setdefault(key, len(owners))
+                    if at == len(owners):
+                        self.transitions.append(Transition(trajectory.start, seen, turn))
+                        owners.append(set())
+                    owners[at].add(trajectory.id)
+                seen = turn.observation
+        if not self.transitions:
+            raise ValueError("nothing to retrieve from: no turn of the log has a reward")
+        self._owners = owners
+        self._owned: dict[str, list[int]] = {}
+        for at, names in enumerate(owners):
+            for name in names:
+                self._owned.setdefault(name, []).append(at)
+        self._bm25 = bm25s.BM25()
+        # where no transition has any word, a word that no query has keeps the index from being empty
+        words = [_words(t.start, t.seen, t.turn.action) or ["\0"] for t in self.transitions]
+        self._bm25.index(words, show_progress=False)
+
+    def hidden_by(self, episodes: Sequence[Trajectory]) -> frozenset[int]:
+        """The transitions that only these episodes, or others of the same content, had."""
+        ids, contents = {t.id for t in episodes}, {content(t) for t in episodes}
+        out = {name for name, what in self._episodes.items() if name in ids or what in contents}
+        return frozenset(at for name in out for at in self._owned.get(name, ()) if self._owners[at] <= out)
+
+    def similar(self, start: str, seen: str, action: str, k: int, hidden: frozenset[int]) -> list[Transition]:
+        """At most ``k`` transitions, the most similar one first; equal ones in the order of the log."""
+        words = _words(start, seen, action)
+        if not words:
+            return []
+        scores = np.array(self._bm25.get_scores(words), dtype=np.float64)
+        scores[list(hidden)] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:k]
+        return [self.transitions[at] for at in best if scores[at] > 0]
+
+
+class Retrieval:
+    """The form of ``RetrievalWorldModel``: another form, with notes from the log before each action.
+
+    Args:
+        index: what to retrieve from.
+        neighbours: how many transitions a note has at most.
+        form: how answers are written.
+        hidden: transitions of the index that must not be shown.
+    """
+
+    def __init__(
+        self, index: TransitionIndex, neighbours: int, form: Form | None = None, hidden: frozenset[int] = frozenset()
+    ) -> None:
+        if neighbours < 1:
+            raise ValueError(f"neighbours must be at least 1, got {neighbours}")
+        self.index, self.neighbours, self.form, self.hidden = index, neighbours, form or WholeText(), hidden
+        self._known: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+
+    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
+        return self.form.answers(start, turns)
+
+    def notes(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``Form``. The notes of earlier turns stay, so that a prompt is the prefix of the next one."""
+        seen = [start, *(turn.observation for turn in history)]
+        actions = [*(turn.action for turn in history), action]
+        return [self._note(start, before, done) for before, done in zip(seen, actions, strict=True)]
+
+    def _note(self, start: str, seen: str, action: str) -> str:
+        key = (start, seen, action)
+        note = self._known.get(key)
+        if note is None:
+            found = self.index.similar(start, seen, action, self.neighbours, self.hidden)
+            lines = [f"[seen] {t.turn.action}: {prediction_text(t.turn)}\n" for t in found]
+            note = self._known[key] = "".join(lines) + "[now] " if lines else ""
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return note
+
+    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
+        """See ``Form``."""
+        return self.form.read(text, start, history)
+
+    def phrases(self, log: Sequence[Trajectory]) -> list[str]:
+        return ["[seen] ", "[now] ", *self.form.phrases(log)]
+
+    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
+        """See ``Form``. What was hidden before stays hidden."""
+        hidden = self.hidden | self.index.hidden_by(episodes)
+        return Retrieval(self.index, self.neighbours, self.form.apart_from(episodes), hidden)
+
+
+class RetrievalWorldModel(TextWorldModel):
+    """A ``TextWorldModel`` with similar transitions of the log before each action; see the module.
+
+    Args:
+        index: what to retrieve from, the log that it was trained on.
+        neighbours: how many transitions a note has at most; the same as in training.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: ChatFormat,
+        version: str,
+        index: TransitionIndex,
+        neighbours: int,
+        max_tokens: int = 160,
+        temperature: float = 0.0,
+    ) -> None:
+        super().__init__(engine, chat, version, max_tokens, temperature, Retrieval(index, neighbours))
+
+
+__all__ = ["Retrieval", "RetrievalWorldModel", "Transition", "TransitionIndex", "content"]
