@@ -12,10 +12,11 @@ from imagination.algorithms.episodes import Episodes, Judged, Rewards
 
 
 class AdvantagePart(Protocol):
-    """Frozen settings with two facts about what they need."""
+    """Frozen settings with two facts about what they need, and whether turns are judged, for which no mask is read."""
 
     needs_critic: ClassVar[bool]
     needs_groups: ClassVar[bool]
+    judges_turns: ClassVar[bool]
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged: ...
 

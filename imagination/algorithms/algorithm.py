@@ -99,12 +99,12 @@ class Algorithm:
         if self.advantage.needs_groups and group_size < 2:
             raise ValueError(
                 f"{self.name} compares the episodes of a group, and a group of {group_size} has none to compare: "
-                "set group_size to 2 or more, or choose ppo or reinforce_pp"
+                "set train.group_size to 2 or more, or choose ppo or reinforce_pp"
             )
         if self.surrogate.on_policy and steps_per_update > 1:
             raise ValueError(
                 f"{self.name} has no importance ratio, so only the first of {steps_per_update} steps an update would "
-                "be right: set epochs and minibatches to 1, or choose reinforce_pp"
+                "be right: set train.epochs=1 and train.minibatches=1, or choose reinforce_pp"
             )
         needs = [key for key, wanted in (
             ("aggregation=constant", self.aggregation == "constant"),

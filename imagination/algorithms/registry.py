@@ -21,8 +21,8 @@ from imagination.algorithms.without_critic import (
 
 _FAMILY = (
     Algorithm("ppo", TokenGae(), PpoClip(), critic=Critic()),
-    # The paper averages by sequence; all tokens alike is what this project's results were measured with.
-    Algorithm("grpo", GroupRelative(), PpoClip()),
+    # The paper averages by sequence and counts groups without a gradient too; our results were measured with this.
+    Algorithm("grpo", GroupRelative(), PpoClip(), sampling=Sampling(drop_equal_groups=True)),
     Algorithm("dr_grpo", GroupRelative(normalise_std=False), PpoClip(), aggregation="constant"),
     # The paper takes REINFORCE's loss; the clip has the same gradient in the first step and allows further ones.
     Algorithm("rloo", LeaveOneOut(), PpoClip()),

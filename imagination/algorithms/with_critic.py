@@ -28,6 +28,7 @@ class TokenGae:
     whiten: bool = True
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
+    judges_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("GAE", gamma=self.gamma, lam=self.lam)
@@ -53,6 +54,7 @@ class TurnGae:
     whiten: bool = True
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
+    judges_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_unit("turn_ppo", gamma=self.gamma, lam=self.lam)
@@ -84,6 +86,7 @@ class BilevelGae:
     whiten: bool = True
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
+    judges_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_unit("bilevel_ppo", turn_gamma=self.turn_gamma, turn_lam=self.turn_lam)

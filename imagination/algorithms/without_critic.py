@@ -31,6 +31,7 @@ class GroupRelative:
     std_eps: float = 1e-4
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
+    judges_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_positive("grpo", std_eps=self.std_eps)
@@ -52,6 +53,7 @@ class LeaveOneOut:
 
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
+    judges_turns: ClassVar[bool] = False
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         return per_row_advantages(episodes, *leave_one_out(rewards.returns, episodes.group_ids, episodes.valid))
@@ -70,6 +72,7 @@ class ReturnsToGo:
     whiten: bool = False
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
+    judges_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("reinforce", gamma=self.gamma)
@@ -86,6 +89,7 @@ class GroupBaseline:
 
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
+    judges_turns: ClassVar[bool] = False
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         gains, counts = reinforce_pp_baseline(
@@ -111,6 +115,7 @@ class GiGpo:
     std_eps: float = 1e-4
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
+    judges_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_unit("gigpo", gamma=self.gamma)
@@ -149,6 +154,7 @@ class BestOfGroups:
     keep_min_return: float = 0.99
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
+    judges_turns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0.0 < self.keep_fraction <= 1.0:

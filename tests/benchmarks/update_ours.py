@@ -95,7 +95,7 @@ def learn(
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows)))
+    trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, judged=True)))
     return clock, records
 
 

@@ -153,9 +153,9 @@ def test_parts_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("name", "run", "message"),
     [
-        ("grpo", {"group_size": 1}, "set group_size to 2 or more"),
-        ("rloo", {"group_size": 1}, "set group_size to 2 or more"),
-        ("reinforce", {"group_size": 1, "steps_per_update": 2}, "set epochs and minibatches to 1"),
+        ("grpo", {"group_size": 1}, "set train.group_size to 2 or more"),
+        ("rloo", {"group_size": 1}, "set train.group_size to 2 or more"),
+        ("reinforce", {"group_size": 1, "steps_per_update": 2}, "set train.epochs=1 and train.minibatches=1"),
         ("dr_grpo", {"group_size": 4}, "aggregation=constant needs max_tokens"),
     ],
 )
@@ -270,7 +270,7 @@ def test_dynamic_sampling_leaves_equal_groups_out_of_loss_and_denominator():
     assert not dapo.judge(solved).trained.any()
     assert dapo.weigh(dapo.judge(solved).trained)[1] == 0
     assert dapo.judge(EPISODES).trained.any()
-    assert ALGORITHMS["grpo"].judge(solved).trained.any()
+    assert ALGORITHMS["rloo"].judge(solved).trained.any()
 
 
 def test_loss_mask_and_advantage_mask_are_apart():
@@ -353,4 +353,4 @@ def test_weights_follow_the_aggregation():
     assert algorithm("dr_grpo", max_tokens=5).weigh(trained)[1] == 10
     with pytest.raises(ValueError, match="needs max_tokens"):
         ALGORITHMS["dr_grpo"].weigh(trained)
-    assert Sampling() == ALGORITHMS["grpo"].sampling
+    assert Sampling() == ALGORITHMS["rloo"].sampling
