@@ -24,6 +24,9 @@ _COUNTS = {
 }
 
 
+_OF_THE_SURROGATE = ("ratio", "clip_fraction", "kl_k3", "kl_k1")
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """Which tokens of a micro-batch are of which source.

@@ -173,9 +173,9 @@ _STAGES = (
         name="train",
         summary="improve the policy in dreams, without a real step",
         help=(
-            "Plays groups of episodes inside the world model with the current policy, judges them by one of seventeen\n"
-            "algorithms and updates the policy; expert episodes of the log are mixed in. Stopped, the same command goes\n"
-            "on from the last checkpoint. train.world=real plays the same updates in the real games, as a control."
+            "Plays groups of episodes inside the world model with the current policy, judges them by the chosen\n"
+            "algorithm and updates the policy; expert episodes of the log are mixed in. Stopped, the same command\n"
+            "goes on from the last checkpoint. train.world=real plays the same updates in the real games, as a control."
         ),
         reads="log/, models/worldmodel/, models/policy-clone/",
         writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl",
