@@ -31,6 +31,15 @@ def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None)
     return [row for row in rows if row is not None]
 
 
+def telling_groups(episodes: Sequence[Trajectory]) -> int:
+    """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
+    earned: dict[str, set[float]] = {}
+    for row, episode in ((policy_row(episode), episode) for episode in episodes):
+        if row is not None:
+            earned.setdefault(episode.group_id, set()).add(sum(row.rewards))
+    return sum(len(sums) > 1 for sums in earned.values())
+
+
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
     """How likely each turn was chosen in a state of the real world: a weight per turn.
 

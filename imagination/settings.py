@@ -368,6 +368,7 @@ class TrainSettings:
         updates: how often the policy is updated.
         groups: start states per update.
         group_size: episodes per start state.
+        extra_groups: most further groups for each of these, in place of groups whose episodes all earned the same.
         epochs: passes over the episodes of an update.
         minibatches: optimiser steps per pass.
         lr: of AdamW.
@@ -385,6 +386,7 @@ class TrainSettings:
     updates: int = 24
     groups: int = 6
     group_size: int = 12
+    extra_groups: float = 0.0
     epochs: int = 1
     minibatches: int = 2
     lr: float = 5e-4

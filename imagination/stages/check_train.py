@@ -20,6 +20,13 @@ def check(config: Config) -> None:
         algorithm.check_run(group_size=train.group_size, steps_per_update=train.epochs * train.minibatches)
     except ValueError as error:
         raise UserError(str(error)) from error
+    if train.extra_groups < 0:
+        raise UserError(f"train.extra_groups must be 0 or more, got {train.extra_groups}")
+    if train.extra_groups and not algorithm.sampling.drop_equal_groups:
+        raise UserError(
+            f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it to 0, "
+            "or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
+        )
     if not 0 <= train.expert_share < 1:
         raise UserError(f"train.expert_share must lie in [0, 1), got {train.expert_share}")
     if not 0 <= dream.branch <= 1:

@@ -16,7 +16,7 @@ from imagination.choice import chosen
 from imagination.curriculum import turns_at
 from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
 from imagination.evaluation import summarise
-from imagination.experience import imitation_row, policy_rows
+from imagination.experience import imitation_row, policy_rows, telling_groups
 from imagination.mixture import expert_episodes
 from imagination.module import PolicyModule, Update
 from imagination.rollout import Episode, Provenance, play_all
@@ -204,6 +204,7 @@ class Player:
         played = self._play(self._episodes(index, chance, 0, settings.groups, self.config.dream.branch), stamp, longest)
         if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
             played += self._branches(index, chance, stamp, longest, played)
+        played += self._in_place_of_equal_groups(index, chance, stamp, longest, played)
         self.count_real_steps()
         if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -264,6 +265,21 @@ class Player:
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             found += more
+        return found
+
+    def _in_place_of_equal_groups(
+        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
+        settings = self.config.train
+        first = len({t.group_id for t in played})
+        last = first + int(settings.extra_groups * settings.groups)
+        found: list[Trajectory] = []
+        while first < last and (missing := settings.groups - telling_groups([*played, *found])) > 0:
+            groups = min(missing, last - first)
+            episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
+            found += self._play(episodes, stamp, longest)
+            first += groups
         return found
 
     def _episodes(self, index: int, chance: random.Random, first: int, groups: int, branch: float) -> list[Episode]:

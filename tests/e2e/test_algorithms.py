@@ -106,6 +106,14 @@ def test_training_on_what_the_world_said_trains_more_tokens(cloned: Path, tmp_pa
     assert unmasked["mismatch_ratio_max"] == pytest.approx(1.0, abs=1e-3)
 
 
+def test_groups_that_are_all_alike_are_played_again_elsewhere(cloned: Path, tmp_path: Path) -> None:
+    """DAPO's dynamic sampling: more turns are dreamed, within the limit, and more is learned from."""
+    once = trained(cloned, tmp_path / "once", NO_EXPERTS | {"group_size": 2}, name="dapo")[0]
+    again = trained(cloned, tmp_path / "again", NO_EXPERTS | {"group_size": 2, "extra_groups": 4.0}, name="dapo")[0]
+    assert once["turns"] < again["turns"] <= 2 * 3 * 5 * 5
+    assert once.get("rl_tokens", 0) < again["rl_tokens"]
+
+
 def test_contradictions_are_told_before_anything_is_played(cloned: Path, tmp_path: Path) -> None:
     shutil.copytree(cloned, tmp_path, dirs_exist_ok=True)
     with pytest.raises(UserError, match=r"algorithm\.value_coef is no setting of grpo"):

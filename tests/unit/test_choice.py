@@ -94,6 +94,7 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"algorithm": {"lam": 0.9}}, r"algorithm\.lam is no setting of grpo"),
         ({"train": {"group_size": 1}}, r"set train\.group_size to 2 or more, or choose ppo"),
         ({"algorithm": {"name": "reinforce"}}, r"set train\.epochs=1 and train\.minibatches=1"),
+        ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo leaves none out: set it to 0"),
         ({"train": {"epochs": 0}}, r"must be 1 or more"),
         ({"train": {"expert_share": 1.0}}, r"expert_share must lie in \[0, 1\)"),
         ({"dream": {"max_turns": 64}}, r"64 actions of max_action_tokens=16 do not fit policy\.context=1024"),

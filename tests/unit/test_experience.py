@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from imagination.choice import chosen
-from imagination.experience import anchors, imitation_row, policy_row, policy_rows, turn_weights
+from imagination.experience import anchors, imitation_row, policy_row, policy_rows, telling_groups, turn_weights
 from imagination.judging import judged
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import collate
@@ -149,6 +149,16 @@ def test_stragglers() -> None:
         [0, 1, 0, 0, 1, 1, 0, 0],
         [0, 1, 1, 0, 0, 1, 1, 1],
     ]
+
+
+def test_groups_that_tell_something_are_counted() -> None:
+    """Equal sums tell nothing, whatever the turns; nor does an episode that failed, or what the log earned."""
+    same = [episode([0.5, 0.5], group="same", trace=acted(2)), episode([1.0], group="same", trace=acted(1))]
+    broken = [episode([1.0], group="broken", trace=ONE), episode([0.0], CRASH, group="broken", trace=ONE)]
+    copied = [episode([r, 0.0], group="copied", trace=trace("SSA", [1]), prefix=1) for r in (0.0, 0.75)]
+    different = [episode([r], group="different", trace=ONE) for r in (1.0, 1.0, 0.0)]
+    assert telling_groups([*same, *broken, *copied]) == 0
+    assert telling_groups([*different, *same, *broken, *copied]) == 1
 
 
 def test_turns_of_equal_observations_have_equal_anchors() -> None:
