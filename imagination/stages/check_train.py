@@ -24,8 +24,8 @@ def check(config: Config) -> None:
         raise UserError(f"train.extra_groups must be 0 or more, got {train.extra_groups}")
     if train.extra_groups and not algorithm.sampling.drop_equal_groups:
         raise UserError(
-            f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it to 0, "
-            "or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
+            f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "
+            "to 0, or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
         )
     if not 0 <= train.expert_share < 1:
         raise UserError(f"train.expert_share must lie in [0, 1), got {train.expert_share}")
