@@ -128,15 +128,13 @@ class PolicyModule(L.LightningModule):
 
     def _judge(self, rows: Sequence[Row]) -> list[Row]:
         """Advantages of the whole update, with what critic and reference say of it before any step."""
-        mine = [rows[i] for i in played(rows)]
-        values, bootstrap, kl = None, [], None
+        mine, limit = [rows[i] for i in played(rows)], self.settings.micro_tokens
+        said, kl = Said(), self.algorithm.kl
         if self.value is not None:
-            values, bootstrap = critic_values(mine, self.model, self.value, self.settings.micro_tokens)
-        if self.algorithm.kl.kl_coef and self.algorithm.kl.kl_in == "reward":
-            kl = reference_kl(
-                mine, self._reference[0], self.algorithm.kl.kl_estimator, self.temperature, self.settings.micro_tokens
-            )
-        said = Said(values, bootstrap, kl)
+            said = Said(*critic_values(mine, self.model, self.value, limit))
+        if kl.kl_coef and kl.kl_in == "reward":
+            told = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
+            said = replace(said, kl=told)
         return judged(
             rows,
             self.algorithm,
