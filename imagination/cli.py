@@ -368,7 +368,15 @@ def stage_help(stage: Stage) -> str:
 
 
 def _groups_help() -> str:
-    lines = [f"  {group}={'|'.join(names)}" for group, names in compose.groups(compose.config_folder()).items()]
+    lines = []
+    for group, names in compose.groups(compose.config_folder()).items():
+        line = f"  {group}="
+        for name in (*(f"{name}|" for name in names[:-1]), names[-1]):
+            if len(line) + len(name) > 118:
+                lines.append(line)
+                line = " " * len(f"  {group}=")
+            line += name
+        lines.append(line)
     return "groups of settings (files in configs/):\n" + "\n".join(lines) + "\n"
 
 
