@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from imagination.advantages import informative
+from imagination.choice import chosen
 from imagination.mixture import expert_episodes
 from imagination.module import PolicyModule, Update
 from imagination.run_folder import RunFolder
@@ -92,6 +93,7 @@ def check(config: Config) -> None:
         raise UserError("refine.turns and refine.updates must be 1 or more")
     if not 0 <= settings.supervised_share < 1:
         raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
+    chosen(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
 
@@ -132,10 +134,10 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
 
 
 def grpo(config: Config) -> AlgorithmSettings:
-    """GRPO without a KL; how it clips and scales is that of ``algorithm.*`` where the policy learns by GRPO too."""
-    if config.algorithm.name == "grpo":
-        return replace(config.algorithm, kl_coef=None, kl_estimator=None, kl_in=None)
-    return AlgorithmSettings(tis_cap=config.algorithm.tis_cap)
+    """GRPO that clips and scales as ``algorithm.*`` says where the policy learns by GRPO too, and adds nothing."""
+    shared = ("clip_low", "clip_high", "dual_clip", "normalise_std", "std_eps", "tis_cap")
+    mine = shared if config.algorithm.name == "grpo" else ("tis_cap",)
+    return AlgorithmSettings(**{key: getattr(config.algorithm, key) for key in mine})
 
 
 def _promote(run: RunFolder) -> None:

@@ -120,6 +120,6 @@ def test_experts_that_are_not_there_are_missed_at_once() -> None:
 
 
 def test_a_world_model_is_refined_by_grpo_whatever_the_policy_learns_by() -> None:
-    mine = grpo(changed_config(algorithm={"clip_high": 0.3, "kl_coef": 0.1, "kl_estimator": "k2"}))
+    mine = grpo(changed_config(algorithm={"clip_high": 0.3, "kl_coef": 0.1, "overlong_buffer": 9}))
     assert mine == AlgorithmSettings(clip_high=0.3)
     assert grpo(changed_config(algorithm={"name": "ppo", "lam": 0.9, "tis_cap": 3.0})) == AlgorithmSettings(tis_cap=3.0)
