@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,5 +137,5 @@ def _split(key: str) -> tuple[str, str]:
 
 def _only(tokens: Tokens, mine: Tensor) -> Tokens:
     """The tokens where ``mine``, without gradient."""
-    parts: Mapping[str, Tensor | None] = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-    return replace(tokens, **{name: None if x is None else x.detach()[mine] for name, x in parts.items()})
+    parts: dict[str, Any] = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
+    return Tokens(**{name: None if x is None else x.detach()[mine] for name, x in parts.items()})
