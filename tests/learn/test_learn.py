@@ -91,7 +91,7 @@ def test_played_episodes_earn_what_the_value_says():
 @pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "st_ppo"])
 def test_it_learns(name):
     """Ninety-five percent of the optimum, from less than ten, within 150 updates."""
-    student = Learner(algorithm(name), seed=0)
+    student = Learner(algorithm(name, **race.SETTINGS.get(name, {})), seed=0)
     assert student.tables.value() < 0.1
     for _ in range(150):
         student.update()
