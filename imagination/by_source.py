@@ -80,11 +80,7 @@ def by_source(
             f"policy_loss_{name}": part.loss.detach() * scale,
             f"entropy_{name}": entropy[read].sum(),
             f"advantage_{name}": tokens.advantages[read].abs().sum(),
-            **{
-                f"{key}_{name}": part.sums[key]
-                for key in ("ratio", "clip_fraction", "kl_k3", "kl_k1")
-                if key in part.sums
-            },
+            **{f"{key}_{name}": part.sums[key] for key in _OF_THE_SURROGATE if key in part.sums},
         }
     return found
 
