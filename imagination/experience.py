@@ -1,29 +1,43 @@
-"""Trajectories -> rows for the optimiser: who may train what, with which advantage."""
+"""Trajectories -> rows for the optimiser: who may train what, and what the update needs to judge it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import torch
 
-from imagination.advantage import group_relative, place_turn_rewards
+from imagination.advantages import place_turn_rewards
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
 
 
-def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
-    """GRPO's advantage of each episode within its group, and whether the episode counts.
+def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None) -> list[Row]:
+    """The rows of all episodes of an update that are to be judged, with a number for each group.
 
-    Failed episodes count for nothing: neither in the loss nor in the mean of their group. Episodes without a sampled
-    token (a context full at once) have nothing to train.
+    Failed episodes have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have
+    episodes without a sampled token (a context full at once).
+
+    Args:
+        min_weight: as in ``policy_row``.
+
+    Raises:
+        ValueError: as ``policy_row``.
     """
     names: dict[str, int] = {}
-    ids = torch.tensor([names.setdefault(e.group_id, len(names)) for e in episodes])
-    usable = torch.tensor([not e.stop.is_failure and e.trace is not None for e in episodes])
-    returns = torch.tensor([sum(t.reward or 0.0 for t in e.own_turns) for e in episodes])
-    advantages, counts = group_relative(returns, ids, usable, normalise_std=normalise_std)
-    return advantages.tolist(), counts.tolist()
+    groups = [names.setdefault(episode.group_id, len(names)) for episode in episodes]
+    rows = [policy_row(e, min_weight=min_weight, group=group) for e, group in zip(episodes, groups, strict=True)]
+    return [row for row in rows if row is not None]
+
+
+def telling_groups(episodes: Sequence[Trajectory]) -> int:
+    """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
+    earned: dict[str, set[float]] = {}
+    for row, episode in ((policy_row(episode), episode) for episode in episodes):
+        if row is not None:
+            earned.setdefault(episode.group_id, set()).add(sum(row.rewards))
+    return sum(len(sums) > 1 for sums in earned.values())
 
 
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
@@ -53,7 +67,9 @@ def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
     return [*weights, max(likely, min_weight)]
 
 
-def policy_row(episode: Trajectory, advantage: float, min_weight: float | None = None) -> Row | None:
+def policy_row(
+    episode: Trajectory, advantage: float = 0.0, min_weight: float | None = None, group: int = 0
+) -> Row | None:
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
@@ -61,7 +77,9 @@ def policy_row(episode: Trajectory, advantage: float, min_weight: float | None =
     must not be paid for through a critic either.
 
     Args:
+        advantage: of all its tokens, where that is known before the update is judged.
         min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
+        group: the number of its group.
 
     Raises:
         ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
@@ -91,7 +109,19 @@ def policy_row(episode: Trajectory, advantage: float, min_weight: float | None =
         rl_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(trace.turns[:n], made, strict=True)],
         rewards=place_turn_rewards(earned, index)[0].tolist(),
         truncated=bootstrapped,
+        turns=trace.turns[:n],
+        anchors=anchors(episode),
+        group=group,
     )
+
+
+def anchors(episode: Trajectory) -> list[int]:
+    """For each turn, and for an action that was not answered, a number for the observation before it.
+
+    Equal texts have equal numbers, in every process: what gigpo compares.
+    """
+    seen = [episode.start, *(turn.observation for turn in episode.turns)]
+    return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) for text in seen]
 
 
 def _last_agent_token(trace: Trace) -> int:

@@ -1,6 +1,6 @@
-"""The LightningModule of policy updates: it wires model, pure losses and optimiser.
+"""The LightningModule of policy updates: it wires model, algorithm and optimiser.
 
-It holds nothing that a loss should know.
+It holds nothing that an algorithm should know.
 """
 
 from __future__ import annotations
@@ -12,23 +12,19 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
-from imagination.critic import with_critic
-from imagination.losses import (
-    LossTerms,
-    cross_entropy_loss,
-    kl_k3,
-    ppo_clip_loss,
-    token_entropy,
-    token_logprobs,
-    value_loss,
-)
-from imagination.mismatch import engine_mismatch, truncated_importance
+from imagination.by_source import means
+from imagination.choice import chosen
+from imagination.critic import critic_values
+from imagination.judging import Said, judged, played, trained
+from imagination.losses import EntropyHistory, LossTerms
+from imagination.micro_batch import Losses, Step
+from imagination.mixture import realised_shares
+from imagination.reference import logprobs_under, reference_kl
 from imagination.settings import AlgorithmSettings, TrainSettings
 from imagination.supervised import Record
-from policy.lm.batch import Row, TokenBatch, collate
-from policy.lm.forward import Predictors, hidden_before, micro_batches, token_logits
+from policy.lm.batch import Row, collate, padded
+from policy.lm.forward import micro_batches
 from policy.value import ValueHead
 
 # Engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
@@ -37,15 +33,19 @@ _EXACT = 1.01
 
 @dataclass(slots=True)
 class Update:
-    """The experience of one policy update: rows to learn from and what the rollouts measured."""
+    """The experience of one policy update: rows to learn from and what the rollouts measured.
+
+    ``judged`` rows have their advantages; others are judged by the module's algorithm.
+    """
 
     index: int
     rows: list[Row]
     metrics: dict[str, float] = field(default_factory=dict)
+    judged: bool = False
 
 
 class PolicyModule(L.LightningModule):
-    """Masked GRPO or PPO, with cross-entropy on expert rows in the same optimiser step.
+    """Any algorithm of the registry, with imitation of expert rows in the same optimiser step.
 
     Args:
         model: the policy.
@@ -53,6 +53,11 @@ class PolicyModule(L.LightningModule):
         temperature: what the rollouts were sampled at; ratios need the same.
         seed: of the order of rows within an update.
         reference: a frozen copy of the starting policy, needed where ``kl_coef > 0``.
+        max_tokens: most agent tokens of an episode, for algorithms that divide by it or punish length.
+
+    Raises:
+        UserError: the settings contradict each other.
+        ValueError: there is a KL and no reference.
     """
 
     def __init__(
@@ -65,14 +70,20 @@ class PolicyModule(L.LightningModule):
         temperature: float = 1.0,
         seed: int = 0,
         reference: Any = None,
+        max_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
+        self.algorithm = chosen(algorithm, max_tokens)
+        if self.algorithm.kl.kl_coef and reference is None:
+            raise ValueError("kl_coef needs the reference: a frozen copy of the starting policy")
         self.model = model
-        self.value = ValueHead(model.config.hidden_size) if algorithm.name == "ppo" else None
-        self.algorithm, self.settings = algorithm, train
+        self.value = ValueHead(model.config.hidden_size) if self.algorithm.critic is not None else None
+        self.algorithm_settings = algorithm
+        self.settings = train
         self.record, self.temperature, self.seed = record, temperature, seed
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
+        self.entropies = EntropyHistory()
         self.updates_done = 0
 
     def on_fit_start(self) -> None:
@@ -85,12 +96,10 @@ class PolicyModule(L.LightningModule):
 
     def training_step(self, update: Update, _: int) -> None:
         self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
-        settings, rows = self.settings, list(update.rows)
+        settings = self.settings
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
-        if self.value is not None:
-            a = self.algorithm
-            rows = with_critic(rows, self.model, self.value, a.gamma, a.lam, settings.micro_tokens)
+        rows = trained(update.rows if update.judged else self._judge(update.rows))
         chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
         collected: list[LossTerms] = []
         norms: list[float] = []
@@ -108,127 +117,81 @@ class PolicyModule(L.LightningModule):
                 norms.append(float(norm))
                 optimizer.step()
         self.updates_done = update.index + 1
-        metrics = {**update.metrics, **_means(collected)}
+        found = means(collected)
+        if "entropy" in found:
+            self.entropies = self.entropies.add(found["entropy"])
+        metrics = {**update.metrics, **realised_shares(rows), **found}
         if norms:
             metrics["grad_norm"] = sum(norms) / len(norms)
         self.log_dict({k: v for k, v in metrics.items() if "success" in k or k == "entropy"}, prog_bar=True)
         self.record(update.index, metrics)
 
-    def _minibatch(self, rows: Sequence[Row], unchanged: bool) -> list[LossTerms]:
-        """Backward through micro-batches. Each component divides by its own count over the whole minibatch.
+    def _judge(self, rows: Sequence[Row]) -> list[Row]:
+        """Advantages of the whole update, with what critic and reference say of it before any step."""
+        mine, limit = [rows[i] for i in played(rows)], self.settings.micro_tokens
+        said, kl = Said(), self.algorithm.kl
+        if self.value is not None:
+            said = Said(*critic_values(mine, self.model, self.value, limit))
+        if kl.kl_coef and kl.kl_in == "reward":
+            told = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
+            said = replace(said, kl=told)
+        return judged(
+            rows,
+            self.algorithm,
+            said,
+            loss_mask=self.algorithm_settings.loss_mask,
+            advantage_mask=self.algorithm_settings.advantage_mask,
+        )
 
-        ``unchanged``: no optimiser step was made since the rows were sampled.
-        """
-        rl_tokens = sum(sum(w != 0 for w in row.rl_weight) for row in rows)
-        ce_tokens = sum(sum(w != 0 for w in row.ce_weight) for row in rows)
+    def _minibatch(self, rows: Sequence[Row], unchanged: bool) -> list[LossTerms]:
+        """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""
+        width = max(len(row.ids) for row in rows)
+        weights, denominator = self.algorithm.weigh(padded([r.rl_weight for r in rows], 0.0, torch.float32, width) != 0)
+        step = Step(
+            rl_tokens=sum(sum(w != 0 for w in row.rl_weight) for row in rows),
+            denominator=denominator,
+            value_tokens=sum(sum(row.learned) for row in rows),
+            ce_tokens=sum(sum(w != 0 for w in row.ce_weight) for row in rows),
+            unchanged=unchanged,
+            entropy_history=self.entropies.mean,
+        )
+        losses = Losses(
+            self.model,
+            self.value,
+            self._reference[0],
+            self.algorithm,
+            self.algorithm_settings,
+            self.settings,
+            self.temperature,
+        )
         found: list[LossTerms] = []
         for micro in micro_batches(self.model, [row.ids for row in rows], self.settings.micro_tokens):
-            batch = collate([rows[i] for i in micro], pad=0).to(self.device)
-            terms = self._loss(batch, rl_tokens, ce_tokens, unchanged)
-            self.manual_backward(terms.loss)
-            found.append(terms)
+            batch = collate([rows[i] for i in micro], pad=0)
+            # the algorithm's weight times the row's own, which is less than 1 where a dream is doubted
+            batch.rl_weight = batch.rl_weight * weights[micro, : batch.rl_weight.shape[1]]
+            found.append(losses.backward(batch.to(self.device), step, self.manual_backward))
         return found
-
-    def _loss(self, batch: TokenBatch, rl_tokens: int, ce_tokens: int, unchanged: bool) -> LossTerms:
-        mask = batch.trained_mask
-        found = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
-        logits = token_logits(self.model, found.states)  # [m, vocab], what predicts trained tokens, each once
-        ids, rl, ce = (x[mask] for x in (batch.input_ids, batch.rl_weight, batch.ce_weight))  # [n]
-        loss = found.states.new_zeros((), dtype=torch.float32)
-        real = batch.attention_mask.sum().float()
-        sums = {"real_tokens": real, "packing": torch.full_like(real, found.computed)}
-        maxima: dict[str, Tensor] = {}
-        logprobs = token_logprobs(logits, ids, self.temperature, which=found.which)
-        if rl_tokens:
-            ppo, mismatch_max = self._ppo(batch, mask, logprobs, rl_tokens, unchanged, sums)
-            loss = loss + ppo.loss
-            maxima = {"ratio_max": ppo.maxima["ratio"], **mismatch_max}
-            entropy = token_entropy(logits.detach(), self.temperature)[found.which]
-            sums["entropy"] = (entropy * (rl != 0)).sum()
-            if self.algorithm.kl_coef > 0:
-                per_token = kl_k3(logprobs, self._reference_logprobs(batch, mask), rl != 0)
-                loss = loss + self.algorithm.kl_coef * per_token.sum() / rl_tokens
-                sums["kl_reference"] = per_token.detach().sum()
-            if self.value is not None:
-                critic = self._critic(self.value, batch, mask, found, rl_tokens)
-                loss = loss + self.algorithm.value_coef * critic.loss
-                sums["value_loss"] = critic.loss.detach() * rl_tokens
-        if ce_tokens:
-            if self.temperature != 1.0:
-                logprobs = token_logprobs(logits, ids, which=found.which)
-            imitation = cross_entropy_loss(logprobs, ce, denominator=ce_tokens)
-            loss = loss + self.settings.expert_coef * imitation.loss
-            sums |= {"ce_tokens": imitation.tokens, "expert_loss": imitation.loss.detach() * ce_tokens}
-        return LossTerms(loss=loss, tokens=mask.sum().float(), sums=sums, maxima=maxima)
-
-    def _ppo(
-        self,
-        batch: TokenBatch,
-        mask: Tensor,
-        logprobs: Tensor,
-        rl_tokens: int,
-        unchanged: bool,
-        sums: dict[str, Tensor],
-    ) -> tuple[LossTerms, dict[str, Tensor]]:
-        """The surrogate of the trained tokens; adds to ``sums`` and returns further maxima."""
-        engine, rl = batch.behavior_logprobs[mask], batch.rl_weight[mask]
-        old, importance, maxima = engine, None, {}
-        if unchanged:
-            sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(logprobs, engine, rl)
-        if self.algorithm.tis_cap:
-            remembered = batch.old_logprobs[mask]
-            old = logprobs.detach() if unchanged else torch.where(remembered.isnan(), engine, remembered)
-            importance = truncated_importance(old, engine, rl, self.algorithm.tis_cap)
-            sums["tis_weight"] = (importance * (rl != 0)).sum()
-        ppo = ppo_clip_loss(
-            logprobs,
-            old,
-            batch.advantages[mask],
-            rl,
-            denominator=rl_tokens,
-            importance=importance,
-            eps_low=self.algorithm.clip_low,
-            eps_high=self.algorithm.clip_high,
-        )
-        sums |= {"rl_tokens": ppo.tokens, "policy_loss": ppo.loss.detach() * rl_tokens, **ppo.sums}
-        return ppo, maxima
-
-    def _critic(
-        self, value: ValueHead, batch: TokenBatch, mask: Tensor, found: Predictors, rl_tokens: int
-    ) -> LossTerms:
-        values = value(found.states)[found.which]
-        old, returns, mine = batch.values[mask], batch.returns[mask], batch.rl_weight[mask] != 0
-        return value_loss(values, old, returns, mine, denominator=rl_tokens, clip=self.algorithm.value_clip)
-
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: TokenBatch, mask: Tensor) -> Tensor:
-        return self._logprobs(self._reference[0], batch, mask)
-
-    def _logprobs(self, model: Any, batch: TokenBatch, mask: Tensor) -> Tensor:
-        """``[n]``, of the masked tokens under ``model`` at the sampling temperature."""
-        found = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
-        return token_logprobs(
-            token_logits(model, found.states), batch.input_ids[mask], self.temperature, which=found.which
-        )
 
     def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
         """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""
+        if not self.algorithm_settings.loss_mask:
+            return True  # what the world said came without any
         found = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
         unknown = math.inf  # a first minibatch of experts alone
-        return self.algorithm.tis_cap > 0 and max(found, default=unknown) > _EXACT
+        return self.algorithm_settings.tis_cap > 0 and max(found, default=unknown) > _EXACT
 
     @torch.no_grad()
     def _with_old_logprobs(self, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:
         """The rows, the wanted ones with the trainer's log-probs of the policy as it is now."""
         known = list(rows)
-        played = [i for i in wanted if any(rows[i].rl_weight)]
-        for micro in micro_batches(self.model, [rows[i].ids for i in played], self.settings.micro_tokens):
-            chosen = [played[i] for i in micro]
-            batch = collate([rows[i] for i in chosen], pad=0).to(self.device)
+        mine = [i for i in wanted if any(rows[i].rl_weight)]
+        for micro in micro_batches(self.model, [rows[i].ids for i in mine], self.settings.micro_tokens):
+            picked = [mine[i] for i in micro]
+            batch = collate([rows[i] for i in picked], pad=0).to(self.device)
             mask = batch.rl_weight != 0
             old = torch.full_like(batch.old_logprobs, math.nan)
-            old[mask] = self._logprobs(self.model, batch, mask)
-            for r, i in enumerate(chosen):
+            old[mask] = logprobs_under(self.model, batch, mask, self.temperature)
+            for r, i in enumerate(picked):
                 known[i] = replace(rows[i], old_logprobs=old[r, : len(rows[i].ids)].tolist())
         return known
 
@@ -242,23 +205,8 @@ class PolicyModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["updates_done"] = self.updates_done
+        checkpoint["entropies"] = (self.entropies.total, self.entropies.updates)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.updates_done = int(checkpoint["updates_done"])
-
-
-# What the sum of a metric is divided by; the RL tokens where nothing is said.
-_COUNTS = {"ce_tokens": "ce_tokens", "expert_loss": "ce_tokens", "real_tokens": "real_tokens", "packing": "real_tokens"}
-
-
-def _means(terms: Sequence[LossTerms]) -> dict[str, float]:
-    """Means over the tokens each metric is about, over all micro-batches of an update in which it was measured."""
-    merged: dict[str, float] = {}
-    for key in sorted({key for t in terms for key in t.sums}):
-        count = _COUNTS.get(key, "rl_tokens")
-        measured = [t for t in terms if key in t.sums]
-        total = sum(float(t.sums[key]) for t in measured)
-        merged[key] = total if key == count else total / max(sum(float(t.sums[count]) for t in measured), 1.0)
-    for key in sorted({key for t in terms for key in t.maxima}):
-        merged[key] = max(float(t.maxima[key]) for t in terms if key in t.maxima)
-    return merged
+        self.entropies = EntropyHistory(*checkpoint["entropies"])

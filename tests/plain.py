@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from imagination.choice import chosen
+from imagination.losses import run_segments
 from imagination.module import PolicyModule, Update
 from imagination.settings import AlgorithmSettings, TrainSettings
 from imagination.stream import StepStream
@@ -75,6 +77,7 @@ def rl_row(
         rl_weight=[float(m) for m in mine],
         rewards=[reward if i == last else 0.0 for i in range(len(ids))],
         truncated=truncated,
+        turns=run_segments(torch.tensor([mine]))[0].tolist(),
     )
 
 
@@ -228,10 +231,12 @@ def update(
     value: Tensor | None = None,
     nudge: float = 0.0,
     tis_cap: float = 0.0,
+    judge: bool = False,
     **rest: Any,
 ) -> tuple[list[Gradients], Mapping[str, float]]:
     """The gradient of every optimiser step of one update, by the names of ``model``, and the metrics.
 
+    Rows bring the advantages that they are to be learned from, unless a critic judges them, or ``judge`` is set.
     Without correction for the engine by default: ``rl_row`` makes log-probs that are off on purpose, for the ratios.
     """
     recorded: list[tuple[int, Mapping[str, float]]] = []
@@ -243,7 +248,8 @@ def update(
         with torch.no_grad():
             module.value.linear.weight.copy_(value[None, :-1])
             module.value.linear.bias.copy_(value[-1:])
-    fit(module, Update(index, list(rows)))
+    critic = chosen(algorithm, rest.get("max_tokens")).critic is not None
+    fit(module, Update(index, list(rows), judged=not (judge or critic)))
     ((at, metrics),) = recorded
     assert at == index
     return [{name.removeprefix("model."): g for name, g in step.items()} for step in module.notes.seen], metrics

@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from imagination.advantage import group_relative
+from imagination.advantages import informative
+from imagination.choice import chosen
 from imagination.mixture import expert_episodes
 from imagination.module import PolicyModule, Update
 from imagination.run_folder import RunFolder
-from imagination.settings import Config, UserError
+from imagination.settings import AlgorithmSettings, Config, UserError
 from imagination.stages.common import (
     adapted,
     context_of,
@@ -92,6 +93,7 @@ def check(config: Config) -> None:
         raise UserError("refine.turns and refine.updates must be 1 or more")
     if not 0 <= settings.supervised_share < 1:
         raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
+    chosen(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
 
@@ -114,7 +116,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
     )
     module = PolicyModule(
         model,
-        replace(config.algorithm, name="grpo", kl_coef=0.0),
+        grpo(config),
         replace(
             config.train,
             lr=settings.lr,
@@ -129,6 +131,13 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
     trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", lambda: module.updates_done)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
+
+
+def grpo(config: Config) -> AlgorithmSettings:
+    """GRPO that clips and scales as ``algorithm.*`` says where the policy learns by GRPO too, and adds nothing."""
+    shared = ("clip_low", "clip_high", "dual_clip", "normalise_std", "std_eps", "tis_cap")
+    mine = shared if config.algorithm.name == "grpo" else ("tis_cap",)
+    return AlgorithmSettings(**{key: getattr(config.algorithm, key) for key in mine})
 
 
 def _promote(run: RunFolder) -> None:
@@ -233,15 +242,14 @@ class Answers:
                 malformed += completion is not None and predicted is None
                 groups.append(number)
                 valid.append(completion is not None)
-        advantages, counts = group_relative(
-            torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid),
-            normalise_std=self.config.algorithm.normalise_std,
-        )  # fmt: skip
-        rows: list[Row] = []
+        # groups of equal answers have no gradient, and are not in the share of logged episodes either
+        useful = informative(torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid)).tolist()
         every = [(ids, completion) for ids, completions in found for completion in completions]
-        for (ids, completion), advantage, count in zip(every, advantages.tolist(), counts.tolist(), strict=True):
-            if completion is not None and count and advantage != 0:  # equal answers have no gradient
-                rows.append(_row(ids, completion, advantage))
+        rows = [
+            _row(ids, completion, reward, group)
+            for (ids, completion), reward, group, wanted in zip(every, rewards, groups, useful, strict=True)
+            if completion is not None and wanted
+        ]
         n = max(1, sum(valid))
         told = {
             "reward": sum(r for r, v in zip(rewards, valid, strict=True) if v) / n,
@@ -253,15 +261,18 @@ class Answers:
         return rows, told
 
 
-def _row(prompt: Sequence[int], completion: Completion, advantage: float) -> Row:
+def _row(prompt: Sequence[int], completion: Completion, reward: float, group: int) -> Row:
+    """An episode of one turn, whose prompt is the history."""
     before, made = len(prompt), len(completion.ids)
     return Row(
         ids=[*prompt, *completion.ids],
         action_mask=[False] * before + [True] * made,
         source=Source.REAL,
         behavior_logprobs=[math.nan] * before + list(completion.logprobs),
-        advantages=[0.0] * before + [advantage] * made,
         rl_weight=[0.0] * before + [1.0] * made,
+        rewards=[0.0] * (before + made - 1) + [reward],
+        turns=[-1] * before + [0] * made,
+        group=group,
     )
 
 

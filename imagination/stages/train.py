@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.curriculum import check_horizon, turns_at
+from imagination.choice import chosen
+from imagination.curriculum import turns_at
 from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
 from imagination.evaluation import summarise
-from imagination.experience import group_advantages, imitation_row, policy_row
-from imagination.mixture import expert_episodes, realised_shares
+from imagination.experience import imitation_row, policy_rows, telling_groups
+from imagination.mixture import expert_episodes
 from imagination.module import PolicyModule, Update
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
+from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.stages.common import (
     KeepCheckpoints,
     adapted,
@@ -40,7 +42,6 @@ from imagination.stages.worlds import load_world_model
 from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
-from policy.lm.batch import Row
 from policy.lm.engine import Engine
 from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
@@ -78,34 +79,13 @@ def train(config: Config, folder: Path) -> None:
     finish(run, "train")
 
 
-def check(config: Config) -> None:
-    """
-    Raises:
-        UserError: the settings cannot work together.
-    """
-    if config.algorithm.name == "grpo" and config.train.group_size < 2:
-        raise UserError("grpo compares episodes within a group: set train.group_size to 2 or more")
-    if config.algorithm.tis_cap and not config.algorithm.tis_cap >= 1:
-        raise UserError(f"algorithm.tis_cap must be 1 or more, or 0 for no correction, got {config.algorithm.tis_cap}")
-    if not 0 <= config.train.expert_share < 1:
-        raise UserError(f"train.expert_share must lie in [0, 1), got {config.train.expert_share}")
-    if not 0 <= config.dream.branch <= 1:
-        raise UserError(f"dream.branch must lie in [0, 1], got {config.dream.branch}")
-    if not 0 < config.dream.min_weight <= 1:
-        raise UserError(f"dream.min_weight must lie in (0, 1], got {config.dream.min_weight}")
-    if config.dream.extra_groups < 0:
-        raise UserError(f"dream.extra_groups must be 0 or more, got {config.dream.extra_groups}")
-    if wrong := check_horizon(config.dream.horizon, config.dream.max_turns):
-        raise UserError(wrong)
-    wires = config.tripwires
-    if wires.window < 1 or wires.every < 1 or wires.min_groups < 1 or wires.real_episodes < 0:
-        raise UserError("tripwires.window, .every and .min_groups must be 1 or more, .real_episodes 0 or more")
-
-
 def _train(run: RunFolder, config: Config) -> None:
     log, _ = read_log(run, config)
+    experts = [t for t in log if t.source is Source.EXPERT and t.solved]
+    check_experts(config, len(experts))
     model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    reference = copy.deepcopy(model).requires_grad_(False) if config.algorithm.kl_coef > 0 else None
+    wanted = chosen(config.algorithm, longest_episode(config)).kl.kl_coef > 0
+    reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
     model = adapted(model, config.policy)
     state, done = resume_from(run, "train")
     run.forget("train", done)
@@ -130,7 +110,6 @@ def _train(run: RunFolder, config: Config) -> None:
     engines = Engines(config.engine)
     world = _dream(engines, run, config, log, starts) if dreamed else _real(run, config)
     agent = make_agent(engines, model, chat, config, temperature=1.0, name="policy")
-    experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     module = PolicyModule(
         model,
         config.algorithm,
@@ -138,6 +117,7 @@ def _train(run: RunFolder, config: Config) -> None:
         lambda step, metrics: run.record("train", step, metrics),
         seed=config.seed,
         reference=reference,
+        max_tokens=longest_episode(config),
     )
     watch = None
     if dreamed and config.tripwires.enabled:
@@ -224,6 +204,7 @@ class Player:
         played = self._play(self._episodes(index, chance, 0, settings.groups, self.config.dream.branch), stamp, longest)
         if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
             played += self._branches(index, chance, stamp, longest, played)
+        played += self._in_place_of_equal_groups(index, chance, stamp, longest, played)
         self.count_real_steps()
         if index == 0 and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -238,20 +219,13 @@ class Player:
             return Update(index, [], {**self._measure(played), **seen})
         weigh = self.config.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
         min_weight = self.config.dream.min_weight if weigh else None
-        advantages, counts = group_advantages(played, self.config.algorithm.normalise_std)
-        rows: list[Row] = []
-        for episode, advantage, count in zip(played, advantages, counts, strict=True):
-            row = policy_row(episode, advantage, min_weight)
-            # GRPO: an episode like all others of its group has no gradient; leaving it out saves its forward pass
-            useful = count and advantage != 0 if self.config.algorithm.name == "grpo" else True
-            if row is not None and useful:
-                rows.append(row)
+        rows = policy_rows(played, min_weight)
         wanted = expert_episodes(len(played), settings.expert_share)
         for expert in chance.sample(list(self.experts), min(wanted, len(self.experts))):
             row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, rows, {**self._measure(played), **seen, **realised_shares(rows)})
+        return Update(index, rows, {**self._measure(played), **seen})
 
     def speed(self) -> dict[str, float]:
         """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
@@ -291,6 +265,21 @@ class Player:
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             found += more
+        return found
+
+    def _in_place_of_equal_groups(
+        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
+        settings = self.config.train
+        first = len({t.group_id for t in played})
+        last = first + int(settings.extra_groups * settings.groups)
+        found: list[Trajectory] = []
+        while first < last and (missing := settings.groups - telling_groups([*played, *found])) > 0:
+            groups = min(missing, last - first)
+            episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
+            found += self._play(episodes, stamp, longest)
+            first += groups
         return found
 
     def _episodes(self, index: int, chance: random.Random, first: int, groups: int, branch: float) -> list[Episode]:

@@ -20,6 +20,8 @@ _PER_TOKEN = (
     "old_logprobs",
     "values",
     "returns",
+    "turns",
+    "learned",
 )
 
 
@@ -30,6 +32,13 @@ class Row:
     ``rl_weight`` and ``ce_weight`` route a token to a loss component (0 = not at all); ``behavior_logprobs`` is NaN
     where the policy did not sample the token: absent, not zero. ``old_logprobs``, ``values`` and ``returns`` are what
     policy and critic said before the update; the trainer fills them in.
+
+    Attributes:
+        turns: per token, the turn that it acts in, -1 for tokens of no action. Empty where nothing is judged.
+        anchors: per turn, a number for the observation that was answered, equal where the observations are.
+        group: episodes of one number share a start and are compared with each other.
+        learned: per token, whether the critic has a target there.
+        truncated: a limit of ours cut the episode, and the state after the last token has a value.
     """
 
     ids: Sequence[int]
@@ -44,6 +53,10 @@ class Row:
     values: Sequence[float] = ()
     returns: Sequence[float] = ()
     truncated: bool = False
+    turns: Sequence[int] = ()
+    anchors: Sequence[int] = ()
+    group: int = 0
+    learned: Sequence[bool] = ()
 
 
 @dataclass(slots=True)
@@ -65,6 +78,8 @@ class TokenBatch:
     old_logprobs: torch.Tensor  # float, of the policy before the update; NaN where behavior_logprobs serve as such
     values: torch.Tensor  # float, NaN without a critic
     returns: torch.Tensor  # float, NaN without a critic
+    turns: torch.Tensor  # long, -1 for tokens of no action
+    learned: torch.Tensor  # bool, where the critic has a target
     truncated: torch.Tensor  # bool, [batch]
     source: list[Source] = field(default_factory=list)
 
@@ -85,7 +100,7 @@ class TokenBatch:
     @property
     def trained_mask(self) -> torch.Tensor:
         """Tokens that any loss component reads."""
-        return (self.rl_weight != 0) | (self.ce_weight != 0)
+        return (self.rl_weight != 0) | (self.ce_weight != 0) | self.learned
 
 
 def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
@@ -99,14 +114,10 @@ def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
     width = max(len(row.ids) for row in rows)
 
     def fill(values: Sequence[Sequence[float]], missing: float, dtype: torch.dtype) -> torch.Tensor:
-        out = torch.full((len(rows), width), missing, dtype=dtype)
         for i, (row, value) in enumerate(zip(rows, values, strict=True)):
-            if len(value) == 0:
-                continue
-            if len(value) != len(row.ids):
+            if len(value) not in (0, len(row.ids)):
                 raise ValueError(f"row {i}: {len(value)} values for {len(row.ids)} tokens")
-            out[i, : len(value)] = torch.tensor(value, dtype=dtype)
-        return out
+        return padded(values, missing, dtype, width)
 
     return TokenBatch(
         input_ids=fill([r.ids for r in rows], pad, torch.long),
@@ -120,9 +131,20 @@ def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
         old_logprobs=fill([r.old_logprobs for r in rows], float("nan"), torch.float32),
         values=fill([r.values for r in rows], float("nan"), torch.float32),
         returns=fill([r.returns for r in rows], float("nan"), torch.float32),
+        turns=fill([r.turns for r in rows], -1, torch.long),
+        learned=fill([r.learned for r in rows], False, torch.bool),
         truncated=torch.tensor([r.truncated for r in rows]),
         source=[r.source for r in rows],
     )
+
+
+def padded(lists: Sequence[Sequence[float]], missing: float, dtype: torch.dtype, width: int = 0) -> torch.Tensor:
+    """``[len(lists), longest]``, or wider if ``width`` is; what a list does not reach is ``missing``."""
+    out = torch.full((len(lists), max([width, *map(len, lists)])), missing, dtype=dtype)
+    for row, values in enumerate(lists):
+        if len(values):
+            out[row, : len(values)] = torch.tensor(values, dtype=dtype)
+    return out
 
 
 def by_length(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

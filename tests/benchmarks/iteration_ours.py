@@ -11,7 +11,9 @@ from typing import Any
 
 import lightning as L
 
-from imagination.experience import group_advantages, policy_row
+from imagination.algorithms import ALGORITHMS
+from imagination.experience import policy_rows
+from imagination.judging import judged, trained
 from imagination.module import PolicyModule, Update
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.settings import AlgorithmSettings, TrainSettings
@@ -59,11 +61,7 @@ class Player:
             task = Task(f"zoo/{world}", {"seed": str(world)})
             episodes += [Episode(f"{index}/{g}/{k}", task, f"{index}/{g}", world * 101 + k) for k in range(size)]
         played = asyncio.run(play_all(episodes, ZooEnv, self.agent, Provenance(Source.REAL), TURNS, len(episodes)))
-        advantages, counts = group_advantages(played)
-        pairs = [
-            (policy_row(e, a), count) for e, a, count in zip(played, advantages, counts, strict=True) if a or not count
-        ]
-        rows = [row for row, count in pairs if row is not None and count]  # without an advantage: no gradient
+        rows = trained(judged(policy_rows(played), ALGORITHMS["grpo"]))  # without an advantage: no gradient
         self.updates.append(
             {
                 "turns": sum(len(e.turns) for e in played),
@@ -72,7 +70,7 @@ class Player:
                 "learned": [row.ids for row in rows],
             }
         )
-        return Update(index, rows)
+        return Update(index, rows, judged=True)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
-from imagination.advantage import group_relative
+from imagination.advantages import group_relative
 from imagination.losses import token_logprobs
 from imagination.module import PolicyModule, Update
 from imagination.settings import AlgorithmSettings, TrainSettings
@@ -95,7 +95,7 @@ def learn(
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows)))
+    trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, judged=True)))
     return clock, records
 
 

@@ -83,7 +83,11 @@ def test_rows_train_what_was_sampled_and_nothing_else(tiny: Config, run: Path, k
         for i in range(len(row.ids)):
             trained = i in made
             assert (row.rl_weight[i] != 0) == trained == (not math.isnan(row.behavior_logprobs[i]))
-            assert row.advantages[i] == 0 or trained
+            assert (row.turns[i] == 0) == trained
+        assert not any(row.rewards[:-1]), "what an answer earns stands on its last token"
+    groups = {row.group for row in update.rows}
+    for group in groups:
+        assert len({row.rewards[-1] for row in update.rows if row.group == group}) > 1, "equal answers teach nothing"
 
 
 def test_what_cannot_work_is_said_at_once(tiny: Config, run: Path) -> None:

@@ -50,7 +50,7 @@ def _metrics(folder: Path, stage: str) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "time"} for row in rows if row["stage"] == stage]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "epo"])
 def test_four_updates_equal_two_then_a_kill_then_two_more(
     run: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.advantage import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
+from imagination.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
 from imagination.losses import (
     cross_entropy_loss,
     kl_k1,

@@ -92,6 +92,7 @@ class Config:
     collect: Other = field(default_factory=Other)
     worldmodel: Other = field(default_factory=Other)
     fit: Other = field(default_factory=Other)
+    refine: Other = field(default_factory=Other)
     policy: Other = field(default_factory=Other)
     engine: Engine = field(default_factory=Engine)
     refine: Other = field(default_factory=Other)
@@ -161,7 +162,7 @@ def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*cli.STAGES, "algorithm=grpo|ppo", "preset=demo|tiny", "imagine train run=mine"]:
+    for word in [*cli.STAGES, "algorithm=bilevel_ppo|", "preset=demo|tiny", "imagine train run=mine"]:
         assert word in out
     assert ran == []
 
@@ -171,7 +172,14 @@ def test_stage_help_shows_examples_files_and_keys(name: str, ran: Calls, capsys:
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert 2 <= len(cli.STAGES[name].examples) <= 3
-    for word in [*cli.STAGES[name].examples, "reads", "writes", "algorithm=grpo|ppo", "seed=0", "run=unnamed"]:
+    for word in [
+        *cli.STAGES[name].examples,
+        "reads",
+        "writes",
+        "algorithm=bilevel_ppo|",
+        "seed=0",
+        "run=unnamed",
+    ]:
         assert word in out
     assert ran == []
     assert max(map(len, out.splitlines())) <= 120
@@ -211,7 +219,7 @@ def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
     [
         (["trian"], "unknown stage 'trian'; did you mean 'train'?"),
         (["fit_world_model"], "unknown stage 'fit_world_model'; did you mean 'fit-world-model'?"),
-        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo'?"),
+        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo' or 'gspo'?"),
         (["train", "preset=dmeo"], "unknown preset 'dmeo'; did you mean 'demo'?"),
         (["train", "algoritm=ppo"], "unknown key 'algoritm'; did you mean 'algorithm'?"),
         (

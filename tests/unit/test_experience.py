@@ -11,7 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.experience import group_advantages, imitation_row, policy_row, turn_weights
+from imagination.choice import chosen
+from imagination.experience import anchors, imitation_row, policy_row, policy_rows, telling_groups, turn_weights
+from imagination.judging import judged
+from imagination.settings import AlgorithmSettings
 from policy.lm.batch import collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
@@ -48,13 +51,30 @@ def episode(
 
 ONE = trace("SA", [0])
 
+
+def acted(turns: int) -> Trace:
+    """One token a turn."""
+    return trace("S" + "AE" * turns, range(turns))
+
+
+def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
+    """What GRPO makes of each episode of an update, and whether it counts: has a row that is learned from."""
+    grpo = chosen(AlgorithmSettings(normalise_std=normalise_std, drop_equal_groups=False))
+    rows = iter(judged(policy_rows(episodes), grpo))
+    found = [next(rows) if policy_row(e) is not None else None for e in episodes]
+    counts = [row is not None and any(row.rl_weight) for row in found]
+    return [max(row.advantages, key=abs) if row is not None else 0.0 for row in found], counts
+
+
 # --- groups ---
 
 
 def test_advantages_of_a_group_by_hand() -> None:
     """Returns 1, 0, 0, 1: mean 1/2, unbiased deviation sqrt(1/3). Episodes of the two groups are interleaved."""
     returns = {"g": [[0.0, 1.0], [0.0], [None, 0.0], [1.0]], "h": [[0.5], [0.25, 0.5], [0.25], [0.0]]}
-    mixed = [episode(returns[name][k], group=name, trace=ONE) for k in range(4) for name in ("g", "h")]
+    mixed = [
+        episode(returns[name][k], group=name, trace=acted(len(returns[name][k]))) for k in range(4) for name in "gh"
+    ]
     advantages, counts = group_advantages(mixed)
     g = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     assert advantages[::2] == pytest.approx([g, -g, -g, g])
@@ -129,6 +149,26 @@ def test_stragglers() -> None:
         [0, 1, 0, 0, 1, 1, 0, 0],
         [0, 1, 1, 0, 0, 1, 1, 1],
     ]
+
+
+def test_groups_that_tell_something_are_counted() -> None:
+    """Equal sums tell nothing, whatever the turns; nor does an episode that failed, or what the log earned."""
+    same = [episode([0.5, 0.5], group="same", trace=acted(2)), episode([1.0], group="same", trace=acted(1))]
+    broken = [episode([1.0], group="broken", trace=ONE), episode([0.0], CRASH, group="broken", trace=ONE)]
+    copied = [episode([r, 0.0], group="copied", trace=trace("SSA", [1]), prefix=1) for r in (0.0, 0.75)]
+    different = [episode([r], group="different", trace=ONE) for r in (1.0, 1.0, 0.0)]
+    assert telling_groups([*same, *broken, *copied]) == 0
+    assert telling_groups([*different, *same, *broken, *copied]) == 1
+
+
+def test_turns_of_equal_observations_have_equal_anchors() -> None:
+    """What gigpo compares: the observation that a turn answered, the start first, in this and any other episode."""
+    turns = (Turn("a", "HALL", 0.0, False), Turn("b", "START", 0.0, False), Turn("c", "HALL", 0.0, False))
+    found = anchors(replace(episode([]), turns=turns))
+    assert found == [found[0], found[1], found[0], found[1]]
+    assert found[0] != found[1]
+    assert anchors(episode([0.0]))[0] == found[0]
+    assert 0 <= min(found) <= max(found) < 2**63
 
 
 # --- rows of played episodes ---

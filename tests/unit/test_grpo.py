@@ -114,6 +114,7 @@ def test_tokens_after_the_last_trained_one_change_nothing() -> None:
             advantages=[*row.advantages, *[0.0] * 9],
             rl_weight=[*row.rl_weight, *[0.0] * 9],
             rewards=[*row.rewards, *[0.0] * 9],
+            turns=[*row.turns, *[-1] * 9],
         )
         for row in rows
     ]

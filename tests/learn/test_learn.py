@@ -1,0 +1,121 @@
+"""If these fail, an algorithm's parts are each right and yet do not learn together.
+
+`make learn` runs all of the registry on three seeds; here are a few, one of each kind, in seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+
+from imagination.algorithms import ALGORITHMS, algorithm
+from tests.learn import race
+from tests.learn.learner import Learner, Tables
+from tests.learn.world import (
+    ACTIONS,
+    GIVE_UP,
+    OPTIMUM,
+    ROOMS,
+    SLIP,
+    STARTS,
+    STATES,
+    TIME,
+    TURNS,
+    effect,
+    play,
+    value,
+    value_of,
+)  # fmt: skip
+
+
+def expected(state: int, turn: int, policy) -> float:
+    """What a policy earns from here, by recursion into the future: the definition, not the dynamic programme."""
+    if turn == TURNS:
+        return 0.0
+    total = SLIP * expected(state, turn + 1, policy)
+    for p, action in zip(policy[state], ACTIONS, strict=True):
+        if p:
+            after, reward, end = effect(state, *action)
+            total += p * (1 - SLIP) * (reward + (0.0 if end else expected(after, turn + 1, policy)))
+    return total
+
+
+def route(actions: dict[int, tuple[int, int]]) -> list[list[float]]:
+    return [[float(action == actions[state]) for action in ACTIONS] for state in range(STATES)]
+
+
+# back to room 0, the key, to room 2, open
+SHORTEST = {0: (1, 0), 1: (0, 0), 2: (0, 1), 0 + ROOMS: (0, 1), 1 + ROOMS: (0, 2), 2 + ROOMS: (2, 2)}
+
+
+def test_the_value_is_that_of_the_definition():
+    found = sum(expected(start, 0, route(SHORTEST)) for start in STARTS) / len(STARTS)
+    assert value_of(route(SHORTEST)) == pytest.approx(found)
+
+
+def test_the_optimum_is_the_shortest_way_and_giving_up_when_it_is_too_late():
+    """By hand: 3, 4, 5 and 6 right actions in ten turns; who cannot make it any more gives up if a turn is left."""
+    assert value_of(route(SHORTEST)) < OPTIMUM < value_of(route(SHORTEST)) + GIVE_UP * 0.01
+    binomial = [
+        sum(
+            SLIP ** slips.count(1) * (1 - SLIP) ** slips.count(0)
+            for slips in itertools.product((0, 1), repeat=TURNS)
+            if slips.count(0) >= needed
+        )
+        for needed in (3, 4, 5, 6)
+    ]
+    assert value_of(route(SHORTEST)) == pytest.approx(sum(binomial) / 4)
+
+
+def test_giving_up_at_once_is_a_trap():
+    giving_up = value_of(route(dict.fromkeys(range(STATES), (2, 0))))
+    assert giving_up == pytest.approx(GIVE_UP * (1 - SLIP**TURNS))
+    random_play = value(lambda _, worths: sum(worths) / len(worths))
+    assert random_play < giving_up + 0.05 < 0.2 * OPTIMUM
+
+
+def test_played_episodes_earn_what_the_value_says():
+    tables = Tables()
+    played = play(tables.verbs.softmax(-1), tables.things.softmax(-1), 2000, torch.Generator().manual_seed(0))
+    assert played.turn.shape == (8000, TIME)
+    earned = played.rewards[played.valid].sum(1)
+    assert float(earned.mean()) == pytest.approx(tables.value(), abs=3.5 * float(earned.std()) / 8000**0.5)
+    assert (played.rewards[~played.valid].isnan()).all()
+    assert torch.equal(played.token >= 0, played.turn >= 0)
+    assert torch.equal(played.logprobs.isnan(), played.turn < 0)
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "st_ppo"])
+def test_it_learns(name):
+    """Ninety-five percent of the optimum, from less than ten, within 150 updates."""
+    student = Learner(algorithm(name, **race.SETTINGS.get(name, {})), seed=0)
+    assert student.tables.value() < 0.1
+    for _ in range(150):
+        student.update()
+        if student.tables.value() >= 0.95 * OPTIMUM:
+            return
+    pytest.fail(f"{name} reached {student.tables.value():.2f} of {OPTIMUM:.2f}")
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_every_algorithm_improves_a_little(name):
+    """Ten updates and a seed: not the threshold, but up, and finite."""
+    chosen = algorithm(name, **race.SETTINGS.get(name, {}))
+    student = Learner(chosen, seed=0, steps=1 if chosen.surrogate.on_policy else 2)
+    before = student.tables.value()
+    for _ in range(10):
+        student.update()
+    assert all(p.isfinite().all() for p in student.tables.parameters())
+    assert student.tables.value() > before
+
+
+def test_the_table_says_who_did_not_arrive(tmp_path, capsys):
+    row = race.run("grpo", 0, budget=5)
+    assert row["updates"] is None
+    assert "| grpo | no (" in race.table([row])
+    assert race.main(["reinforce_pp", "--seeds", "0", "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "table.json").read_text())["rows"][0]["updates"] > 0
+    assert (tmp_path / "table.md").read_text() in capsys.readouterr().out

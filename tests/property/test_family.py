@@ -1,0 +1,318 @@
+"""If these fail, what an algorithm learns depends on how episodes were laid out instead of on what the agent did.
+
+The same as ``test_masks.py``, for every algorithm of the registry: from episodes to the gradient of all its terms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagination.advantages import best_of_groups, gigpo, informative, leave_one_out, turn_bounds
+from imagination.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, total
+from imagination.losses import (
+    expert_policy_loss,
+    row_segments,
+    run_segments,
+    token_entropy,
+    token_logprobs,
+    token_weights,
+    turn_segments,
+)
+
+quick = settings(deadline=None, max_examples=12)  # times 17 algorithms; no deadline: the CPU cores are shared
+JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
+seeds = st.integers(0, 2**31 - 1)
+names = pytest.mark.parametrize("name", list(ALGORITHMS))
+ROWS, TURNS, TIME, VOCAB = 6, 3, 12, 4
+TURN_FIELDS = ("turn_rewards", "anchors")
+
+
+def chosen(name):
+    """Every term in use, clips wide enough for gradients and narrow enough to bind."""
+    wanted = {
+        "kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k2", "entropy_coef": 0.1, "entropy_smoothing": 0.5,
+        "clip_low": 0.2, "clip_high": 0.3, "max_tokens": TIME + 8, "keep_min_return": -9.0,
+    }  # fmt: skip
+    return algorithm(name, **{key: x for key, x in wanted.items() if key in ALGORITHMS[name].settings})
+
+
+@dataclass(frozen=True)
+class Data:
+    """What an update reads. All but the episodes' own fields are [rows, time, ...]."""
+
+    episodes: Episodes
+    logits: torch.Tensor
+    ids: torch.Tensor
+    behavior: torch.Tensor
+    reference: torch.Tensor
+    worth: torch.Tensor
+
+    def rows(self, order):
+        mine = {f.name: getattr(self, f.name)[order] for f in fields(self) if f.name != "episodes"}
+        found = {f.name: getattr(self.episodes, f.name) for f in fields(Episodes)}
+        return Data(Episodes(**{k: x if x is None else x[order] for k, x in found.items()}), **mine)
+
+
+def make(seed):
+    rng = torch.Generator().manual_seed(seed)
+    index = torch.full((ROWS, TIME), -1)
+    for row in range(ROWS):
+        place = 0
+        for turn in range(int(torch.randint(1, TURNS + 1, (1,), generator=rng))):
+            place += int(torch.randint(1, 3, (1,), generator=rng))
+            length = int(torch.randint(1, 3, (1,), generator=rng))
+            index[row, place : place + length] = turn
+            place += length
+    played = turn_bounds(index, TURNS)[0] >= 0
+    rewards = torch.randint(0, 3, (ROWS, TURNS), generator=rng).double() / 2
+    valid = torch.rand(ROWS, generator=rng) < 0.8
+    valid[:2] = True
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    groups = torch.randint(0, 2, (ROWS,), generator=rng)
+    groups[:2] = 0  # one group at least has two valid episodes
+    return Data(
+        Episodes(
+            turn_rewards=rewards * played,
+            action_turn_index=index,
+            group_ids=groups,
+            valid=valid,
+            anchors=torch.where(played, torch.randint(0, 3, (ROWS, TURNS), generator=rng), -1),
+            values=normal(ROWS, TIME),
+            bootstrap_value=normal(ROWS),
+        ),
+        logits=normal(ROWS, TIME, VOCAB),
+        ids=torch.randint(VOCAB, (ROWS, TIME), generator=rng),
+        behavior=normal(ROWS, TIME) * 0.5 - 1.4,
+        reference=normal(ROWS, TIME) * 0.5 - 1.4,
+        worth=normal(ROWS, TIME),
+    )
+
+
+def gradient(name, data, split=lambda rows: [slice(0, rows)], shape=lambda x, trained: x):
+    """Loss and gradients by logits and critic, over micro-batches of rows, each reshaped by ``shape``."""
+    member = chosen(name)
+    judged = member.judge(data.episodes)
+    weight, denominator = member.weigh(judged.trained)
+    logits, worth = data.logits.clone().requires_grad_(), data.worth.clone().requires_grad_()
+    learned = judged.learned if judged.learned is not None else torch.zeros_like(judged.trained)
+    returns = judged.returns if judged.returns is not None else torch.zeros_like(worth)
+    if not denominator:
+        return torch.zeros(()), torch.zeros_like(logits), torch.zeros_like(worth)
+    read = judged.trained | learned
+    segments = row_segments(read), turn_segments(data.episodes.action_turn_index)
+    loss = torch.zeros((), dtype=torch.float64)
+    for rows in split(len(read)):
+
+        def part(x, rows=rows):
+            return shape(x[rows], read[rows])
+
+        scores, ids, trained = part(logits), part(data.ids), part(judged.trained)
+        terms = member.losses(
+            Tokens(
+                logprobs=token_logprobs(scores, ids, mask=trained),
+                behavior_logprobs=part(data.behavior),
+                advantages=part(judged.advantages),
+                weight=part(weight),
+                sequences=part(segments[0]),
+                turns=part(segments[1]),
+                ref_logprobs=part(data.reference),
+                entropy=token_entropy(scores, mask=trained),
+                values=part(worth),
+                old_values=part(data.episodes.values),
+                returns=part(returns),
+                learned=part(learned),
+            ),
+            denominator,
+            critic_denominator=float(learned.sum()) or 1.0,
+            entropy_history=0.9,
+        )
+        piece = total(terms)
+        piece.backward(retain_graph=True)
+        loss = loss + piece.detach()
+    return loss, *(x.grad if x.grad is not None else torch.zeros_like(x) for x in (logits, worth))
+
+
+def assert_same(got, expected):
+    for g, e in zip(got, expected, strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-6, atol=1e-7)  # weights are fp32
+
+
+def hide(data, junk):
+    """Junk wherever nobody may look: other tokens, absent turns, all of failed episodes."""
+    e = data.episodes
+    acted = e.acted
+    played = (turn_bounds(e.action_turn_index, TURNS)[0] >= 0) & e.valid[:, None]
+    absent = ~e.valid[:, None].expand_as(played)
+    hidden = replace(
+        e,
+        turn_rewards=e.turn_rewards.masked_fill(absent, junk),
+        anchors=e.anchors.masked_fill(~played, 0),
+        values=e.values.masked_fill(~acted, junk),
+        bootstrap_value=e.bootstrap_value.masked_fill(~e.valid, junk),
+    )
+    return replace(
+        data,
+        episodes=hidden,
+        logits=data.logits.masked_fill(~acted[..., None], junk),
+        ids=data.ids.masked_fill(~acted, -100),
+        behavior=data.behavior.masked_fill(~acted, junk),
+        reference=data.reference.masked_fill(~acted, junk),
+        worth=data.worth.masked_fill(~acted, junk),
+    )
+
+
+def widen(data, left, right, junk):
+    """More columns on both sides, holding junk."""
+
+    def pad(x, fill):
+        shape = (len(x), left + right, *x.shape[2:])
+        extra = torch.full(shape, fill, dtype=x.dtype)
+        return torch.cat([extra[:, :left], x, extra[:, left:]], dim=1)
+
+    e = data.episodes
+    wide = replace(e, action_turn_index=pad(e.action_turn_index, -1), values=pad(e.values, junk))
+    more = {key: pad(getattr(data, key), junk) for key in ("logits", "behavior", "reference", "worth")}
+    return replace(data, episodes=wide, ids=pad(data.ids, -100), **more)
+
+
+# --- every algorithm, from episodes to the gradient ---
+
+
+@names
+@quick
+@given(seeds, JUNK)
+def test_junk_changes_nothing_and_masked_tokens_get_exactly_zero_gradient(name, seed, junk):
+    data = make(seed)
+    got, expected = gradient(name, hide(data, junk)), gradient(name, data)
+    for g, e in zip(got, expected, strict=True):
+        assert torch.equal(g, e)
+    acted = data.episodes.acted
+    assert (got[1][~acted] == 0).all()
+    assert (got[2][~acted] == 0).all()
+
+
+@names
+@quick
+@given(seeds, st.integers(0, 3), st.integers(0, 3), JUNK)
+def test_padding_leaves_the_gradient_unchanged(name, seed, left, right, junk):
+    data = make(seed)
+    loss, *grads = gradient(name, widen(data, left, right, junk))
+    assert_same([loss, *(g[:, left : left + TIME] for g in grads)], gradient(name, data))
+    assert all((g[:, :left] == 0).all() and (g[:, left + TIME :] == 0).all() for g in grads)
+
+
+@names
+@quick
+@given(seeds, st.lists(st.integers(0, 2), min_size=ROWS, max_size=ROWS))
+def test_micro_batch_splits_leave_the_gradient_unchanged(name, seed, assignment):
+    data = make(seed)
+    parts = [[row for row, part in enumerate(assignment) if part == k] for k in range(3)]
+    assert_same(gradient(name, data, split=lambda _: parts), gradient(name, data))
+
+
+@names
+@quick
+@given(seeds)
+def test_packing_leaves_the_gradient_unchanged(name, seed):
+    """All rows one after the other in a single row; or only the tokens that are read, as a list ``[n]``."""
+    data = make(seed)
+    expected = gradient(name, data)
+    assert_same(gradient(name, data, shape=lambda x, _: x.flatten(0, 1)[None]), expected)
+    assert_same(gradient(name, data, shape=lambda x, read: x[read]), expected)
+
+
+@names
+@quick
+@given(seeds, st.permutations(range(ROWS)), st.permutations([-7, 10**12]))
+def test_order_of_episodes_and_names_of_groups_do_not_matter(name, seed, order, labels):
+    data = make(seed)
+    renamed = replace(data.episodes, group_ids=torch.tensor(labels)[data.episodes.group_ids])
+    loss, *grads = gradient(name, replace(data, episodes=renamed).rows(order))
+    expected = gradient(name, data)
+    assert_same([loss, *grads], [expected[0], *(g[order] for g in expected[1:])])
+
+
+@names
+@quick
+@given(seeds)
+def test_a_failed_episode_might_as_well_not_have_been_started(name, seed):
+    """Its group still normalises, and no count includes it."""
+    data = make(seed)
+    valid = data.episodes.valid
+    loss, *grads = gradient(name, data.rows(valid.nonzero()[:, 0]))
+    expected = gradient(name, data)
+    assert_same([loss, *grads], [expected[0], *(g[valid] for g in expected[1:])])
+
+
+# --- what the registry does not hold ---
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds, JUNK, st.permutations(range(4)))
+def test_expert_tokens_under_junk_and_in_any_order(seed, junk, order):
+    rng = torch.Generator().manual_seed(seed)
+    weight = (torch.rand(4, 6, generator=rng) < 0.6).double()
+    logprobs, adv = (-torch.rand(4, 6, generator=rng, dtype=torch.float64) for _ in range(2))
+
+    def run(logprobs, adv, weight):
+        leaf = logprobs.clone().requires_grad_()
+        loss = expert_policy_loss(leaf, adv, weight, denominator=9).loss
+        loss.backward()
+        return loss.detach(), leaf.grad
+
+    clean = run(logprobs, adv, weight)
+    dirty = run(logprobs.masked_fill(weight == 0, junk), adv.masked_fill(weight == 0, junk), weight)
+    assert torch.equal(dirty[1], clean[1])
+    assert (clean[1][weight == 0] == 0).all()
+    assert_same([run(logprobs[order], adv[order], weight[order])[1]], [clean[1][order]])
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds)
+def test_group_functions_keep_their_sums_and_bounds(seed):
+    data = make(seed)
+    e = data.episodes
+    returns = e.turn_rewards.sum(1)
+    rloo, counts = leave_one_out(returns, e.group_ids, e.valid)
+    useful = informative(returns, e.group_ids, e.valid)
+    kept = best_of_groups(returns, e.group_ids, e.valid, fraction=0.5, min_return=0.0)
+    assert not (useful & ~counts).any()
+    assert not (kept & ~e.valid).any()
+    for group in (0, 1):
+        members = counts & (e.group_ids == group)
+        assert abs(float(rloo[members].sum())) < 1e-9
+        if not (useful & members).any():
+            assert (rloo[members] == 0).all()
+        if (e.valid & (e.group_ids == group)).any():
+            assert (kept & (e.group_ids == group)).any()
+    tokens, _ = gigpo(e.turn_rewards, e.action_turn_index, e.anchors, e.group_ids, e.valid)
+    assert (tokens[e.action_turn_index < 0] == 0).all()
+    assert (tokens[~counts] == 0).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds)
+def test_runs_are_turns_where_something_stands_between(seed):
+    index = make(seed).episodes.action_turn_index
+    runs, turns = run_segments(index >= 0), turn_segments(index)
+    acted = index >= 0
+    pairs = set(zip(runs[acted].tolist(), turns[acted].tolist(), strict=True))
+    assert len(pairs) == len({run for run, _ in pairs}) == len({turn for _, turn in pairs})
+
+
+@settings(deadline=None, max_examples=40)
+@given(seeds)
+def test_average_weights_add_up_to_the_denominator(seed):
+    trained = make(seed).episodes.acted
+    for aggregation in ("token_mean", "sequence_mean"):
+        weights, denominator = token_weights(trained, aggregation)
+        assert float(weights.sum()) == pytest.approx(denominator)

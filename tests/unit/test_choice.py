@@ -1,0 +1,125 @@
+"""If these fail, a setting is silently ignored, or a run starts that its settings cannot work for."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import pytest
+
+from imagination.algorithms import ALGORITHMS
+from imagination.choice import TRAINERS, changed, chosen
+from imagination.cli import STAGES, stage_help
+from imagination.compose import config_folder as configs
+from imagination.compose import groups, load_config
+from imagination.settings import AlgorithmName, AlgorithmSettings, Config, UserError
+from imagination.stages.check_train import check, check_experts
+from imagination.stages.refine import grpo
+
+# --- names and keys ---
+
+
+def test_the_settings_know_every_algorithm_and_every_setting_of_the_registry() -> None:
+    """Settings are declared by hand, as a command line must answer before torch is loaded."""
+    assert set(get_args(AlgorithmName)) == set(ALGORITHMS)
+    assert set(groups(configs())["algorithm"]) == set(ALGORITHMS)
+    of_algorithms = {key for member in ALGORITHMS.values() for key in member.settings}
+    assert {f.name for f in fields(AlgorithmSettings)} == of_algorithms | set(TRAINERS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_left_alone_it_is_the_algorithm_of_the_registry(name: Any) -> None:
+    assert chosen(AlgorithmSettings(name=name)) == ALGORITHMS[name]
+    assert load_config([f"algorithm={name}"], Config).algorithm == AlgorithmSettings(name=name)
+
+
+def test_what_is_set_arrives() -> None:
+    found = chosen(AlgorithmSettings("ppo", gamma=0.9, value_clip=0.5, kl_coef=0.1, dual_clip=4.0), max_tokens=60)
+    assert (found.settings["gamma"], found.settings["value_clip"]) == (0.9, 0.5)
+    assert (found.settings["kl_coef"], found.settings["dual_clip"]) == (0.1, 4.0)
+    assert found.settings["max_tokens"] == 60
+    assert chosen(AlgorithmSettings("dr_grpo", max_tokens=7), max_tokens=60).settings["max_tokens"] == 7
+
+
+def test_zero_is_none_where_nothing_else_can_be_typed() -> None:
+    assert changed(AlgorithmSettings("ppo", dual_clip=0.0, value_clip=0.0)) == {"dual_clip": None, "value_clip": None}
+    found = chosen(AlgorithmSettings("ppo", dual_clip=0.0, value_clip=0.0))
+    assert found.settings["dual_clip"] is found.settings["value_clip"] is None
+    assert chosen(AlgorithmSettings("grpo", clip_low=0.0)).settings["clip_low"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"name": "grpo", "value_coef": 1.0}, r"algorithm\.value_coef is no setting of grpo: .* ppo, st_ppo, turn_ppo"),
+        ({"name": "grpo", "lam": 0.9}, r"algorithm\.lam is no setting of grpo"),
+        ({"name": "ppo", "normalise_std": False}, r"normalise_std is no setting of ppo: .* one of grpo, dr_grpo"),
+        ({"name": "reinforce", "clip_high": 0.3}, r"clip_high is no setting of reinforce"),
+        ({"name": "ppo", "drop_equal_groups": True}, r"ppo compares no groups: set drop_equal_groups=false"),
+        ({"name": "grpo", "clip_low": 1.5}, r"algorithm: eps_low must lie in \[0, 1\]"),
+        ({"name": "grpo", "dual_clip": 0.5}, r"dual_clip must be larger than 1"),
+        ({"name": "grpo", "kl_estimator": "k1"}, r"set kl_estimator to k2 or k3, or kl_in=reward"),
+        ({"name": "grpo", "tis_cap": 0.5}, r"tis_cap must be 1 or more, or 0"),
+        ({"name": "gigpo", "advantage_mask": False}, r"gigpo judges turns: leave it out"),
+        ({"name": "turn_ppo", "advantage_mask": False}, r"turn_ppo judges turns"),
+        ({"name": "dr_grpo", "loss_mask": False}, r"set algorithm\.aggregation=token_mean"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_the_way_out(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        chosen(AlgorithmSettings(**settings))
+
+
+def test_the_help_teaches_the_choice() -> None:
+    words = stage_help(STAGES["train"])
+    for name in ALGORITHMS:
+        assert name in words
+    assert "algorithm.gamma=null" in words
+    assert "for ablation only" in words
+
+
+# --- whole runs ---
+
+
+def changed_config(**sections: dict[str, Any]) -> Config:
+    config = Config()
+    for section, values in sections.items():
+        setattr(config, section, replace(getattr(config, section), **values))
+    return config
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"algorithm": {"lam": 0.9}}, r"algorithm\.lam is no setting of grpo"),
+        ({"train": {"group_size": 1}}, r"set train\.group_size to 2 or more, or choose ppo"),
+        ({"algorithm": {"name": "reinforce"}}, r"set train\.epochs=1 and train\.minibatches=1"),
+        ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo leaves none out: set it to 0"),
+        ({"train": {"epochs": 0}}, r"must be 1 or more"),
+        ({"train": {"expert_share": 1.0}}, r"expert_share must lie in \[0, 1\)"),
+        ({"dream": {"max_turns": 64}}, r"64 actions of max_action_tokens=16 do not fit policy\.context=1024"),
+        ({"policy": {"context": 128}}, r"raise the last"),
+    ],
+)
+def test_a_run_that_cannot_work_does_not_start(sections: dict[str, dict[str, Any]], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check(changed_config(**sections))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_can_be_run(name: str) -> None:
+    steps = {"minibatches": 1} if name == "reinforce" else {}
+    check(changed_config(algorithm={"name": name}, train=steps))
+
+
+def test_experts_that_are_not_there_are_missed_at_once() -> None:
+    with pytest.raises(UserError, match=r"set train\.expert_share=0"):
+        check_experts(Config(), 0)
+    check_experts(Config(), 1)
+    check_experts(changed_config(train={"expert_share": 0.0}), 0)
+
+
+def test_a_world_model_is_refined_by_grpo_whatever_the_policy_learns_by() -> None:
+    mine = grpo(changed_config(algorithm={"clip_high": 0.3, "kl_coef": 0.1, "overlong_buffer": 9}))
+    assert mine == AlgorithmSettings(clip_high=0.3)
+    assert grpo(changed_config(algorithm={"name": "ppo", "lam": 0.9, "tis_cap": 3.0})) == AlgorithmSettings(tis_cap=3.0)
