@@ -133,5 +133,6 @@ def _split(key: str) -> tuple[str, str]:
 
 def _only(tokens: Tokens, mine: Tensor) -> Tokens:
     """The tokens where ``mine``, without gradient."""
-    parts: dict[str, Any] = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-    return Tokens(**{name: None if x is None else x.detach()[mine] for name, x in parts.items()})
+    parts = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
+    only: dict[str, Any] = {name: None if x is None else x.detach()[mine] for name, x in parts.items()}
+    return Tokens(**only)
