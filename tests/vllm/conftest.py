@@ -181,6 +181,7 @@ def corridors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
         fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.lr = 120, 1024, 2, "fp32", 1e-2
     config.dream.min_confidence = config.dream.min_outcome_confidence = 0.0
     config.train.updates, config.train.groups, config.train.group_size, config.train.minibatches = 2, 2, 6, 1
+    config.tripwires.enabled = False  # honest dreams of models this small look odd
     fit_world_model(config, folder)
     clone(config, folder)
     return folder, config
