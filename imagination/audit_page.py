@@ -16,7 +16,7 @@ from rich.text import Text
 from imagination.audit_cases import render_failures
 from imagination.audit_plots import draw_audit
 from imagination.audit_verdict import digits_of
-from imagination.report_style import CSS
+from imagination.report_style import document
 from imagination.report_text import interval, number, signed
 
 Estimate = Mapping[str, Any]
@@ -50,22 +50,7 @@ def render_audit(found: Mapping[str, Any]) -> str:
         )
         if part
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(found["run"])} · audit of {escape(found["world_model"]["name"])}</title>
-<style>{CSS}{EXTRA}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    return document(f"{found['run']} · audit of {found['world_model']['name']}", body, EXTRA)
 
 
 def _head(found: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from imagination.plots import Plot, draw_curves
 from imagination.report_episodes import render_episodes, render_pair
-from imagination.report_style import CSS
+from imagination.report_style import document
 from imagination.report_text import audit_table, calibration_sentence, interval, number, plain, signed, tripwire_note
 from imagination.twins import Row, choose, find_twins
 
@@ -47,22 +47,7 @@ def render_html(
         _settings(config, report),
     ]
     body = "\n".join(section for section in sections if section)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(name)} · imagination</title>
-<style>{CSS}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    return document(f"{name} · imagination", body)
 
 
 def _head(name: str, report: Mapping[str, Any]) -> str:

@@ -1,4 +1,35 @@
-"""The style sheet of the report page: light and dark, wide and narrow."""
+"""What the report and the audit share as pages: the frame, and a style sheet for light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+from html import escape
+
+
+def document(title: str, body: str, more_css: str = "") -> str:
+    """A whole page that needs no network and runs no script.
+
+    Args:
+        title: plain text.
+        body: HTML.
+        more_css: behind the common style sheet.
+    """
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)}</title>
+<style>{CSS}{more_css}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
 
 CSS = """
 :root {

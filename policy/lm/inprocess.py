@@ -21,6 +21,7 @@ from policy.lm.decode import Feed, kv_shape, make_decoder
 from policy.lm.drafts import Draft, Drafts
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.sampling import sample
+from policy.lm.slot_table import SlotTable, common_prefix, within
 
 _STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bounds the memory of a step
 _LOGIT_NUMBERS = 1 << 24  # as many logits exist at a time
@@ -63,45 +64,6 @@ class _Request:
     def known(self) -> int:
         """How many leading ids need no hidden state of their own, so that they may come from a cache."""
         return (len(self.ids) if self.score_from is None else self.score_from) - 1
-
-
-@dataclass(slots=True)
-class _Slots:
-    """What each slot holds: text and draft, how much of it is cached, where the answer begins. One entry per slot."""
-
-    ids: np.ndarray  # [slot, context]
-    logprobs: np.ndarray  # [slot, context], of sampled tokens
-    uniforms: np.ndarray  # [slot, context], for the token at this position
-    prompt: np.ndarray  # length of the prompt
-    length: np.ndarray  # length of prompt and sampled tokens
-    end: np.ndarray  # length with the draft
-    fed: np.ndarray  # keys and values exist up to here
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    stop: np.ndarray
-    limit: np.ndarray  # length of the prompt and the longest answer
-    by_hand: np.ndarray  # whether each token needs a look of its own
-    scored: np.ndarray  # the tokens are given and only scored
-
-    @classmethod
-    def empty(cls, slots: int, context: int) -> _Slots:
-        return cls(
-            ids=np.zeros((slots, context), dtype=np.int64),
-            logprobs=np.zeros((slots, context)),
-            uniforms=np.zeros((slots, context)),
-            prompt=np.zeros(slots, dtype=np.int64),
-            length=np.zeros(slots, dtype=np.int64),
-            end=np.zeros(slots, dtype=np.int64),
-            fed=np.zeros(slots, dtype=np.int64),
-            temperature=np.ones(slots, dtype=np.float32),
-            top_k=np.zeros(slots, dtype=np.int64),
-            top_p=np.ones(slots),
-            stop=np.zeros(slots, dtype=np.int64),
-            limit=np.zeros(slots, dtype=np.int64),
-            by_hand=np.zeros(slots, dtype=bool),
-            scored=np.zeros(slots, dtype=bool),
-        )
 
 
 @dataclass(slots=True)
@@ -174,7 +136,7 @@ class InProcessEngine:
         self._decoder = make_decoder(model, context, self.slots, dtype)
         self._stale = True
         self._vocab = int(model.config.vocab_size)
-        self._state = _Slots.empty(self.slots, context)
+        self._state = SlotTable.empty(self.slots, context)
         self._decode = decode
         self._turnstile = turnstile or Turnstile()
         self._turnstile.join(self)
@@ -318,12 +280,12 @@ class InProcessEngine:
     def _load_prompt(self, slot: int, request: _Request) -> bool:
         """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
         state, n, most = self._state, len(request.ids), request.known
-        cached = int(_common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
+        cached = int(common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
         if cached < state.fed[slot] or not cached:  # a new episode, or one that left its own path
-            common = _common_prefix(state.ids, np.minimum(state.fed, most), request.ids)
+            common = common_prefix(state.ids, np.minimum(state.fed, most), request.ids)
             donor = int(common.argmax())
             known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
-            coming = int(_common_prefix(state.ids, np.minimum(known, most), request.ids).max())
+            coming = int(common_prefix(state.ids, np.minimum(known, most), request.ids).max())
             if coming >= max(cached, common[donor]) + _WORTH_COPYING:
                 return False  # a neighbour is about to read the same beginning; a step later it can be copied
             if common[donor] >= cached + _WORTH_COPYING:
@@ -376,7 +338,7 @@ class InProcessEngine:
         state = self._state
         slots = np.sort(np.fromiter(self._running, dtype=np.int64))
         starts, ends = state.fed[slots], state.end[slots]
-        counts = _within(ends - starts, _STEP_TOKENS)
+        counts = within(ends - starts, _STEP_TOKENS)
         slots, starts, counts = slots[counts > 0], starts[counts > 0], counts[counts > 0]
         rows = np.repeat(np.arange(len(slots)), counts)
         positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
@@ -534,26 +496,6 @@ def _logprobs(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:
     wanted = torch.from_numpy(ids).to(logits.device)[:, None]
     told: np.ndarray = logits.log_softmax(-1).gather(-1, wanted)[:, 0].cpu().numpy()
     return told
-
-
-def _common_prefix(known: np.ndarray, limits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """How many leading ids each row of ``known`` shares with ``ids``, at most ``limits``: ``[row]``."""
-    n = min(len(ids), int(np.max(limits)))
-    if n == 0:
-        return np.zeros(len(known), dtype=np.int64)
-    same = known[:, :n] == ids[:n]
-    return np.minimum(np.where(same.all(1), n, same.argmin(1)), limits)
-
-
-def _within(counts: np.ndarray, budget: int) -> np.ndarray:
-    """As much of each block as fits, the short ones first."""
-    if counts.sum() <= budget:
-        return counts
-    order = np.argsort(counts, kind="stable")
-    ranked = counts[order]
-    out = np.empty_like(counts)
-    out[order] = np.clip(budget - (np.cumsum(ranked) - ranked), 0, ranked)
-    return out
 
 
 __all__ = ["Counts", "InProcessEngine", "MemoryTooSmall", "Turnstile"]
