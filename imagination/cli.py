@@ -223,16 +223,36 @@ _STAGES = (
         summary="the targets of the audit for seeds 0, 1 and 2, or for runs that you name",
         help=(
             "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
-            "are made as far as an audit needs them, with checkpoints of the policy kept on the way."
+            "are made as far as an audit needs them, with checkpoints of the policy kept on the way. Their clones are\n"
+            "also trained in dreams alone, with guard and tripwires and without (ablation=gating)."
         ),
         reads="nothing, or the runs of audit.runs",
-        writes="audit-table.md, audit-table.json; audit.json and audit.html in each run",
+        writes="audit-table.md, audit-table.json, gating.json; audit.json and audit.html in each run",
         examples=(
             "imagine audit-table",
             "imagine audit-table audit.runs=[outputs/a,outputs/b] audit.world_models=[worldmodel]",
         ),
         sections=("audit",),
         function="imagination.stages.audit_table:audit_table",
+        run="demo-seeds",
+    ),
+    Stage(
+        name="ablate",
+        summary="what is a setting worth? the same clones trained with and without it, and played for real",
+        help=(
+            "Starts from the clones and world models of several runs, trains each arm in a folder of its own, and\n"
+            "plays every result in the same real games. Missing runs of seeds 0, 1 and 2 are made. An arm that was\n"
+            "finished is not done again; about two minutes an arm and a seed."
+        ),
+        reads="nothing, or the runs of ablation.runs",
+        writes="arms/, ablation.md, ablation.json",
+        examples=(
+            "imagine ablate ablation=gating",
+            "imagine ablate ablation=masks ablation.runs=[outputs/demo] run=masks",
+            "imagine ablate 'ablation.arms={grpo: [], rloo: [algorithm=rloo]}'",
+        ),
+        sections=("ablation",),
+        function="imagination.stages.ablate:ablate",
         run="demo-seeds",
     ),
     Stage(

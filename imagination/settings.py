@@ -97,19 +97,22 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: AdamW, warm-up, cosine decay to a tenth.
+    """Supervised training of either model: warm-up, cosine decay to a tenth.
 
     Attributes:
         steps: optimiser steps.
         batch_tokens: of a step, padding included.
+        optimizer: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for
+            weights that start at random and adamw for trained ones and adapters.
         lr: highest learning rate; that of models from scratch, too high for pretrained ones.
-        weight_decay: of AdamW.
+        weight_decay: decoupled.
         warmup: steps until the highest learning rate.
         precision: bf16 trains under autocast; weights stay fp32.
     """
 
     steps: int = 1200
     batch_tokens: int = 3072
+    optimizer: Literal["auto", "muon", "adamw"] = "auto"
     lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
@@ -494,6 +497,20 @@ class CompareSettings:
 
 
 @dataclass
+class AblationSettings:
+    """What if? Each arm trains the same clone in dreams of the same world model, with some settings changed.
+
+    Attributes:
+        arms: a name and its overrides, such as {no guard: [dream.min_confidence=0]}; ablation=gating and ablation=masks
+            are ready. An empty list is the run as it is.
+        runs: folders of runs to start from; empty: seeds 0, 1 and 2 of the demo, made as far as needed.
+    """
+
+    arms: dict[str, list[str]] = field(default_factory=dict)
+    runs: list[str] = field(default_factory=list)
+
+
+@dataclass
 class Config:
     """A whole run.
 
@@ -525,3 +542,4 @@ class Config:
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
     compare: CompareSettings = field(default_factory=CompareSettings)
+    ablation: AblationSettings = field(default_factory=AblationSettings)

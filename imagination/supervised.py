@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from imagination.losses import cross_entropy_loss, token_logprobs
+from imagination.optimizers import MuonAdamW
 from imagination.settings import FitSettings
 from policy.lm.batch import TokenBatch
 from policy.lm.forward import hidden_before, token_logits
 
 Record = Callable[[int, Mapping[str, float]], None]
+BETAS = (0.9, 0.98)
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:
@@ -27,12 +29,24 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 
 
 class SupervisedModule(L.LightningModule):
-    """Next-token training of either model on the tokens it should have made (``ce_weight``)."""
+    """Next-token training of either model on the tokens it should have made (``ce_weight``).
 
-    def __init__(self, model: torch.nn.Module, settings: FitSettings, record: Record, seed: int = 0) -> None:
+    ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        settings: FitSettings,
+        record: Record,
+        seed: int = 0,
+        *,
+        from_scratch: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.settings = settings
+        self.from_scratch = from_scratch
         self.record = record
         self.seed = seed
 
@@ -53,12 +67,12 @@ class SupervisedModule(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         settings = self.settings
-        optimizer = torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=settings.lr,
-            weight_decay=settings.weight_decay,
-            betas=(0.9, 0.98),
-        )
+        optimizer: torch.optim.Optimizer
+        if settings.optimizer == "muon" or (settings.optimizer == "auto" and self.from_scratch):
+            optimizer = MuonAdamW(self.model, settings.lr, settings.weight_decay, BETAS)
+        else:
+            trained = [p for p in self.parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
         )

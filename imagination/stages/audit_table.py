@@ -12,28 +12,26 @@ from imagination.audit_verdict import told
 from imagination.compose import load_config, remembered_overrides
 from imagination.report_text import number
 from imagination.run_folder import RunFolder
-from imagination.settings import Config, UserError
+from imagination.settings import Config
+from imagination.stages.ablate import arms_table, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
-from imagination.stages.collect import collect
 from imagination.stages.common import give_back_memory
-from imagination.stages.demo import SEEDS
-from imagination.stages.fit import clone, fit_world_model
-from imagination.stages.train import train
-
-STAGES = {"collect": collect, "fit_world_model": fit_world_model, "clone": clone, "train": train}
+from imagination.stages.prepared import prepared_runs
 
 
 def audit_table(config: Config, folder: Path) -> None:
     """Audits every world model of every run and prints the table. Writes ``audit-table.md`` and ``audit-table.json``.
 
     A run that is there is used as it is; an audit that is there is used if it has these settings and no model has
-    changed since.
+    changed since. Without ``audit.runs`` each seed's clone is also trained in dreams with and without gating
+    (``ablation=gating``), into ``gating.json`` and the table.
 
     Raises:
         UserError: a run of ``audit.runs`` is not there.
     """
     results = []
-    for path in _runs(config, folder):
+    runs = prepared_runs(config, folder, config.audit.runs, "audit.runs")
+    for path in runs:
         mine = config_of(path, config)
         for name in config.audit.world_models:
             mine.audit.world_model = name
@@ -41,8 +39,13 @@ def audit_table(config: Config, folder: Path) -> None:
             print(f"== {path}, {name}{': audited before' if found else ''}", flush=True)
             results.append(row_of(found or run_audit(mine, path), audit_files(path, name)[1]))
             give_back_memory()
-    (folder / "audit-table.json").write_text(json.dumps(results, indent=1))
     table = render_table(results)
+    if not config.audit.runs:
+        arms = load_config(["ablation=gating"], Config).ablation.arms
+        gating = compare_arms(arms, runs, folder)
+        table += f"\n**Learning from dreams alone, with guard and tripwires and without**\n\n{arms_table(gating)}"
+        (folder / "gating.json").write_text(json.dumps(gating, indent=1))
+    (folder / "audit-table.json").write_text(json.dumps(results, indent=1))
     (folder / "audit-table.md").write_text(table)
     print(table)
     print(f"table: {folder / 'audit-table.md'}")
@@ -55,30 +58,6 @@ def config_of(path: Path, config: Config) -> Config:
     mine.audit = deepcopy(config.audit)
     mine.seed = int(RunFolder(path, config.seed).summary["seed"])
     return mine
-
-
-def _runs(config: Config, folder: Path) -> list[Path]:
-    """The runs of the settings, or those of the demo's seeds, made as far as an audit needs them."""
-    if config.audit.runs:
-        paths = [Path(name) for name in config.audit.runs]
-        for path in paths:
-            if not (path / "summary.json").exists():
-                raise UserError(f"audit.runs: {path} holds no run (no summary.json)")
-        return paths
-    paths = []
-    for seed in SEEDS:
-        mine = deepcopy(config)
-        mine.seed = seed
-        mine.clone.keep_every = config.clone.keep_every or max(1, config.clone.steps // 5)
-        mine.train.keep_every = config.train.keep_every or max(1, config.train.updates // 6)
-        path = folder / f"seed-{seed}"
-        for name, stage in STAGES.items():
-            if name not in RunFolder(path, seed).summary.get("done", {}):
-                print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
-                stage(mine, path)
-                give_back_memory()
-        paths.append(path)
-    return paths
 
 
 def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:

@@ -34,9 +34,10 @@ from policy.lm.settings import ModelSettings
 def fingerprint(config: Config) -> str:
     """A short hash of all settings that decide what is trained: the same work has the same one.
 
-    Left out are the names of folders, and ``audit`` and ``compare``, which only look at what is there.
+    Left out are the names of folders, and what only looks at a run or starts others from it.
     """
-    settings = {k: v for k, v in asdict(config).items() if k not in ("run", "output", "audit", "compare")}
+    apart = ("run", "output", "audit", "compare", "ablation")
+    settings = {k: v for k, v in asdict(config).items() if k not in apart}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation import Proportion, summarise
+from imagination.evaluation import Proportion
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.stages.arms import train_arm
 from imagination.stages.collect import collect
-from imagination.stages.common import fingerprint, give_back_memory, load_model, make_agent, weights_version
-from imagination.stages.engines import Engines
-from imagination.stages.evaluate import evaluate, play_real
+from imagination.stages.common import fingerprint, give_back_memory
+from imagination.stages.evaluate import evaluate
 from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.report import report
 from imagination.stages.train import train
-from real_envs.isolation import real_steps_taken
-from real_envs.textworld import TextWorldTasks
 
 STAGES = {
     "collect": collect,
@@ -75,34 +71,9 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
 def _control(config: Config, folder: Path) -> dict[str, Any]:
     """Trains the same clone with the same settings in the real games; its success and what it cost."""
-    there = folder / "control"
     real = deepcopy(config)
     real.train.world = "real"
-    run = RunFolder(there, config.seed, fingerprint(real))
-    if run.summary.get("done", {}).get("control") == run.settings:
-        return dict(run.summary["control"])
-    for name in ("games", "log", "tokenizer", "models/policy-clone"):
-        shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
-        shutil.copytree(folder / name, there / name)
-    train(real, there)
-    result = asyncio.run(_play_control(real, run))
-    run.update({"control": result, "done": {"control": run.settings}})
-    return result
-
-
-async def _play_control(config: Config, run: RunFolder) -> dict[str, Any]:
-    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
-    model, chat = load_model(run.model("policy"), "train", config.policy)
-    agent = make_agent(Engines(config.engine), model, chat, config, config.evaluate.temperature, "policy")
-    before = real_steps_taken()
-    result: dict[str, Any] = {}
-    for split in ("train", "heldout"):
-        episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
-        result[f"{split}_tasks"] = summarise(episodes).success.to_json()
-    await tasks.close()
-    result["real_steps"] = {"train": run.summary["real_steps"]["train"], "evaluate": real_steps_taken() - before}
-    result["wall_seconds"] = run.summary["wall_seconds"]["train"]
-    return result
+    return train_arm(real, folder, folder / "control")
 
 
 def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 rows = [world_model_row(chat, t, w, form) for t, w in zip(train, weights, strict=True)]
                 rows = fitting(rows, context_of(model, settings), "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
-            supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1)
+            random = not settings.model
+            supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random)
             save_checkpoint(model, tokenizer, member_folder(run, member))
         run.update({"world_model_form": trained_as(settings)})
         measured = {**measure(run, config, train, held), "unchanged_share": share}
@@ -147,14 +148,25 @@ def clone(config: Config, folder: Path) -> None:
         if not chosen:
             agents = sorted({t.agent for t in train})
             raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
-        if config.clone.from_world_model and not config.policy.model:
+        learned = config.clone.from_world_model and not config.policy.model
+        if learned:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
         else:
             model, tokenizer = _start(run, config, config.policy, train, config.seed + 2)
         chat = ChatFormat(tokenizer)
         _check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
-        supervise(run, "clone", model, tokenizer, rows, config.clone, config.seed, keep_every=config.clone.keep_every)
+        supervise(
+            run,
+            "clone",
+            model,
+            tokenizer,
+            rows,
+            config.clone,
+            config.seed,
+            keep_every=config.clone.keep_every,
+            from_scratch=not (learned or config.policy.model),
+        )
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")
@@ -209,16 +221,19 @@ def supervise(
     seed: int,
     chance: int | None = None,
     keep_every: int = 0,
+    from_scratch: bool = False,
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
 
     ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random. Every ``keep_every``
-    steps the model as it then is goes into ``models/kept/``; 0 keeps none.
+    steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights are random.
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
     chance = seed if chance is None else chance
-    module = SupervisedModule(model, settings, lambda step, metrics: run.record(stage, step, metrics), chance)
+    module = SupervisedModule(
+        model, settings, lambda step, metrics: run.record(stage, step, metrics), chance, from_scratch=from_scratch
+    )
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)

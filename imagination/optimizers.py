@@ -1,0 +1,87 @@
+"""Which optimiser trains which weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the matrices inside the layers, AdamW for all else, as one optimiser with one state.
+
+    Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") takes the nearest
+    orthogonal matrix of the momentum as the step; ``match_rms_adamw`` scales it so that the learning rate of AdamW
+    fits (Liu et al. 2025, arXiv 2502.16982, eq. 4). Embeddings, the output layer, biases and norms are no maps
+    between hidden states and keep AdamW.
+
+    Args:
+        model: embeddings and output layer are recognised by their modules (``get_input_embeddings`` and its kin,
+            ``nn.Embedding``).
+        lr: of both.
+        weight_decay: of both, decoupled.
+        betas: of AdamW.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, weight_decay: float, betas: tuple[float, float]) -> None:
+        matrices, rest = split_matrices(model)
+        self._parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            self._parts.append(
+                torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
+        if rest:
+            self._parts.append(torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=betas))
+        super().__init__(matrices + rest, {})
+        self._share_groups()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of both; the closure, if given, runs once, before them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self._parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: the state is of another optimiser or another model.
+        """
+        if len(state_dict.get("parts", ())) != len(self._parts):
+            raise ValueError("this training state is not one of MuonAdamW for this model")
+        for part, state in zip(self._parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self._share_groups()
+
+    def _share_groups(self) -> None:
+        # A schedule writes the learning rate into our groups; the parts must read it there.
+        self.param_groups = list(chain.from_iterable(part.param_groups for part in self._parts))
+
+
+def split_matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The trained parameters: matrices that map hidden states to hidden states, and the rest."""
+    ends: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            ends |= _ids(module.parameters())
+        get_head = getattr(module, "get_output_embeddings", None)
+        head = get_head() if callable(get_head) else None
+        if isinstance(head, nn.Module):
+            ends |= _ids(head.parameters())
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim == 2 and id(p) not in ends]
+    chosen = _ids(matrices)
+    return matrices, [p for p in trained if id(p) not in chosen]
+
+
+def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
+    return {id(p) for p in parameters}

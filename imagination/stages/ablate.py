@@ -1,0 +1,122 @@
+"""Stage ``ablate``: the same clones and world models, trained with other settings, and what that does to reality."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from imagination.compose import load_config, merge_overrides, remembered_overrides
+from imagination.evaluation import Proportion
+from imagination.report_text import stopped_sentence
+from imagination.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages.arms import play_clone, train_arm
+from imagination.stages.check_train import check
+from imagination.stages.common import give_back_memory, need
+from imagination.stages.prepared import prepared_runs
+
+Arms = Mapping[str, Sequence[str]]
+
+
+def ablate(config: Config, folder: Path) -> None:
+    """Trains every arm from every run's clone and prints the table. Writes ``ablation.md`` and ``ablation.json``.
+
+    Raises:
+        UserError: no arms, two of one name, settings that contradict each other, or a run that is not there.
+    """
+    if not config.ablation.arms:
+        raise UserError(
+            "nothing to compare: choose ablation=gating or ablation=masks, or name arms and their settings, such as "
+            "'ablation.arms={as it is: [], no guard: [dream.min_confidence=0]}'"
+        )
+    runs = prepared_runs(config, folder, config.ablation.runs, "ablation.runs", until="clone")
+    results = compare_arms(config.ablation.arms, runs, folder)
+    (folder / "ablation.json").write_text(json.dumps(results, indent=1))
+    table = arms_table(results)
+    (folder / "ablation.md").write_text(table)
+    print(table)
+    print(f"table: {folder / 'ablation.md'}")
+
+
+def compare_arms(arms: Arms, runs: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
+    """One entry a run: its clone in the real games, and every arm trained from it under ``folder/arms/``.
+
+    Raises:
+        UserError: as ``ablate``; before anything is trained.
+    """
+    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
+    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
+        raise UserError(f"the arms need names that differ in letters or digits, got {sorted(arms)}")
+    configs = {path: {name: config_of_arm(path, folder, arms[name]) for name in arms} for path in runs}
+    results = []
+    for path, mine in configs.items():
+        run = RunFolder(path, next(iter(mine.values())).seed)
+        need(run.games / "games.json", "collect")
+        print(f"== {path}: the clone", flush=True)
+        found = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(mine.values())), path)}
+        found |= {"hardware": run.summary["hardware"], "arms": {}}
+        for name, config in mine.items():
+            print(f"== {path}: {name}", flush=True)
+            there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
+            found["arms"][name] = {"settings": list(arms[name]), **train_arm(config, path, there)}
+            give_back_memory()
+        results.append(found)
+    return results
+
+
+def config_of_arm(path: Path, folder: Path, overrides: Sequence[str]) -> Config:
+    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
+
+    Raises:
+        UserError: they contradict each other.
+        ConfigError: an override has no such key, or not that type.
+    """
+    own = remembered_overrides(path) or remembered_overrides(folder)
+    mine = load_config(merge_overrides(own, overrides), Config)
+    mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
+    check(mine)
+    return mine
+
+
+def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Real success of every arm for every run, and the means over the runs, in Markdown."""
+    names = list(results[0]["arms"])
+    lines = [
+        "| run | n | clone | " + " | ".join(names) + " |",
+        "|---|---|---|" + "---|" * len(names),
+    ]
+    for result in results:
+        cells = [_cell(result["clone"]), *(_cell(result["arms"][name]) for name in names)]
+        lines.append(f"| {result['run']} | {result['clone']['train_tasks']['n']} | {' | '.join(cells)} |")
+    if len(results) > 1:
+        columns = [[r["clone"] for r in results], *([r["arms"][name] for r in results] for name in names)]
+        means = " | ".join(f"{sum(_rate(c) for c in column) / len(column):.2f}" for column in columns)
+        lines.append(f"| **mean of {len(results)}** | | {means} |")
+    lines += [
+        "",
+        "Success in the real training games, with 95 % Wilson intervals; in brackets what the last update's dreams "
+        "believed.",
+    ]
+    for name in names:
+        lines.append(f"- {name}: `{' '.join(results[0]['arms'][name]['settings']) or 'as the run is'}`")
+        for result in results:
+            if stopped := result["arms"][name]["stopped_by"]:
+                lines.append(f"  - {result['run']}: {stopped_sentence(stopped)}")
+    return "\n".join(lines) + "\n"
+
+
+def _rate(arm: Mapping[str, Any]) -> float:
+    rate = Proportion.from_json(arm["train_tasks"]).rate
+    return float("nan") if rate is None else rate
+
+
+def _cell(arm: Mapping[str, Any]) -> str:
+    p = Proportion.from_json(arm["train_tasks"])
+    if p.rate is None or p.ci95 is None:
+        return "–"
+    believed = arm.get("dream_success")
+    dreamed = f" ({believed[1]:.2f})" if believed else ""
+    return f"{p.rate:.2f} [{p.ci95[0]:.2f}, {p.ci95[1]:.2f}]{dreamed}"
