@@ -249,7 +249,7 @@ _STAGES = (
         examples=(
             "imagine ablate ablation=gating",
             "imagine ablate ablation=masks ablation.runs=[outputs/demo] run=masks",
-            "imagine ablate 'ablation.arms={grpo: [], rloo: [algorithm=rloo]}'",
+            "imagine ablate ablation.arms.grpo=algorithm=grpo ablation.arms.rloo=algorithm=rloo",
         ),
         sections=("ablation",),
         function="imagination.stages.ablate:ablate",

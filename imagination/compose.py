@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from imagination.schema import ConfigError, arms, build, schema_defaults, schema_keys, to_plain, unknown, unknown_key
 
@@ -54,8 +54,8 @@ def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple
         if not dot:
             raise unknown_key(key, [*keys, *choices])
         if parent in keys and issubclass(get_origin(keys[parent]) or object, Mapping):
-            return f"++{override}"
-        if parent in keys:
+            annotation = get_args(keys[parent])[1]
+        elif parent in keys:
             raise unknown_key(key, [*keys, *choices])
     if {*arms(annotation)} <= {str, Path} and value != "null" and value[:1] not in "'\"" and not value.startswith("${"):
         value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007, not the number 7

@@ -501,12 +501,12 @@ class AblationSettings:
     """What if? Each arm trains the same clone in dreams of the same world model, with some settings changed.
 
     Attributes:
-        arms: a name and its overrides, such as {no guard: [dream.min_confidence=0]}; ablation=gating and ablation=masks
-            are ready. An empty list is the run as it is.
+        arms: a name and its settings in one text, such as "dream.min_confidence=0 tripwires.enabled=false"; an empty
+            text is the run as it is. ablation=gating and ablation=masks are ready.
         runs: folders of runs to start from; empty: seeds 0, 1 and 2 of the demo, made as far as needed.
     """
 
-    arms: dict[str, list[str]] = field(default_factory=dict)
+    arms: dict[str, str] = field(default_factory=dict)
     runs: list[str] = field(default_factory=list)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from imagination.stages.check_train import check
 from imagination.stages.common import give_back_memory, need
 from imagination.stages.prepared import prepared_runs
 
-Arms = Mapping[str, Sequence[str]]
+Arms = Mapping[str, str]
 
 
 def ablate(config: Config, folder: Path) -> None:
@@ -30,7 +31,7 @@ def ablate(config: Config, folder: Path) -> None:
     if not config.ablation.arms:
         raise UserError(
             "nothing to compare: choose ablation=gating or ablation=masks, or name arms and their settings, such as "
-            "'ablation.arms={as it is: [], no guard: [dream.min_confidence=0]}'"
+            "ablation.arms.as_it_is= ablation.arms.rloo=algorithm=rloo"
         )
     runs = prepared_runs(config, folder, config.ablation.runs, "ablation.runs", until="clone")
     results = compare_arms(config.ablation.arms, runs, folder)
@@ -61,21 +62,21 @@ def compare_arms(arms: Arms, runs: Sequence[Path], folder: Path) -> list[dict[st
         for name, config in mine.items():
             print(f"== {path}: {name}", flush=True)
             there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
-            found["arms"][name] = {"settings": list(arms[name]), **train_arm(config, path, there)}
+            found["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
             give_back_memory()
         results.append(found)
     return results
 
 
-def config_of_arm(path: Path, folder: Path, overrides: Sequence[str]) -> Config:
+def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
     """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
 
     Raises:
         UserError: they contradict each other.
-        ConfigError: an override has no such key, or not that type.
+        ConfigError: a setting has no such key, or not that type.
     """
     own = remembered_overrides(path) or remembered_overrides(folder)
-    mine = load_config(merge_overrides(own, overrides), Config)
+    mine = load_config(merge_overrides(own, shlex.split(settings)), Config)
     mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
     check(mine)
     return mine
@@ -101,7 +102,7 @@ def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
         "believed.",
     ]
     for name in names:
-        lines.append(f"- {name}: `{' '.join(results[0]['arms'][name]['settings']) or 'as the run is'}`")
+        lines.append(f"- {name}: `{results[0]['arms'][name]['settings'] or 'as the run is'}`")
         for result in results:
             if stopped := result["arms"][name]["stopped_by"]:
                 lines.append(f"  - {result['run']}: {stopped_sentence(stopped)}")

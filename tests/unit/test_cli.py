@@ -102,6 +102,7 @@ class Config:
     evaluate: Other = field(default_factory=Other)
     audit: Other = field(default_factory=Other)
     compare: Compare = field(default_factory=Compare)
+    ablation: Other = field(default_factory=Other)
 
 
 class UserError(Exception):
@@ -137,7 +138,7 @@ def load(*overrides: str) -> Config:
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
-    names += ["audit", "audit-table", "compare", "report"]
+    names += ["audit", "audit-table", "ablate", "compare", "report"]
     assert list(cli.STAGES) == names
     assert len({stage.function for stage in cli.STAGES.values()}) == len(names)
     for name in names:
