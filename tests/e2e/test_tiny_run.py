@@ -51,14 +51,14 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
 
     arms = ["ablation.arms.short=train.updates=1 evaluate.episodes=12", f"ablation.runs=[{folder}]"]
-    command = ["ablate", "run=ablation", f"output={tmp_path}", *arms]
-    assert main(command) == 0
+    ablation = ["ablate", "run=ablation", f"output={tmp_path}", *arms]
+    assert main(ablation) == 0
     (found,) = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
     arm = found["arms"]["short"]
     assert (found["seed"], arm["train_tasks"]["n"], arm["real_steps"]["train"]) == (2, 12, 0)
     assert len((tmp_path / "ablation/arms/short/seed-2/metrics.jsonl").read_text().splitlines()) == 1
     capsys.readouterr()
-    assert main(command) == 0, "finished arms are not trained again"
+    assert main(ablation) == 0, "finished arms are not trained again"
     assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())[0]["arms"]["short"] == arm
 
     words = ["run=tiny", f"output={tmp_path}"]
