@@ -11,7 +11,7 @@ from typing import Any
 
 from imagination.compose import load_config, merge_overrides, remembered_overrides
 from imagination.evaluation import Proportion
-from imagination.report_text import stopped_sentence
+from imagination.reporting.text import stopped_sentence
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.arms import play_clone, train_arm

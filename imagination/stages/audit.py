@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.audit import FORMAT, VERSION, Subject, measure
-from imagination.audit_page import render_audit, terminal_audit
-from imagination.audit_play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
-from imagination.audit_verdict import targets, verdict
+from imagination.auditing.audit import FORMAT, VERSION, Subject, measure
+from imagination.auditing.page import render_audit, terminal_audit
+from imagination.auditing.play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
+from imagination.auditing.verdict import targets, verdict
 from imagination.dream_env import Guard, Start
 from imagination.run_folder import RunFolder
 from imagination.settings import AuditSettings, Config, UserError

@@ -8,9 +8,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.audit_verdict import told
+from imagination.auditing.verdict import told
 from imagination.compose import load_config, remembered_overrides
-from imagination.report_text import number
+from imagination.reporting.text import number
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.ablate import arms_table, compare_arms

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from imagination.comparing.pairs import Pair, pair_up
 from imagination.dream_env import DreamEnv, Guard, Start
-from imagination.pairs import Pair, pair_up
 from imagination.replay import Replay
 from imagination.rollout import Episode, Provenance, plan
 from imagination.settings import Config

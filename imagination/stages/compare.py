@@ -18,11 +18,11 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.compare_page import render_page
-from imagination.compare_text import diverging, pair_view, summary_table
+from imagination.comparing.free_play import free_play
+from imagination.comparing.page import render_page
+from imagination.comparing.pairs import Pair, consistency, pair_json, statistics
+from imagination.comparing.text import diverging, pair_view, summary_table
 from imagination.dream_env import Start, starts_from_log
-from imagination.free_play import free_play
-from imagination.pairs import Pair, consistency, pair_json, statistics
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.both_worlds import Ledger, Player

@@ -11,13 +11,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from imagination.evaluation import summarise
-from imagination.report_text import stopped_sentence
+from imagination.reporting.text import stopped_sentence
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.common import need
-from imagination.tripwire_measures import LogReference, measure
-from imagination.tripwires import Measured, Tripped, check, first_trip
+from imagination.tripwires.measures import LogReference, measure
+from imagination.tripwires.wires import Measured, Tripped, check, first_trip
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
 from real_envs.isolation import real_steps_taken

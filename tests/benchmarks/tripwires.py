@@ -38,8 +38,8 @@ from imagination.stages.engines import Engines
 from imagination.stages.evaluate import play_real
 from imagination.stages.fit import read_log
 from imagination.stages.worlds import load_world_model
-from imagination.tripwires import PREFIX
-from imagination.word_drift import words
+from imagination.tripwires.wires import PREFIX
+from imagination.tripwires.word_drift import words
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Turn

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from imagination.audit import Subject, measure
-from imagination.audit_play import Arena, Contestant, Loaded
-from imagination.audit_verdict import targets, verdict
+from imagination.auditing.audit import Subject, measure
+from imagination.auditing.play import Arena, Contestant, Loaded
+from imagination.auditing.verdict import targets, verdict
 from imagination.cli import main
 from imagination.dream_env import Start
 from imagination.replay import Replay, ReplayActor

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from imagination.report import write_report
+from imagination.reporting.report import write_report
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.fit import clone, fit_world_model

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from imagination.free_play import action_table, free_play, token_divergence
+from imagination.comparing.free_play import action_table, free_play, token_divergence
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.unit.comparisons import episode
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from imagination.audit_page import render_audit, terminal_audit
-from imagination.audit_play import find_candidates
-from imagination.audit_verdict import targets, verdict
+from imagination.auditing.page import render_audit, terminal_audit
+from imagination.auditing.play import find_candidates
+from imagination.auditing.verdict import targets, verdict
 from imagination.compose import remember_overrides
 from imagination.settings import AuditSettings, Config
 from imagination.stages.audit_table import config_of, render_table, row_of

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from imagination.pairs import consistency, outcome, pair_json, pair_up, statistics
+from imagination.comparing.pairs import consistency, outcome, pair_json, pair_up, statistics
 from real_envs.trajectory import Source, StopReason, Turn
 from tests.unit.comparisons import episode
 

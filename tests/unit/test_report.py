@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 
 from imagination.evaluation import Proportion
-from imagination.plots import binned, series, trend
-from imagination.report import ReportError, build_report, load_run, terminal_table, write_report
-from imagination.text_diff import word_diff
-from imagination.twins import Difference, find_twins, first_difference, still_true
+from imagination.reporting.plots import binned, series, trend
+from imagination.reporting.report import ReportError, build_report, load_run, terminal_table, write_report
+from imagination.reporting.text_diff import word_diff
+from imagination.reporting.twins import Difference, find_twins, first_difference, still_true
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from imagination.plots import DREAM, EXPERT, GRID, INK, MUTED, REAL, STYLE, Plot, to_svg
+from imagination.reporting.plots import DREAM, EXPERT, GRID, INK, MUTED, REAL, STYLE, Plot, to_svg
 
 NAMES = {"held_out": "log", "on_policy": "own actions", "on_policies": "all policies"}
 FEW = 5  # a share of fewer is not drawn

@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from imagination.alignment import AlignedTurn, Alignment, TurnClass, align
+from imagination.comparing.alignment import AlignedTurn, Alignment, TurnClass, align
 from imagination.evaluation import Proportion
-from imagination.text_diff import Span, line_diff
-from imagination.twins import survival
+from imagination.reporting.text_diff import Span, line_diff
+from imagination.reporting.twins import survival
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.audit.success import consistency_ratio, pairwise_ratio
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from imagination.evaluation import Proportion, difference_ci95
-from imagination.report_html import render_html
-from imagination.report_text import render_markdown, terminal_table, verdict
-from imagination.twins import find_twins, still_true
+from imagination.reporting.html import render_html
+from imagination.reporting.text import render_markdown, terminal_table, verdict
+from imagination.reporting.twins import find_twins, still_true
 
 __all__ = ["ReportError", "Run", "build_report", "load_run", "terminal_table", "write_report"]
 

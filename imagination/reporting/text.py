@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from imagination.twins import Row, choose, find_twins
+from imagination.reporting.twins import Row, choose, find_twins
 
 AUDIT_ROWS = {
     "exact_match": ("Exact match", "words, reward and end of the next turn are all as in reality"),

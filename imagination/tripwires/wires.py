@@ -1,7 +1,7 @@
 """Is the policy still learning about the world, or about the mistakes of its world model?
 
 ``check`` is a pure function of numbers that were measured at each update (``Measured``); the first wire that trips
-stops the training. What is measured, and against what, is in ``imagination/tripwire_measures.py``.
+stops the training. What is measured, and against what, is in ``imagination/tripwires/measures.py``.
 
 Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a wire
 trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups. Rare and sure evidence (a dream

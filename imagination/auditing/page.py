@@ -13,11 +13,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from imagination.audit_cases import render_failures
-from imagination.audit_plots import draw_audit
-from imagination.audit_verdict import digits_of
-from imagination.report_style import document
-from imagination.report_text import interval, number, signed
+from imagination.auditing.cases import render_failures
+from imagination.auditing.plots import draw_audit
+from imagination.auditing.verdict import digits_of
+from imagination.reporting.style import document
+from imagination.reporting.text import interval, number, signed
 
 Estimate = Mapping[str, Any]
 EXTRA = """

@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from imagination.pairs import NEVER, first_kind
-from imagination.report_text import count, interval, number, proportion, signed
+from imagination.comparing.pairs import NEVER, first_kind
+from imagination.reporting.text import count, interval, number, proportion, signed
 
 KINDS = {
     "same": "the same",

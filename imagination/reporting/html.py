@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from imagination.plots import Plot, draw_curves
-from imagination.report_episodes import render_episodes, render_pair
-from imagination.report_style import document
-from imagination.report_text import audit_table, calibration_sentence, interval, number, plain, signed, tripwire_note
-from imagination.twins import Row, choose, find_twins
+from imagination.reporting.episodes import render_episodes, render_pair
+from imagination.reporting.plots import Plot, draw_curves
+from imagination.reporting.style import document
+from imagination.reporting.text import audit_table, calibration_sentence, interval, number, plain, signed, tripwire_note
+from imagination.reporting.twins import Row, choose, find_twins
 
 MEASURES = {
     "train_tasks": ("Training tasks", "real environment", "real"),

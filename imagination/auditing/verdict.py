@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from imagination.report_text import interval, number, signed
+from imagination.reporting.text import interval, number, signed
 from imagination.settings import AuditSettings
 from worldmodel.audit.drift import horizon
 

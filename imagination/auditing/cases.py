@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from imagination.report_text import number
+from imagination.reporting.text import number
 
 
 def render_failures(found: Mapping[str, Any]) -> str:

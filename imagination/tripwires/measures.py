@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from imagination.tripwires import Measured
-from imagination.word_drift import WordReference, words
+from imagination.tripwires.wires import Measured
+from imagination.tripwires.word_drift import WordReference, words
 from real_envs.trajectory import StopReason, Trajectory, Turn
 
 _SAME = 1e-3  # dreamed rewards were written with six decimals

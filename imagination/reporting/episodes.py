@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from imagination.report_text import count
-from imagination.text_diff import word_diff
-from imagination.twins import Difference, Row, Twin
+from imagination.reporting.text import count
+from imagination.reporting.text_diff import word_diff
+from imagination.reporting.twins import Difference, Row, Twin
 
 EARLIER = 3  # agreeing turns shown before the first difference; twice as many and more fold
 LATER = 2  # turns shown after it; more than these fold

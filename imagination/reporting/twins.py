@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from imagination.alignment import same_reward, same_words
+from imagination.comparing.alignment import same_reward, same_words
 from real_envs.trajectory import StopReason
 
 Row = Mapping[str, Any]  # one line of rollouts.jsonl

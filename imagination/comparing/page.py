@@ -15,10 +15,10 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from imagination.compare_text import KINDS, SOURCES
-from imagination.pairs import NEVER
-from imagination.report_style import CSS
-from imagination.report_text import count, interval, number, signed
+from imagination.comparing.pairs import NEVER
+from imagination.comparing.text import KINDS, SOURCES
+from imagination.reporting.style import CSS
+from imagination.reporting.text import count, interval, number, signed
 
 SCRIPTS = ("state.js", "list.js", "pair.js", "main.js")
 HORIZONS = (1, 3, 5, 8, 12)  # turns after which the share of true dreams is told
@@ -27,7 +27,7 @@ KINDS_SHOWN = (NEVER, "wording", "state", "reward", "end", "invalid")
 
 def render_page(comparison: Mapping[str, Any]) -> str:
     """The page of a ``compare.json``."""
-    folder = files("imagination") / "page"
+    folder = files("imagination.comparing") / "assets"
     style = CSS + (folder / "compare.css").read_text(encoding="utf-8")
     code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{code}}})();\n'

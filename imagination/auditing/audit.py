@@ -45,7 +45,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from imagination.audit_play import Arena, Contestant, Loaded, Played, play_three_ways
+from imagination.auditing.play import Arena, Contestant, Loaded, Played, play_three_ways
 from imagination.settings import AuditSettings
 from real_envs.trajectory import Trajectory
 from worldmodel.audit.agreement import agreement_metrics
