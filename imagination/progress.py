@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from imagination.advantages import ProgressEstimator, attribution_error, progress_rewards
 from imagination.settings import ProgressSettings
@@ -60,6 +60,8 @@ class Progress:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             estimator = ProgressEstimator(model.config.hidden_size, settings.hidden)
+        for parameter in estimator.layers[-1].parameters():
+            nn.init.zeros_(parameter)  # at first no turn contributes anything, instead of anything at random
         self.estimator = estimator.to(next(model.parameters()).device)
         self._optimizer = torch.optim.AdamW(self.estimator.parameters(), lr=settings.lr)
 

@@ -183,9 +183,8 @@ class DreamSettings:
         on_doubt: what a turn below the thresholds does.
         min_weight: least weight of a token (downweight).
         extra_groups: most further groups for each of an update's own (branch).
-        horizon: turns by update, such as [[0,4],[8,12]]; empty is max_turns throughout; of train.world=real too.
-        horizon_shape: steps keeps the turns until the next point, linear goes straight to it; multiply and add grow
-            from one point to max_turns (TTI).
+        horizon: turns by update, such as [[0,4],[8,12]]; of train.world=real too; empty is max_turns throughout.
+        horizon_shape: steps waits for the next point, linear goes straight to it, multiply and add grow from one (TTI).
         horizon_every: updates of a stage (multiply, add).
         horizon_growth: from stage to stage, a factor (multiply) or turns (add).
     """
@@ -281,8 +280,8 @@ class ProgressSettings:
     enabled: bool = False
     # Not the paper's 0.5: where a solved task is worth 1, a dozen executable actions would be worth six.
     carried_out: float = 0.0
-    lr: float = 1e-3
-    steps: int = 20
+    lr: float = 3e-3
+    steps: int = 100
     hidden: int = 64
 
 
@@ -402,7 +401,8 @@ class SelfImitationSettings:
     share: float = 0.0
     coef: float = 0.1
     clip_high: float = 0.2
-    capacity: int = 2048
+    # The paper has 2048, where an update plays far more: of 72 episodes an update, that many reach back to the start.
+    capacity: int = 512
     max_age: int = 5
 
 
