@@ -1,4 +1,8 @@
-"""What is logged of an update: means over tokens, all together and apart for dreamed, real and expert tokens."""
+"""What is logged of an update: means over tokens, all together and apart for dreamed, real, expert and replayed tokens.
+
+"All together" are the tokens of this update's own episodes: ``rl_tokens``, ``policy_loss``, ``ratio`` and so on leave
+out what is replayed, which has the same metrics under its own name (``ratio_replay``).
+"""
 
 from __future__ import annotations
 
@@ -83,6 +87,24 @@ def by_source(
             **{f"{key}_{name}": part.sums[key] for key in _OF_THE_SURROGATE if key in part.sums},
         }
     return found
+
+
+@torch.no_grad()
+def of_replays(terms: LossTerms, advantages: Tensor, weight: Tensor, entropy: Tensor, scale: int) -> dict[str, Tensor]:
+    """The same sums over replayed tokens, by the terms of their own loss.
+
+    Args:
+        advantages, weight, entropy: ``[n]``; tokens of weight 0 are not replayed.
+        scale: replayed tokens of the whole optimiser step.
+    """
+    read, name = weight != 0, Source.REPLAY.value
+    return {
+        f"rl_tokens_{name}": terms.tokens,
+        f"policy_loss_{name}": terms.loss.detach() * scale,
+        f"entropy_{name}": entropy[read].sum(),
+        f"advantage_{name}": advantages[read].abs().sum(),
+        **{f"{key}_{name}": terms.sums[key] for key in _OF_THE_SURROGATE if key in terms.sums},
+    }
 
 
 def pull(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from imagination.algorithms import ALGORITHMS, Algorithm, algorithm
 from imagination.settings import AlgorithmSettings, UserError
 
 # Settings that belong to the trainer, whatever the algorithm.
-TRAINERS = ("name", "tis_cap", "loss_mask", "advantage_mask")
+TRAINERS = ("name", "progress", "tis_cap", "loss_mask", "advantage_mask")
 # On a command line there is no other word for "none" where null means the default.
 _ZERO_IS_NONE = ("dual_clip", "value_clip")
 

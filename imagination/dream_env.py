@@ -13,6 +13,9 @@ from real_envs.trajectory import Observation, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
+# Numbers in ``Turn.info`` of a dreamed turn; the last three only with an ensemble, or with a calibration.
+JUDGEMENTS = ("confidence", "outcome_confidence", "disagreement", "probability", "outcome_probability")
+
 
 @dataclass(frozen=True, slots=True)
 class Start:

@@ -8,33 +8,36 @@ from collections.abc import Sequence
 import torch
 
 from imagination.advantages import place_turn_rewards
+from imagination.pay import Pay
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
 
+_AS_EARNED = Pay()
 
-def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None) -> list[Row]:
+
+def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None, pay: Pay = _AS_EARNED) -> list[Row]:
     """The rows of all episodes of an update that are to be judged, with a number for each group.
 
     Failed episodes have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have
     episodes without a sampled token (a context full at once).
 
     Args:
-        min_weight: as in ``policy_row``.
+        min_weight, pay: as in ``policy_row``.
 
     Raises:
         ValueError: as ``policy_row``.
     """
     names: dict[str, int] = {}
     groups = [names.setdefault(episode.group_id, len(names)) for episode in episodes]
-    rows = [policy_row(e, min_weight=min_weight, group=group) for e, group in zip(episodes, groups, strict=True)]
+    rows = [policy_row(e, 0.0, min_weight, group, pay) for e, group in zip(episodes, groups, strict=True)]
     return [row for row in rows if row is not None]
 
 
-def telling_groups(episodes: Sequence[Trajectory]) -> int:
+def telling_groups(episodes: Sequence[Trajectory], pay: Pay = _AS_EARNED) -> int:
     """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
     earned: dict[str, set[float]] = {}
-    for row, episode in ((policy_row(episode), episode) for episode in episodes):
+    for row, episode in ((policy_row(episode, pay=pay), episode) for episode in episodes):
         if row is not None:
             earned.setdefault(episode.group_id, set()).add(sum(row.rewards))
     return sum(len(sums) > 1 for sums in earned.values())
@@ -68,7 +71,11 @@ def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
 
 
 def policy_row(
-    episode: Trajectory, advantage: float = 0.0, min_weight: float | None = None, group: int = 0
+    episode: Trajectory,
+    advantage: float = 0.0,
+    min_weight: float | None = None,
+    group: int = 0,
+    pay: Pay = _AS_EARNED,
 ) -> Row | None:
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
@@ -80,8 +87,10 @@ def policy_row(
         advantage: of all its tokens, where that is known before the update is judged.
         min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
         group: the number of its group.
+        pay: what its turns earn.
 
     Raises:
+        UserError: a turn was not judged, see ``Pay.judgements``.
         ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
             the ratios would be biased.
     """
@@ -96,8 +105,8 @@ def policy_row(
     n = len(trace.ids) if bootstrapped else last + 1
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]
     # an action that the world could not answer (its context was full) has no turn, and earned nothing
-    past = [0.0] * episode.prefix_turns  # what the log earned is nothing the policy did
-    earned = torch.tensor([[*past, *(turn.reward or 0.0 for turn in episode.own_turns), 0.0]])
+    earned = torch.tensor([[*pay.rewards(episode), 0.0]])
+    judgements, carried_out = pay.judgements(episode), pay.carried_out(episode)
     index = torch.tensor([trace.turns[:n]])
     weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
     return Row(
@@ -112,6 +121,8 @@ def policy_row(
         turns=trace.turns[:n],
         anchors=anchors(episode),
         group=group,
+        process=[*judgements, 0.0] if judgements else (),
+        carried_out=[*carried_out, False] if carried_out else (),
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from imagination.advantages import turn_bounds, with_process_rewards
 from imagination.algorithms import Algorithm, Episodes
 from policy.lm.batch import Row, padded
 
@@ -19,11 +21,13 @@ class Said:
         values: the critic before each token; ``None`` without one.
         bootstrap: the critic's value of the state after the last token, 0.0 where the episode ended.
         kl: an estimate of the KL to the reference for each token; ``None`` where the KL is no reward.
+        turn_rewards: what each turn is judged by in place of what it earned; ``None`` for just that.
     """
 
     values: Sequence[Sequence[float]] | None = None
     bootstrap: Sequence[float] = ()
     kl: Sequence[Sequence[float]] | None = None
+    turn_rewards: Sequence[Sequence[float]] | None = None
 
 
 def played(rows: Sequence[Row]) -> list[int]:
@@ -39,6 +43,7 @@ def judged(
     *,
     loss_mask: bool = True,
     advantage_mask: bool = True,
+    process_coef: float = 0.0,
 ) -> list[Row]:
     """The same rows in the same order; those that were played have what the algorithm makes of them.
 
@@ -48,15 +53,17 @@ def judged(
     Args:
         loss_mask, advantage_mask: false lets the loss, or the estimate of advantages, read all tokens but the first,
             which nothing predicts; for ablation.
+        process_coef: of ``Row.process``, in units of reward.
 
     Raises:
-        ValueError: as ``Algorithm.judge``, a row has no turns, or a reward on a token of none.
+        ValueError: as ``Algorithm.judge``, a row has no turns, a reward on a token of none, or no ``process`` where
+            that is asked for.
     """
     mine = played(rows)
     if not mine:
         return list(rows)
     said = said or Said()
-    episodes = _episodes([rows[i] for i in mine], said)
+    episodes = _episodes([rows[i] for i in mine], said, process_coef)
     if not (loss_mask and advantage_mask):
         everything = padded([[False, *[True] * (len(rows[i].ids) - 1)] for i in mine], False, torch.bool)
         episodes = replace(
@@ -83,10 +90,10 @@ def judged(
 
 def trained(rows: Sequence[Row]) -> list[Row]:
     """The rows from which anything is learned."""
-    return [row for row in rows if any(row.rl_weight) or any(row.ce_weight) or any(row.learned)]
+    return [r for r in rows if any(r.rl_weight) or any(r.ce_weight) or any(r.replay_weight) or any(r.learned)]
 
 
-def _episodes(rows: Sequence[Row], said: Said) -> Episodes:
+def _episodes(rows: Sequence[Row], said: Said, process_coef: float) -> Episodes:
     for number, row in enumerate(rows):
         if len(row.turns) != len(row.ids):
             raise ValueError(f"played row {number} has {len(row.turns)} turns for {len(row.ids)} tokens")
@@ -98,6 +105,11 @@ def _episodes(rows: Sequence[Row], said: Said) -> Episodes:
     # a reward stands on one token of its turn, so this moves it and adds nothing to it
     per_turn = rewards.new_zeros(len(rows), turns).scatter_add(1, index.clamp(min=0), rewards)
     critic = said.values is not None
+    shaped = None if said.turn_rewards is None else padded(said.turn_rewards, 0.0, torch.float32, turns)
+    if process_coef:
+        process = padded([list(row.process[:turns]) for row in rows], math.nan, torch.float32, turns)
+        exists = turn_bounds(index, turns)[0] >= 0
+        shaped = with_process_rewards(per_turn if shaped is None else shaped, process, exists, process_coef)
     return Episodes(
         turn_rewards=per_turn,
         action_turn_index=index,
@@ -107,4 +119,5 @@ def _episodes(rows: Sequence[Row], said: Said) -> Episodes:
         values=padded(said.values, 0.0, torch.float32) if said.values is not None else None,
         bootstrap_value=torch.tensor(said.bootstrap) if critic else None,
         kl=padded(said.kl, 0.0, torch.float32) if said.kl is not None else None,
+        shaped=shaped,
     )

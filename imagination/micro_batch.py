@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from imagination.algorithms import Algorithm, Tokens, total
-from imagination.by_source import Sources, by_source, pull
+from imagination.by_source import Sources, by_source, of_replays, pull
 from imagination.losses import (
     LossTerms,
     cross_entropy_loss,
     expert_policy_loss,
+    replay_loss,
     token_entropy,
     token_logprobs,
     turn_segments,
@@ -36,6 +37,7 @@ class Step:
         denominator: of their losses, by the algorithm's aggregation.
         value_tokens: with a target of the critic.
         ce_tokens: of experts.
+        replay_tokens: of the policy's own earlier episodes.
         unchanged: no optimiser step was made since the rows were sampled.
         entropy_history: mean entropy of earlier updates; ``None`` before there are any.
     """
@@ -44,6 +46,7 @@ class Step:
     denominator: float
     value_tokens: int
     ce_tokens: int
+    replay_tokens: int
     unchanged: bool
     entropy_history: float | None
 
@@ -102,6 +105,14 @@ class Losses:
                 sources, self.algorithm, tokens, terms["policy"], entropy, step.denominator, step.rl_tokens
             )
             maxima |= {f"{name}_max": value for name, value in terms["policy"].maxima.items()}
+        if step.replay_tokens:
+            recorded, gains, again = (x[mask] for x in (batch.behavior_logprobs, batch.advantages, batch.replay_weight))
+            settings = self.train.self_imitation
+            terms_again = replay_loss(
+                logprobs, recorded, gains, again, denominator=step.replay_tokens, clip_high=settings.clip_high
+            )
+            loss = loss + settings.coef * terms_again.loss
+            sums |= of_replays(terms_again, gains, again, entropy.detach(), step.replay_tokens)
         if step.ce_tokens:
             if self.temperature != 1.0:
                 logprobs = token_logprobs(logits, ids, which=found.which)

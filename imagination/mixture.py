@@ -1,4 +1,4 @@
-"""Shares of dreamed, real and expert episodes in a batch; the realised shares are counted, not assumed."""
+"""Shares of dreamed, real, expert and replayed episodes in a batch; the realised shares are counted, not assumed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,23 @@ from collections.abc import Sequence
 from policy.lm.batch import Row
 
 
-def expert_episodes(played: int, share: float) -> int:
-    """How many expert episodes to add to ``played`` ones so that experts make up ``share`` of all.
+def added_episodes(played: int, share: float, others: float = 0.0) -> int:
+    """How many episodes to add to ``played`` ones so that they make up ``share`` of all.
+
+    Args:
+        others: share of what else is added.
 
     Raises:
-        ValueError: the share is not in [0, 1).
+        ValueError: a share is negative, or nothing is left for what was played.
+
+    Example::
+
+        added_episodes(72, 0.1)  # 8 of 80
+        added_episodes(70, 0.1, others=0.2)  # 10 of 100, beside 20 others
     """
-    if not 0 <= share < 1:
-        raise ValueError(f"the expert share must lie in [0, 1), got {share}")
-    return round(played * share / (1 - share))
+    if min(share, others) < 0 or not share + others < 1:
+        raise ValueError(f"shares of added episodes must lie in [0, 1), all of them together, got {share} and {others}")
+    return round(played * share / (1 - share - others))
 
 
 def realised_shares(rows: Sequence[Row]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from imagination.judging import Said, judged, played, trained
 from imagination.losses import EntropyHistory, LossTerms
 from imagination.micro_batch import Losses, Step
 from imagination.mixture import realised_shares
+from imagination.progress import Progress
 from imagination.reference import logprobs_under, reference_kl
 from imagination.settings import AlgorithmSettings, TrainSettings
 from imagination.supervised import Record
@@ -84,6 +85,7 @@ class PolicyModule(L.LightningModule):
         self.record, self.temperature, self.seed = record, temperature, seed
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
         self.entropies = EntropyHistory()
+        self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
         self.updates_done = 0
 
     def on_fit_start(self) -> None:
@@ -99,7 +101,8 @@ class PolicyModule(L.LightningModule):
         settings = self.settings
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
-        rows = trained(update.rows if update.judged else self._judge(update.rows))
+        judged_rows, told = (update.rows, {}) if update.judged else self._judge(update.rows)
+        rows = trained(judged_rows)
         chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
         collected: list[LossTerms] = []
         norms: list[float] = []
@@ -120,28 +123,37 @@ class PolicyModule(L.LightningModule):
         found = means(collected)
         if "entropy" in found:
             self.entropies = self.entropies.add(found["entropy"])
-        metrics = {**update.metrics, **realised_shares(rows), **found}
+        metrics = {**update.metrics, **told, **realised_shares(rows), **found}
         if norms:
             metrics["grad_norm"] = sum(norms) / len(norms)
         self.log_dict({k: v for k, v in metrics.items() if "success" in k or k == "entropy"}, prog_bar=True)
         self.record(update.index, metrics)
 
-    def _judge(self, rows: Sequence[Row]) -> list[Row]:
-        """Advantages of the whole update, with what critic and reference say of it before any step."""
+    def _judge(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
+        """Advantages of the whole update, with what critic, reference and progress estimator say of it before any step.
+
+        Returns:
+            the rows, and what is to be logged.
+        """
         mine, limit = [rows[i] for i in played(rows)], self.settings.micro_tokens
-        said, kl = Said(), self.algorithm.kl
+        said, kl, told = Said(), self.algorithm.kl, dict[str, float]()
         if self.value is not None:
             said = Said(*critic_values(mine, self.model, self.value, limit))
         if kl.kl_coef and kl.kl_in == "reward":
-            told = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
-            said = replace(said, kl=told)
-        return judged(
+            away = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
+            said = replace(said, kl=away)
+        if self.progress is not None and mine:
+            contributed, told = self.progress.turn_rewards(mine, limit)
+            said = replace(said, turn_rewards=contributed)
+        found = judged(
             rows,
             self.algorithm,
             said,
             loss_mask=self.algorithm_settings.loss_mask,
             advantage_mask=self.algorithm_settings.advantage_mask,
+            process_coef=self.settings.process_coef,
         )
+        return found, told
 
     def _minibatch(self, rows: Sequence[Row], unchanged: bool) -> list[LossTerms]:
         """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""
@@ -152,6 +164,7 @@ class PolicyModule(L.LightningModule):
             denominator=denominator,
             value_tokens=sum(sum(row.learned) for row in rows),
             ce_tokens=sum(sum(w != 0 for w in row.ce_weight) for row in rows),
+            replay_tokens=sum(sum(w != 0 for w in row.replay_weight) for row in rows),
             unchanged=unchanged,
             entropy_history=self.entropies.mean,
         )
@@ -206,7 +219,11 @@ class PolicyModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["updates_done"] = self.updates_done
         checkpoint["entropies"] = (self.entropies.total, self.entropies.updates)
+        if self.progress is not None:
+            checkpoint["progress"] = self.progress.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.updates_done = int(checkpoint["updates_done"])
         self.entropies = EntropyHistory(*checkpoint["entropies"])
+        if self.progress is not None:
+            self.progress.load_state_dict(checkpoint["progress"])

@@ -186,8 +186,10 @@ class DreamSettings:
         on_doubt: what a turn below the thresholds does.
         min_weight: least weight of a token (downweight).
         extra_groups: most further groups for each of an update's own (branch).
-        horizon: turns by update, such as [[0,4],[8,12]]; empty is max_turns throughout.
-        horizon_shape: steps keeps the turns until the next point, linear goes straight to it.
+        horizon: turns by update, such as [[0,4],[8,12]]; of train.world=real too; empty is max_turns throughout.
+        horizon_shape: steps waits for the next point, linear goes straight to it, multiply and add grow from one (TTI).
+        horizon_every: updates of a stage (multiply, add).
+        horizon_growth: from stage to stage, a factor (multiply) or turns (add).
     """
 
     max_turns: int = 12
@@ -200,7 +202,9 @@ class DreamSettings:
     min_weight: float = 0.05
     extra_groups: float = 1.0
     horizon: list[list[int]] = field(default_factory=list)
-    horizon_shape: Literal["steps", "linear"] = "steps"
+    horizon_shape: Literal["steps", "linear", "multiply", "add"] = "steps"
+    horizon_every: int = 1
+    horizon_growth: float = 2.0
 
 
 @dataclass
@@ -265,6 +269,26 @@ AlgorithmName = Literal[
 
 
 @dataclass
+class ProgressSettings:
+    """Stepwise progress attribution (SPA-RL): an estimator spreads an episode's return over its turns.
+
+    Attributes:
+        enabled: turns are judged by what the estimator says they contributed.
+        carried_out: reward of an action that the world carried out, by worldmodel.refusals; the paper adds 0.5.
+        lr: of its AdamW.
+        steps: its optimiser steps per update.
+        hidden: its width.
+    """
+
+    enabled: bool = False
+    # Not the paper's 0.5: where a solved task is worth 1, a dozen executable actions would be worth six.
+    carried_out: float = 0.0
+    lr: float = 3e-3
+    steps: int = 100
+    hidden: int = 64
+
+
+@dataclass
 class AlgorithmSettings:
     """How the policy learns from episodes.
 
@@ -319,6 +343,7 @@ class AlgorithmSettings:
         max_tokens: most agent tokens of an episode; dream.max_turns times max_action_tokens.
         overlong_buffer: the last so many tokens before max_tokens in which length is punished; 0 punishes none.
         overlong_penalty: at max_tokens, in units of reward; 1.
+        progress: spreads the outcome over turns, for algorithms that credit turns or tokens.
         tis_cap: largest weight of a token that the trainer finds likelier than the engine that sampled it; 0 is off.
         loss_mask: for ablation only: false also trains on what the world said.
         advantage_mask: for ablation only: false also estimates advantages on what the world said.
@@ -358,9 +383,30 @@ class AlgorithmSettings:
     max_tokens: int | None = None
     overlong_buffer: int | None = None
     overlong_penalty: float | None = None
+    progress: ProgressSettings = field(default_factory=ProgressSettings)
     tis_cap: float = 2.0
     loss_mask: bool = True
     advantage_mask: bool = True
+
+
+@dataclass
+class SelfImitationSettings:
+    """The policy's own recent episodes above the running median, learned from again (SPEAR).
+
+    Attributes:
+        share: of replayed episodes among those of an update; 0 replays none.
+        coef: weight of their loss, PPO's clip around the policy that played them.
+        clip_high: ratios above 1 + clip_high have no gradient.
+        capacity: episodes kept, and returns that the median is of.
+        max_age: updates after which an episode is too old.
+    """
+
+    share: float = 0.0
+    coef: float = 0.1
+    clip_high: float = 0.2
+    # The paper has 2048, where an update plays far more: of 72 episodes an update, that many reach back to the start.
+    capacity: int = 512
+    max_age: int = 5
 
 
 @dataclass
@@ -381,6 +427,10 @@ class TrainSettings:
         expert_share: share of expert episodes among those of an update; 0 where the log has no solved ones.
         expert_coef: weight of their loss.
         expert_form: cross_entropy, or luffy, which learns fastest what the policy finds unlikely; never a ratio.
+        self_imitation: replays the policy's own good episodes.
+        reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns what it climbs; [] is as paid (SSL).
+        process: number of the turn's record that judges it, such as disagreement, probability; empty is none.
+        process_coef: reward per unit of it; below 0 the policy avoids it.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
         keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
@@ -399,6 +449,10 @@ class TrainSettings:
     expert_share: float = 0.1
     expert_coef: float = 0.1
     expert_form: Literal["cross_entropy", "luffy"] = "cross_entropy"
+    self_imitation: SelfImitationSettings = field(default_factory=SelfImitationSettings)
+    reward_tiers: list[list[float]] = field(default_factory=list)
+    process: str = ""
+    process_coef: float = 0.0
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
     keep_every: int = 0

@@ -24,11 +24,16 @@ from enum import IntEnum, StrEnum
 
 
 class Source(StrEnum):
-    """Where the turns of an episode come from; losses and metrics are kept apart by it."""
+    """Where the turns of an episode come from; losses and metrics are kept apart by it.
+
+    ``REPLAY`` is for batches alone: an episode of an earlier update that is learned from again. A trajectory stays what
+    it was, real or dreamed.
+    """
 
     REAL = "real"
     DREAM = "dream"
     EXPERT = "expert"
+    REPLAY = "replay"
 
 
 class StopReason(StrEnum):

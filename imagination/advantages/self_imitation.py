@@ -68,6 +68,15 @@ class SelfImitationBuffer(Generic[Episode]):
         chosen = chance.sample(better, min(count, len(better)))
         return [(kept.episode, kept.total - self._baseline()) for kept in chosen]
 
+    def state(self) -> tuple[list[tuple[Episode, float, int]], list[float]]:
+        """Everything that the buffer holds, oldest first, as plain lists: for a checkpoint."""
+        return [(kept.episode, kept.total, kept.step) for kept in self._kept], list(self._returns)
+
+    def restore(self, kept: Sequence[tuple[Episode, float, int]], returns: Sequence[float]) -> None:
+        """Takes over what ``state`` gave, in place of what is here."""
+        self._kept = deque((Kept(*one) for one in kept), maxlen=self._kept.maxlen)
+        self._returns = deque(returns, maxlen=self._returns.maxlen)
+
     def _baseline(self) -> float:
         return float("inf") if self.baseline is None else self.baseline
 

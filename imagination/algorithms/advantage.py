@@ -12,11 +12,18 @@ from imagination.algorithms.episodes import Episodes, Judged, Rewards
 
 
 class AdvantagePart(Protocol):
-    """Frozen settings with two facts about what they need, and whether turns are judged, for which no mask is read."""
+    """Frozen settings with facts about what they read.
+
+    Attributes:
+        needs_critic, needs_groups: values, and several episodes of one start.
+        judges_turns: turns are judged, for which no mask is read.
+        adds_up: only the sum of an episode's rewards is read, so how they are spread over its turns changes nothing.
+    """
 
     needs_critic: ClassVar[bool]
     needs_groups: ClassVar[bool]
     judges_turns: ClassVar[bool]
+    adds_up: ClassVar[bool]
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged: ...
 

@@ -28,6 +28,8 @@ class Episodes:
         bootstrap_value: ``[batch]``, the critic's value of the state in which a truncated row stops, 0.0 for terminated
             rows; ``None``: all terminated.
         kl: ``[batch, time]``, an estimate of the KL to the reference; where the KL is a reward.
+        shaped: ``[batch, turns]``, what turns are judged by in place of ``turn_rewards`` (process rewards, progress),
+            0.0 where there is no action token; read where valid. ``turn_rewards`` remain what the environment paid.
     """
 
     turn_rewards: Tensor
@@ -40,6 +42,7 @@ class Episodes:
     values: Tensor | None = None
     bootstrap_value: Tensor | None = None
     kl: Tensor | None = None
+    shaped: Tensor | None = None
 
     @property
     def acted(self) -> Tensor:
@@ -98,7 +101,7 @@ class Judged:
 def rewards_of(
     episodes: Episodes, *, kl_coef: float = 0.0, max_tokens: int | None = None, buffer: int = 0, penalty: float = 1.0
 ) -> Rewards:
-    """Rewards of the environment, less KL and overlong penalties where they are asked for.
+    """Rewards of the environment, or what they were shaped to, less KL and overlong penalties where asked for.
 
     Raises:
         ValueError: as ``place_turn_rewards``, ``with_kl_penalty`` and ``overlong_penalty``, or what they need is
@@ -106,7 +109,8 @@ def rewards_of(
     """
     paid = episodes.turn_rewards.masked_fill(~episodes.valid[:, None], 0.0)
     index, acted = episodes.valid_turns, episodes.acted
-    tokens = place_turn_rewards(paid, index)
+    shaped = paid if episodes.shaped is None else episodes.shaped.masked_fill(~episodes.valid[:, None], 0.0)
+    tokens = place_turn_rewards(shaped, index)
     if kl_coef:
         if episodes.kl is None:
             raise ValueError("the KL is a reward here: give Episodes.kl, or set kl_in=loss")

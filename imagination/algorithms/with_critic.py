@@ -29,6 +29,7 @@ class TokenGae:
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("GAE", gamma=self.gamma, lam=self.lam)
@@ -55,6 +56,7 @@ class TurnGae:
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
     judges_turns: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("turn_ppo", gamma=self.gamma, lam=self.lam)
@@ -87,6 +89,7 @@ class BilevelGae:
     needs_critic: ClassVar[bool] = True
     needs_groups: ClassVar[bool] = False
     judges_turns: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("bilevel_ppo", turn_gamma=self.turn_gamma, turn_lam=self.turn_lam)

@@ -32,6 +32,7 @@ class GroupRelative:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_positive("grpo", std_eps=self.std_eps)
@@ -54,6 +55,7 @@ class LeaveOneOut:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         return per_row_advantages(episodes, *leave_one_out(rewards.returns, episodes.group_ids, episodes.valid))
@@ -73,6 +75,7 @@ class ReturnsToGo:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("reinforce", gamma=self.gamma)
@@ -90,6 +93,7 @@ class GroupBaseline:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         gains, counts = reinforce_pp_baseline(
@@ -116,6 +120,7 @@ class GiGpo:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = True
     judges_turns: ClassVar[bool] = True
+    adds_up: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_unit("gigpo", gamma=self.gamma)
@@ -155,6 +160,7 @@ class BestOfGroups:
     needs_critic: ClassVar[bool] = False
     needs_groups: ClassVar[bool] = False
     judges_turns: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 < self.keep_fraction <= 1.0:

@@ -24,6 +24,7 @@ from imagination.losses.kl import kl_k1, kl_k2, kl_k3, kl_loss
 from imagination.losses.policy_gradient import cispo_loss, reinforce_loss
 from imagination.losses.ppo import gspo_loss, ppo_clip_loss, turn_ratio_loss
 from imagination.losses.ratios import row_segments, run_segments, segment_mean, turn_segments
+from imagination.losses.replay import replay_loss
 from imagination.losses.terms import LossTerms, merge
 from imagination.losses.tokens import token_entropy, token_logprobs
 from imagination.losses.value import value_loss
@@ -44,6 +45,7 @@ __all__ = [
     "merge",
     "ppo_clip_loss",
     "reinforce_loss",
+    "replay_loss",
     "row_segments",
     "run_segments",
     "segment_mean",

@@ -32,7 +32,7 @@ COLOURS = {
     "#070707": "paper",
 }
 INK, MUTED, GRID, DREAM, REAL, EXPERT, PAPER = COLOURS
-SOURCES = {"real": REAL, "dream": DREAM, "expert": EXPERT}
+SOURCES = {"real": REAL, "dream": DREAM, "expert": EXPERT, "replay": MUTED}
 FEW_AT_RISK = 5  # a share of fewer dreams than this is not drawn
 MAX_POINTS = 240  # more than a screen can show; longer curves are averaged into as many bins
 MANY_POINTS = 40  # more than this are drawn faintly, with their running mean on top
@@ -195,7 +195,7 @@ def truth_curve(report: Mapping[str, Any]) -> Plot | None:
 
 
 def share_areas(metrics: Metrics) -> Plot | None:
-    """Realised shares of real, dreamed and expert tokens trained on (``tokens_real``, ...), stacked to one."""
+    """Realised shares of each source in the tokens trained on (``tokens_real``, ...), stacked to one."""
     rows = {source: dict(series(metrics, "train", f"tokens_{source}")) for source in SOURCES}
     steps = sorted({x for points in rows.values() for x in points})
     if len(steps) < 2:
@@ -203,6 +203,8 @@ def share_areas(metrics: Metrics) -> Plot | None:
     figure, axes = _axes(wide=False)
     floor = [0.0] * len(steps)
     for source, colour in SOURCES.items():
+        if not rows[source]:
+            continue
         top = [low + rows[source].get(x, 0.0) for low, x in zip(floor, steps, strict=True)]
         axes.fill_between(steps, floor, top, color=colour, alpha=0.8, linewidth=0)
         widths = [b - a for a, b in zip(floor, top, strict=True)]

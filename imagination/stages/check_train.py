@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from imagination.algorithms import ALGORITHMS
 from imagination.choice import chosen
 from imagination.curriculum import check_horizon
-from imagination.settings import Config, UserError
+from imagination.dream_env import JUDGEMENTS
+from imagination.pay import check_tiers
+from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 
 
 def check(config: Config) -> None:
@@ -35,13 +38,24 @@ def check(config: Config) -> None:
         raise UserError(f"dream.min_weight must lie in (0, 1], got {dream.min_weight}")
     if dream.extra_groups < 0:
         raise UserError(f"dream.extra_groups must be 0 or more, got {dream.extra_groups}")
-    if wrong := check_horizon(dream.horizon, dream.max_turns):
+    if wrong := check_horizon(
+        dream.horizon, dream.max_turns, dream.horizon_shape, dream.horizon_every, dream.horizon_growth
+    ):
         raise UserError(wrong)
     if longest_episode(config) >= config.policy.context:
         raise UserError(
             f"dream.max_turns={dream.max_turns} actions of max_action_tokens={config.max_action_tokens} do not fit "
             f"policy.context={config.policy.context}, observations left aside: lower one of the first two, or raise "
             "the last"
+        )
+    for wrong in (_self_imitation(config), check_tiers(train.reward_tiers), _process(config), _progress(config)):
+        if wrong:
+            raise UserError(wrong)
+    least = algorithm.settings.get("keep_min_return")
+    if least is not None and train.reward_tiers and train.reward_tiers[-1][1] < least:
+        raise UserError(
+            f"no episode can earn more than {train.reward_tiers[-1][1]} by train.reward_tiers, and {algorithm.name} "
+            f"imitates those of at least algorithm.keep_min_return={least}: lower the latter"
         )
     wires = config.tripwires
     if wires.window < 1 or wires.every < 1 or wires.min_groups < 1 or wires.real_episodes < 0:
@@ -58,6 +72,70 @@ def check_experts(config: Config, experts: int) -> None:
             f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none: "
             "set train.expert_share=0, or log solved episodes of an agent named expert"
         )
+
+
+def _self_imitation(config: Config) -> str | None:
+    settings, experts = config.train.self_imitation, config.train.expert_share
+    if not settings.share:
+        if settings != SelfImitationSettings():
+            return "train.self_imitation.* is set and nothing is replayed: set train.self_imitation.share, such as 0.1"
+        return None
+    if settings.share < 0 or settings.share + experts >= 1:
+        return (
+            f"train.self_imitation.share={settings.share} and train.expert_share={experts} must be 0 or more and "
+            "together below 1: lower one of them"
+        )
+    if settings.coef <= 0 or settings.clip_high <= 0:
+        return "train.self_imitation.coef and .clip_high must be above 0; set train.self_imitation.share=0 for neither"
+    if settings.capacity < 1 or settings.max_age < 1:
+        return (
+            "train.self_imitation.capacity and .max_age must be 1 or more: what is replayed was played in an earlier "
+            "update"
+        )
+    return None
+
+
+def _process(config: Config) -> str | None:
+    train = config.train
+    if bool(train.process) != bool(train.process_coef):
+        return (
+            f"train.process={train.process!r} and train.process_coef={train.process_coef} need each other: set both, "
+            "or neither"
+        )
+    if not train.process:
+        return None
+    if train.world == "real":
+        return (
+            f"train.process={train.process} judges dreamed turns; those of the real games carry no number: set "
+            "train.world=dream, or train.process='' and train.process_coef=0"
+        )
+    if train.process not in JUDGEMENTS:
+        return f"train.process={train.process} is no number of a dreamed turn: choose one of {', '.join(JUDGEMENTS)}"
+    if train.process == "disagreement" and config.worldmodel.members == 1:
+        return "train.process=disagreement needs an ensemble: set worldmodel.members to 2 or more"
+    return None
+
+
+def _progress(config: Config) -> str | None:
+    settings = config.algorithm.progress
+    if not settings.enabled:
+        if settings != ProgressSettings():
+            return "algorithm.progress.* is set and not in use: set algorithm.progress.enabled=true"
+        return None
+    if settings.steps < 1 or settings.hidden < 1 or settings.lr <= 0:
+        return "algorithm.progress.steps and .hidden must be 1 or more, .lr above 0"
+    if ALGORITHMS[config.algorithm.name].advantage.adds_up:
+        able = [name for name, member in ALGORITHMS.items() if not member.advantage.adds_up]
+        return (
+            f"algorithm.progress spreads an episode's return over its turns, and {config.algorithm.name} reads their "
+            f"sum alone: set algorithm.progress.enabled=false, or algorithm.name to one of {', '.join(able)}"
+        )
+    if settings.carried_out and not config.worldmodel.refusals:
+        return (
+            "algorithm.progress.carried_out pays for actions that were not refused: set worldmodel.refusals to the "
+            "words in which the world refuses, such as '^(You can.t|That.s not)'"
+        )
+    return None
 
 
 def longest_episode(config: Config) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from imagination.advantages import informative
 from imagination.choice import chosen
-from imagination.mixture import expert_episodes
+from imagination.mixture import added_episodes
 from imagination.module import PolicyModule, Update
 from imagination.run_folder import RunFolder
 from imagination.settings import AlgorithmSettings, Config, UserError
@@ -123,6 +123,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
             minibatches=settings.minibatches,
             epochs=1,
             expert_coef=settings.supervised_coef,
+            process_coef=0.0,
         ),
         lambda step, metrics: run.record(NAME, step, metrics),
         seed=config.seed,
@@ -186,7 +187,7 @@ class Answers:
         asked = self._choose(chance, settings.turns)
         found = asyncio.run(self._ask(asked, index))
         rows, metrics = self._rows(asked, found)
-        extra = expert_episodes(len(rows), settings.supervised_share)
+        extra = added_episodes(len(rows), settings.supervised_share)
         for k in chance.sample(range(len(self.log)), min(extra, len(self.log))):
             row = cut(world_model_row(self.chat, self.log[k], self.weights[k], self.form), self.engine.context)
             if any(row.ce_weight):

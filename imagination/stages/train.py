@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from imagination.choice import chosen
@@ -17,11 +19,12 @@ from imagination.curriculum import turns_at
 from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
 from imagination.evaluation import summarise
 from imagination.experience import imitation_row, policy_rows, telling_groups
-from imagination.mixture import expert_episodes
+from imagination.mixture import added_episodes
 from imagination.module import PolicyModule, Update
+from imagination.pay import Pay
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
-from imagination.settings import Config, UserError
+from imagination.settings import Config, DreamSettings, UserError
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.stages.common import (
     KeepCheckpoints,
@@ -37,11 +40,13 @@ from imagination.stages.common import (
 )
 from imagination.stages.engines import Engines
 from imagination.stages.fit import cut, read_log
+from imagination.stages.replays import Replays
 from imagination.stages.watch import Probe, Watch
 from imagination.stages.worlds import load_world_model
 from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import Row
 from policy.lm.engine import Engine
 from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
@@ -125,7 +130,8 @@ def _train(run: RunFolder, config: Config) -> None:
         watch = Watch(run, config, model, [goal.paid(t) for t in log] if goal.declared else log, probe)
         if state is not None:
             watch.resume(state)
-    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch)
+    replays = Replays(config.train.self_imitation, config.seed) if config.train.self_imitation.share else None
+    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch, replays)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
     keep = KeepCheckpoints(
         run.model("kept"),
@@ -135,7 +141,7 @@ def _train(run: RunFolder, config: Config) -> None:
         lambda: module.updates_done,
         lambda folder: save_checkpoint(model, chat.tokenizer, folder),
     )
-    more = [keep] if watch is None else [watch, keep]
+    more = [callback for callback in (watch, replays, keep) if callback is not None]
     trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, more)
     if watch is None or watch.tripped is None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
@@ -160,9 +166,12 @@ def _dream(
     model = load_world_model(engines, run, config, config.dream.temperature, log)
     dream = config.dream
     calibration = Calibration.load(run.model("worldmodel"))
-    if dream.on_doubt == "downweight" and calibration is None:
+    process = config.train.process
+    asks = [f"train.process={process}"] * process.endswith("probability")
+    asks += ["dream.on_doubt=downweight"] * (dream.on_doubt == "downweight")
+    if asks and calibration is None:
         path = run.model("worldmodel") / FILE
-        raise UserError(f"dream.on_doubt=downweight needs {path}; run `imagine fit-world-model` with this version")
+        raise UserError(f"{' and '.join(asks)} needs {path}; run `imagine fit-world-model` with this version")
     guard = Guard(dream.min_confidence, dream.min_outcome_confidence, ends=dream.on_doubt != "downweight")
     return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
@@ -186,6 +195,7 @@ class Player:
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
     watch: Watch | None = None
+    replays: Replays | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -198,9 +208,7 @@ class Player:
                 engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
-        longest = self.config.dream.max_turns
-        if self.world.source is Source.DREAM:
-            longest = turns_at(index, self.config.dream.horizon, self.config.dream.horizon_shape, longest)
+        longest = longest_turns(self.config.dream, index)
         played = self._play(self._episodes(index, chance, 0, settings.groups, self.config.dream.branch), stamp, longest)
         if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
             played += self._branches(index, chance, stamp, longest, played)
@@ -219,13 +227,39 @@ class Player:
             return Update(index, [], {**self._measure(played), **seen})
         weigh = self.config.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
         min_weight = self.config.dream.min_weight if weigh else None
-        rows = policy_rows(played, min_weight)
-        wanted = expert_episodes(len(played), settings.expert_share)
+        rows = policy_rows(played, min_weight, self.pay)
+        measured = {**self._measure(played), **seen, **self._paid(rows)}
+        if self.config.dream.horizon:
+            measured["horizon"] = longest
+        replayed = settings.self_imitation.share
+        wanted = added_episodes(len(played), settings.expert_share, replayed)
+        again: list[Row] = []
+        if self.replays is not None:
+            again = self.replays.draw(index, added_episodes(len(played), replayed, settings.expert_share))
+            measured |= self.replays.add(index, rows) | {"replayed": len(again)}
         for expert in chance.sample(list(self.experts), min(wanted, len(self.experts))):
             row = cut(imitation_row(self.chat, expert, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, rows, {**self._measure(played), **seen})
+        return Update(index, [*rows, *again], measured)
+
+    @property
+    def pay(self) -> Pay:
+        """What turns earn under the settings."""
+        train, progress = self.config.train, self.config.algorithm.progress
+        tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
+        asked = progress.enabled and progress.carried_out
+        return Pay(tiers, train.process, self.config.worldmodel.refusals if asked else "")
+
+    def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
+        found: dict[str, float] = {}
+        if self.config.train.reward_tiers and rows:
+            found["tiered_return"] = fmean(sum(row.rewards) for row in rows)
+        judgements = [p for row in rows for p in row.process[:-1] if not math.isnan(p)]
+        if judgements:
+            found["process_mean"] = fmean(judgements)
+        return found
 
     def speed(self) -> dict[str, float]:
         """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
@@ -275,7 +309,7 @@ class Player:
         first = len({t.group_id for t in played})
         last = first + int(settings.extra_groups * settings.groups)
         found: list[Trajectory] = []
-        while first < last and (missing := settings.groups - telling_groups([*played, *found])) > 0:
+        while first < last and (missing := settings.groups - telling_groups([*played, *found], self.pay)) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
             found += self._play(episodes, stamp, longest)
@@ -319,6 +353,13 @@ class Player:
         if everything.mean_turns is not None:
             metrics["mean_turns"] = everything.mean_turns
         return metrics
+
+
+def longest_turns(dream: DreamSettings, update: int) -> int:
+    """Of an update's episodes, dreamed or real: the control plays what the dreams play."""
+    return turns_at(
+        update, dream.horizon, dream.horizon_shape, dream.max_turns, dream.horizon_every, dream.horizon_growth
+    )
 
 
 def useful_turns(episode: Trajectory) -> int:

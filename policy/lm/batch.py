@@ -16,6 +16,7 @@ _PER_TOKEN = (
     "advantages",
     "rl_weight",
     "ce_weight",
+    "replay_weight",
     "rewards",
     "old_logprobs",
     "values",
@@ -29,14 +30,18 @@ _PER_TOKEN = (
 class Row:
     """One sequence on its way into a batch, as plain lists with one entry per token.
 
-    ``rl_weight`` and ``ce_weight`` route a token to a loss component (0 = not at all); ``behavior_logprobs`` is NaN
-    where the policy did not sample the token: absent, not zero. ``old_logprobs``, ``values`` and ``returns`` are what
-    policy and critic said before the update; the trainer fills them in.
+    ``rl_weight``, ``ce_weight`` and ``replay_weight`` route a token to a loss component (0 = not at all);
+    ``behavior_logprobs`` is NaN where the policy did not sample the token: absent, not zero. ``old_logprobs``,
+    ``values`` and ``returns`` are what policy and critic said before the update; the trainer fills them in.
 
     Attributes:
         turns: per token, the turn that it acts in, -1 for tokens of no action. Empty where nothing is judged.
         anchors: per turn, a number for the observation that was answered, equal where the observations are.
         group: episodes of one number share a start and are compared with each other.
+        process: per turn, a judgement of it apart from what it earned, NaN for turns that the policy did not play.
+        carried_out: per turn, whether the world did what the action said.
+        replay_weight: per token, of an episode of an earlier update; ``behavior_logprobs`` are those of the policy that
+            acted then, and ``advantages`` are given.
         learned: per token, whether the critic has a target there.
         truncated: a limit of ours cut the episode, and the state after the last token has a value.
     """
@@ -56,6 +61,9 @@ class Row:
     turns: Sequence[int] = ()
     anchors: Sequence[int] = ()
     group: int = 0
+    process: Sequence[float] = ()
+    carried_out: Sequence[bool] = ()
+    replay_weight: Sequence[float] = ()
     learned: Sequence[bool] = ()
 
 
@@ -74,6 +82,7 @@ class TokenBatch:
     advantages: torch.Tensor  # float
     rl_weight: torch.Tensor  # float
     ce_weight: torch.Tensor  # float
+    replay_weight: torch.Tensor  # float
     rewards: torch.Tensor  # float
     old_logprobs: torch.Tensor  # float, of the policy before the update; NaN where behavior_logprobs serve as such
     values: torch.Tensor  # float, NaN without a critic
@@ -100,7 +109,7 @@ class TokenBatch:
     @property
     def trained_mask(self) -> torch.Tensor:
         """Tokens that any loss component reads."""
-        return (self.rl_weight != 0) | (self.ce_weight != 0) | self.learned
+        return (self.rl_weight != 0) | (self.ce_weight != 0) | (self.replay_weight != 0) | self.learned
 
 
 def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
@@ -127,6 +136,7 @@ def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
         advantages=fill([r.advantages for r in rows], 0.0, torch.float32),
         rl_weight=fill([r.rl_weight for r in rows], 0.0, torch.float32),
         ce_weight=fill([r.ce_weight for r in rows], 0.0, torch.float32),
+        replay_weight=fill([r.replay_weight for r in rows], 0.0, torch.float32),
         rewards=fill([r.rewards for r in rows], 0.0, torch.float32),
         old_logprobs=fill([r.old_logprobs for r in rows], float("nan"), torch.float32),
         values=fill([r.values for r in rows], float("nan"), torch.float32),

@@ -253,6 +253,25 @@ def test_a_failed_episode_might_as_well_not_have_been_started(name, seed):
     assert_same([loss, *grads], [expected[0], *(g[valid] for g in expected[1:])])
 
 
+@names
+@quick
+@given(seeds, JUNK)
+def test_shaped_rewards_of_failed_episodes_change_nothing(name, seed, junk):
+    """Process rewards and progress: read where an episode is valid, on its own turns."""
+    data = make(seed)
+    e = data.episodes
+    rng = torch.Generator().manual_seed(seed)
+    played = turn_bounds(e.action_turn_index, TURNS)[0] >= 0
+    shaped = torch.randn(ROWS, TURNS, generator=rng, dtype=torch.float64) * played
+    clean = replace(data, episodes=replace(e, shaped=shaped))
+    failed = ~e.valid[:, None]
+    dirty = replace(
+        hide(data, junk), episodes=replace(hide(data, junk).episodes, shaped=shaped.masked_fill(failed, junk))
+    )
+    for got, expected in zip(gradient(name, dirty), gradient(name, clean), strict=True):
+        assert torch.equal(got, expected)
+
+
 # --- what the registry does not hold ---
 
 

@@ -12,7 +12,14 @@ from imagination.choice import TRAINERS, changed, chosen
 from imagination.cli import STAGES, stage_help
 from imagination.compose import config_folder as configs
 from imagination.compose import groups, load_config
-from imagination.settings import AlgorithmName, AlgorithmSettings, Config, UserError
+from imagination.settings import (
+    AlgorithmName,
+    AlgorithmSettings,
+    Config,
+    ProgressSettings,
+    SelfImitationSettings,
+    UserError,
+)
 from imagination.stages.check_train import check, check_experts
 from imagination.stages.refine import grpo
 
@@ -76,9 +83,19 @@ def test_the_help_teaches_the_choice() -> None:
         assert name in words
     assert "algorithm.gamma=null" in words
     assert "for ablation only" in words
+    for line in (
+        "train.self_imitation.share=0.0       a number; of replayed episodes among those of an update",
+        "train.reward_tiers=[]                a list such as [1,2]; outcome to reward",
+        "train.process=                       text; number of the turn's record that judges it",
+        "algorithm.progress.enabled=false     true or false; turns are judged by what the estimator says",
+        "dream.horizon_growth=2.0             a number; from stage to stage, a factor (multiply) or turns (add)",
+    ):
+        assert line in words
 
 
 # --- whole runs ---
+
+PROGRESS = ProgressSettings(enabled=True)
 
 
 def changed_config(**sections: dict[str, Any]) -> Config:
@@ -99,6 +116,26 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"train": {"expert_share": 1.0}}, r"expert_share must lie in \[0, 1\)"),
         ({"dream": {"max_turns": 64}}, r"64 actions of max_action_tokens=16 do not fit policy\.context=1024"),
         ({"policy": {"context": 128}}, r"raise the last"),
+        ({"train": {"self_imitation": SelfImitationSettings(coef=1.0)}}, r"set train\.self_imitation\.share"),
+        ({"train": {"self_imitation": SelfImitationSettings(share=0.9)}}, r"together below 1: lower one"),
+        ({"train": {"self_imitation": SelfImitationSettings(share=-0.1)}}, r"must be 0 or more"),
+        ({"train": {"self_imitation": SelfImitationSettings(share=0.1, max_age=0)}}, r"played in an earlier update"),
+        ({"train": {"self_imitation": SelfImitationSettings(share=0.1, clip_high=0)}}, r"must be above 0"),
+        ({"train": {"reward_tiers": [[0.5, 0.3], [0.4, 1.0]]}}, r"must both rise"),
+        (
+            {"train": {"reward_tiers": [[1.0, 0.5]]}, "algorithm": {"name": "filtered_bc"}},
+            r"keep_min_return=0\.99: lower the latter",
+        ),
+        ({"train": {"process": "confidence"}}, r"need each other: set both, or neither"),
+        ({"train": {"process_coef": 0.1}}, r"need each other"),
+        ({"train": {"process": "score", "process_coef": 0.1}}, r"choose one of confidence, outcome_confidence"),
+        ({"train": {"process": "disagreement", "process_coef": -1.0}}, r"set worldmodel\.members to 2"),
+        ({"train": {"process": "confidence", "process_coef": 1.0, "world": "real"}}, r"set train\.world=dream"),
+        ({"algorithm": {"progress": ProgressSettings(steps=3)}}, r"set algorithm\.progress\.enabled=true"),
+        ({"algorithm": {"progress": PROGRESS}}, r"grpo reads their sum alone: .* ppo, reinforce, reinforce_pp, gigpo"),
+        ({"algorithm": {"name": "ppo", "progress": replace(PROGRESS, steps=0)}}, r"steps and \.hidden must be"),
+        ({"algorithm": {"name": "ppo", "progress": replace(PROGRESS, carried_out=0.5)}}, r"set worldmodel\.refusals"),
+        ({"dream": {"horizon_shape": "multiply"}}, r"set dream\.horizon to it, such as \[\[0,4\]\]"),
     ],
 )
 def test_a_run_that_cannot_work_does_not_start(sections: dict[str, dict[str, Any]], words: str) -> None:

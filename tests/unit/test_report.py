@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from rich.console import Console
 
 from imagination.evaluation import Proportion
-from imagination.reporting.plots import binned, series, trend
+from imagination.reporting.plots import STYLE, binned, series, share_areas, trend
 from imagination.reporting.report import ReportError, build_report, load_run, terminal_table, write_report
 from imagination.reporting.text_diff import word_diff
 from imagination.reporting.twins import Difference, find_twins, first_difference, still_true
@@ -90,6 +91,16 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def page(folder: Path) -> str:
     return (folder / "report.html").read_text()
+
+
+def test_every_source_that_was_trained_on_is_in_the_picture_of_shares() -> None:
+    """Without the replays the areas would not reach the top, and nothing would say what is missing."""
+    shares = {"tokens_dream": 0.5, "tokens_expert": 0.2, "tokens_replay": 0.3}
+    with matplotlib.rc_context(STYLE):
+        drawn = share_areas([{"stage": "train", "step": s, **shares} for s in range(9)])
+    assert drawn is not None
+    named = [name for name in ("dream", "real", "expert", "replay") if f">{name}<" in drawn.svg]
+    assert named == ["dream", "expert", "replay"]
 
 
 # report.json

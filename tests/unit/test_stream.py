@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from imagination.mixture import expert_episodes, realised_shares
+from imagination.mixture import added_episodes, realised_shares
 from imagination.stream import StepStream, SupervisedBatches
 from policy.lm.batch import Row
 from real_envs.trajectory import Source
@@ -67,13 +67,13 @@ def test_a_stream_fetches_no_item_ahead_and_starts_where_it_is_told() -> None:
     assert list(iterator) == [3, 4]
 
 
-def test_expert_episodes_make_up_their_share() -> None:
-    assert expert_episodes(72, 0.1) == 8
-    assert expert_episodes(60, 0.4) == 40
-    assert expert_episodes(10, 0.0) == 0
+def test_added_episodes_make_up_their_share() -> None:
+    assert added_episodes(72, 0.1) == 8
+    assert added_episodes(60, 0.4) == 40
+    assert added_episodes(10, 0.0) == 0
     for share in (-0.1, 1.0):
-        with pytest.raises(ValueError, match="expert share"):
-            expert_episodes(10, share)
+        with pytest.raises(ValueError, match="shares of added episodes"):
+            added_episodes(10, share)
 
 
 def test_realised_shares_count_trained_tokens() -> None:

@@ -1,0 +1,126 @@
+"""What may be added to any run of ``train``: replays, tiers, judgements of turns, progress, growing horizons.
+
+Each through the real stage, from one clone, in dreams of one world model; and stopped and gone on from, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagination.compose import load_config
+from imagination.settings import Config, ProgressSettings, SelfImitationSettings
+from imagination.stages.train import train
+from tests.e2e.conftest import tiny_settings
+from tests.e2e.test_algorithms import cloned, moved  # noqa: F401
+from tests.e2e.test_resume import _assert_same_model, _kill_at, _Killed, _metrics
+
+
+def played(cloned: Path, to: Path, config: Config) -> list[dict[str, Any]]:  # noqa: F811
+    """The metrics of a run of ``train`` in a copy of the clone's folder."""
+    shutil.copytree(cloned, to, dirs_exist_ok=True)
+    train(config, to)
+    return _metrics(to, "train")
+
+
+def settings(updates: int = 2, **train_settings: Any) -> Config:
+    config = tiny_settings()
+    config.train.updates, config.train.groups, config.train.group_size, config.train.lr = updates, 3, 6, 1e-3
+    config.train.expert_share = 0.0
+    for name, value in train_settings.items():
+        setattr(config.train, name, value)
+    return config
+
+
+def test_good_episodes_are_replayed_from_the_second_update_on(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+    again = SelfImitationSettings(share=0.25, coef=1.0)
+    lines = played(cloned, tmp_path / "with", settings(3, self_imitation=again))
+    without = played(cloned, tmp_path / "without", settings(3))
+    assert lines[0]["replayed"] == 0
+    assert lines[0]["replays_kept"] > 0
+    assert lines[0]["replay_baseline"] < 1
+    assert "rl_tokens_replay" not in lines[0]
+    first = {k: v for k, v in lines[0].items() if "repla" not in k}
+    assert first == without[0], "nothing could be replayed yet"
+    second = lines[1]
+    assert 0 < second["replayed"] <= 6
+    assert second["rl_tokens_replay"] > 0
+    assert second["rl_tokens_dream"] == second["rl_tokens"] == without[1]["rl_tokens"]
+    assert second["gradient_share_dream"] + second["gradient_share_replay"] == pytest.approx(1.0)
+    assert second["ratio_replay"] != pytest.approx(1.0, abs=1e-6)
+    assert second["advantage_replay"] > 0
+    assert lines[2] != without[2]
+    rollouts = [json.loads(line) for line in (tmp_path / "with" / "rollouts.jsonl").read_text().splitlines()]
+    assert {rollout["source"] for rollout in rollouts} == {"dream"}
+
+
+def test_tiers_pay_for_outcomes(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+    """A solved task is worth a half, so RLOO's first advantages are halved; what was dreamed is the same."""
+    tiers, plain = settings(1, reward_tiers=[[1.0, 0.5]]), settings(1)
+    for config in (tiers, plain):
+        config.algorithm.name = "rloo"
+    (half,), (whole,) = played(cloned, tmp_path / "half", tiers), played(cloned, tmp_path / "whole", plain)
+    assert half["turns"] == whole["turns"]
+    assert half["advantage_dream"] == pytest.approx(whole["advantage_dream"] / 2) != 0
+    assert 0 < half["tiered_return"] <= 0.5
+
+
+def test_turns_are_paid_for_how_sure_the_dream_is(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+    judged, plain = settings(1, process="confidence", process_coef=0.5), settings(1)
+    for config in (judged, plain):
+        config.algorithm.name = "reinforce"
+        config.train.minibatches = 1
+    (paid,), (unpaid,) = played(cloned, tmp_path / "paid", judged), played(cloned, tmp_path / "unpaid", plain)
+    assert 0 < paid["process_mean"] <= 1
+    assert paid["advantage_dream"] > unpaid["advantage_dream"] + 0.5 * 0.5 * paid["process_mean"]
+    assert moved(tmp_path / "paid") > 0
+
+
+def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+    config = settings(3)
+    config.dream.horizon, config.dream.horizon_shape = [[0, 1]], "multiply"
+    lines = played(cloned, tmp_path, config)
+    assert [line["horizon"] for line in lines] == [1, 2, 4]
+    assert [line["mean_turns"] <= line["horizon"] for line in lines] == [True] * 3
+    assert lines[0]["turns"] == 18
+
+
+@pytest.mark.parametrize("name", ["turn_ppo", "gigpo"])
+def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
+    name: Any,
+    cloned: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The buffer, the estimator and its optimiser are in the training state."""
+    config = settings(4, self_imitation=SelfImitationSettings(share=0.2, max_age=2), reward_tiers=[[0.5, 0.3], [1, 1]])
+    config.train.process, config.train.process_coef = "outcome_confidence", 0.05
+    config.train.expert_share = 0.1
+    config.dream.branch, config.train.lr = 0.0, 3e-4  # most episodes fail to the end, so some stand out
+    config.algorithm.name, config.algorithm.progress = name, ProgressSettings(enabled=True)
+    straight = played(cloned, tmp_path / "straight", config)
+    stopped = shutil.copytree(cloned, tmp_path / "stopped")
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "train", 3)
+        with pytest.raises(_Killed):
+            train(config, stopped)
+    train(config, stopped)
+    assert _metrics(stopped, "train") == straight
+    _assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
+    assert [line["step"] for line in straight] == [0, 1, 2, 3]
+    assert min(straight[k]["replayed"] for k in (1, 2, 3)) > 0
+    assert straight[0]["progress_error_fitted"] < straight[0]["progress_error"]
+    assert straight[3]["tokens_expert"] > 0
+    assert straight[3]["tokens_replay"] > 0
+
+
+def test_settings_from_the_command_line() -> None:
+    words = ["train.self_imitation.share=0.2", "train.reward_tiers=[[0.5,0.3],[1,1]]", "algorithm=turn_ppo"]
+    config = load_config([*words, "algorithm.progress.enabled=true", "dream.horizon_shape=add"], Config)
+    assert (config.train.self_imitation.share, config.train.reward_tiers) == (0.2, [[0.5, 0.3], [1.0, 1.0]])
+    assert config.algorithm.progress.enabled
+    assert config.dream.horizon_shape == "add"
