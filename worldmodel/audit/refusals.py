@@ -54,7 +54,8 @@ class Refusals:
     patterns: frozenset[str]
 
     def refuses(self, action: str, observation: str) -> bool:
-        return pattern(action, observation) in self.patterns
+        # Garbled actions hold words of the refusal itself ("go you can see"), which must not be masked in it.
+        return pattern(action, observation) in self.patterns or observation.strip() in self.patterns
 
 
 def learn_refusals(log: Iterable[Trajectory]) -> Refusals:
