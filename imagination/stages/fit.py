@@ -25,7 +25,7 @@ from imagination.stages.common import (
     resume_from,
 )
 from imagination.stages.engines import Engines
-from imagination.stages.reasoning import check_room, check_thoughts, thoughts_of
+from imagination.stages.reasoning import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.stages.worlds import UNFINISHED, form_of, load_world_model, member_folder, trained_as
 from imagination.stream import StepStream, SupervisedBatches
 from imagination.supervised import SupervisedModule
@@ -92,6 +92,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"world_model_form": trained_as(settings)})
         measured = {**measure(run, config, train, held), "unchanged_share": share}
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+        note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from imagination.settings import Config, UserError
 from policy.lm.render import ChatFormat
@@ -75,4 +77,15 @@ def check_thoughts(
         raise UserError(
             f"the first turn of an episode needs up to {max(needed)} tokens to read, think and predict, but the "
             f"context has {context}: raise worldmodel.context, or lower worldmodel.reasoning_tokens or dream.max_tokens"
+        )
+
+
+def note_unended(measured: Mapping[str, Any], limit: int) -> None:
+    """Tells the user where more than a tenth of the answers on held-out turns never came to a prediction."""
+    unended, n = measured["invalid_reasoning"], measured["n"]
+    if unended > 0.1 * n:
+        print(
+            f"note: in {unended} of {n} held-out turns the world model did not end its reasoning within {limit} "
+            "tokens; raise worldmodel.reasoning_tokens, or add reasoning to the log, which shows how to end it",
+            file=sys.stderr,
         )
