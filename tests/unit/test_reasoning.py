@@ -7,21 +7,16 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from imagination.dream_env import DreamEnv, Start
-from imagination.settings import Config, UserError, WorldModelSettings
-from imagination.stages.reasoning import check_room, check_thoughts, thoughts_of
-from imagination.stages.worlds import form_of, trained_as
+from policy.lm.batch import Row
 from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.importers.jsonl import import_jsonl
-from real_envs.store import StoreError
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.delta import Edits
 from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
@@ -100,21 +95,13 @@ def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
     weights = [2.0, 3.0, 4.0]
     episode, first, last = world_model_rows(BYTES, EPISODE, weights, Reasoned(WholeText(), 60))
 
-    def trained(row: Any) -> list[tuple[str, float]]:
-        found: list[tuple[str, float]] = []
-        for id, weight in zip(row.ids, row.ce_weight, strict=True):
-            if weight:
-                text = BYTES.tokenizer.decode([id])
-                found = (
-                    [*found[:-1], (found[-1][0] + text, weight)]
-                    if found and found[-1][1] == weight
-                    else [*found, (text, weight)]
-                )
-        return found
+    def trained(row: Row) -> dict[float, str]:
+        weighed = list(zip(row.ids, row.ce_weight, strict=True))
+        return {w: BYTES.tokenizer.decode([id for id, v in weighed if v == w]) for _, w in weighed if w}
 
-    assert trained(episode) == [("-= Hall =-\n[reward=0]<|end|>", 3.0)]  # the line before it is not taught
-    assert trained(first) == [("Zounds, it can be taken.\n[prediction]\nTaken.\n[reward=0]<|end|>", 2.0)]
-    assert trained(last) == [("\n[prediction]\nThe End\n[reward=1 done]<|end|>", 4.0)]
+    assert trained(episode) == {3.0: "-= Hall =-\n[reward=0]<|end|>"}  # the line before it is not taught
+    assert trained(first) == {2.0: "Zounds, it can be taken.\n[prediction]\nTaken.\n[reward=0]<|end|>"}
+    assert trained(last) == {4.0: "\n[prediction]\nThe End\n[reward=1 done]<|end|>"}
     whole = BYTES.tokenizer.decode(last.ids)
     assert whole == (
         f"<|user|>{HALL}\n> take lamp<|end|><|assistant|>\n[prediction]\nTaken.\n[reward=0]<|end|>"
@@ -122,7 +109,6 @@ def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
         "<|user|>go east<|end|><|assistant|>\n[prediction]\nThe End\n[reward=1 done]<|end|>"
     )
     assert BYTES.tokenizer.decode(episode.ids) == whole
-    assert all(list(row.ids) == list(episode.ids)[: len(row.ids)] for row in (last,))
 
 
 def test_turns_that_weigh_nothing_have_no_row_and_without_reasoning_all_is_as_before() -> None:
@@ -230,67 +216,3 @@ def test_the_model_stays_what_it_is_at_another_temperature_and_under_a_goal() ->
     (result,) = dream(GoalWorldModel(model.apart_from([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
     assert (result.reward, result.info["reasoning"]) == (0.5, "Zounds")
     assert engine.limits == {70}
-
-
-# --- settings and logs
-
-
-def config(**changed: Any) -> Config:
-    return Config(worldmodel=WorldModelSettings(**{"reasoning_tokens": 40, "context": 512} | changed))
-
-
-def test_the_form_follows_the_settings() -> None:
-    assert form_of(config(reasoning_tokens=0).worldmodel, []).reasoning == 0
-    assert trained_as(config(reasoning_tokens=0).worldmodel) == "text"
-    for kind in ("text", "delta", "retrieval"):
-        settings = config(kind=kind).worldmodel
-        form = form_of(settings, [EPISODE])
-        assert isinstance(form, Reasoned)
-        assert (form.reasoning, form.instruction) == (40, "")
-        assert trained_as(settings).endswith("+reasoning")
-        assert DELIMITER in form.phrases([EPISODE])
-    pretrained = form_of(config(model="some/checkpoint").worldmodel, [])
-    assert isinstance(pretrained, Reasoned)
-    assert pretrained.instruction == INSTRUCTION
-    with pytest.raises(ValueError, match="reasoning_tokens"):
-        WorldModelSettings(reasoning_tokens=-1)
-
-
-def test_what_cannot_work_is_refused_with_a_sentence() -> None:
-    bare = replace(EPISODE, turns=TURNS[1:2])
-    with pytest.raises(UserError, match=r'from scratch has nothing to learn reasoning from.*info\["reasoning"\]'):
-        thoughts_of(config(), [bare])
-    assert thoughts_of(config(model="some/checkpoint"), [bare]) == []
-    assert thoughts_of(config(), [EPISODE]) == ["Zounds, it can be taken.", ""]
-    assert thoughts_of(config(reasoning_tokens=0), [EPISODE]) == []
-    broken = replace(EPISODE, turns=(replace(TURNS[0], info={"reasoning": 1.0}),))
-    with pytest.raises(UserError, match=r"take lamp.*not text.*mend the log"):
-        thoughts_of(config(), [broken])
-    with pytest.raises(UserError, match=r"context=130 has no room.*dream\.max_tokens=96"):
-        check_room(config(context=130))
-    check_room(config(context=130, reasoning_tokens=0))
-    check_room(config(context=137))
-
-
-def test_what_needs_the_tokenizer_is_refused_with_a_sentence() -> None:
-    form = Reasoned(WholeText(), 40)
-    thoughts = ["x" * (40 - LINE)]
-    prompt = len(f"{HALL}\n> take lamp") + 3  # and the tokens of the template
-    needed = prompt + 40 + 96
-    check_thoughts(config(), thoughts, [EPISODE], BYTES, form, needed)
-    with pytest.raises(UserError, match=r"1 of 1 logged thoughts are longer than worldmodel\.reasoning_tokens=40"):
-        check_thoughts(config(), ["x" * (41 - LINE)], [EPISODE], BYTES, form, needed)
-    with pytest.raises(UserError, match=f"up to {needed} tokens .* context has {needed - 1}"):
-        check_thoughts(config(), thoughts, [EPISODE], BYTES, form, needed - 1)
-
-
-def test_a_log_of_ones_own_may_say_what_was_thought(tmp_path: Path) -> None:
-    path = tmp_path / "own.jsonl"
-    step = '{"action": "go", "observation": "A hall.", "reward": 0, "reasoning": %s}'
-    line = '{"task_id": "t", "start": "s", "turns": [%s, %s]}\n'
-    path.write_text(line % (step % '"East is a hall."', step % "null"))
-    (episode,) = import_jsonl(path)
-    assert [dict(turn.info) for turn in episode.turns] == [{"reasoning": "East is a hall."}, {}]
-    path.write_text(line % (step % "3", step % "null"))
-    with pytest.raises(StoreError, match=r"reasoning.*is 3, not text"):
-        import_jsonl(path)
