@@ -54,6 +54,8 @@ def pensive(tmp_path: Path) -> Path:
 def thinking(tiny: Config) -> Config:
     tiny.worldmodel.reasoning_tokens = 24
     tiny.collect.validation = 0.3
+    tiny.fit.steps, tiny.fit.batch_tokens = 200, 4096  # a row a turn, most of it history
+    tiny.clone.steps, tiny.clone.lr = 80, 1e-2  # a policy that says commands
     tiny.refine.updates, tiny.refine.turns, tiny.refine.group_size = 2, 8, 4
     tiny.dream.temperature = 0.0
     return tiny
@@ -126,7 +128,7 @@ def check_policy(config: Config, run: Path, trajectory: Trajectory) -> None:
 
 
 def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, pensive: Path) -> None:
-    thinking.fit.steps, thinking.refine.supervised_share = 60, 0.0
+    thinking.fit.steps, thinking.refine.supervised_share = 120, 0.0
     thinking.refine.turns, thinking.refine.group_size = 16, 6
     fit_world_model(thinking, pensive)
     log, _ = read_log(RunFolder(pensive, 0), thinking)

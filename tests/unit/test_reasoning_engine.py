@@ -89,7 +89,7 @@ def test_confidence_is_that_of_the_answer_given_the_reasoning() -> None:
         ids, thought, answer = by_loop(model, seed)
         assert CHAT.decode(ids[thought : answer - 1]) == told.reasoning
         probabilities = given_all_before(model, ids, answer)
-        status = next(i for i in range(answer, len(ids)) if "\n[reward=" in CHAT.decode([ids[i]]))
+        status = max(i for i in range(answer, len(ids)) if "\n[reward=" in CHAT.decode([ids[i]]))
         assert told.confidence == pytest.approx(math.prod(probabilities), rel=1e-3)
         assert told.outcome_confidence == pytest.approx(math.prod(probabilities[status - answer :]), rel=1e-3)
         assert math.prod(given_all_before(model, ids, thought)) < 0.5 * told.confidence  # of both together: less
