@@ -128,7 +128,7 @@ class DreamEnv:
 
 
 def _record(prediction: Prediction) -> dict[str, float | str | bool]:
-    """What is written down of a dreamed turn: how sure it was, and who decided reward and end."""
+    """What is written down of a dreamed turn: how sure it was, who decided reward and end, what was thought before."""
     info: dict[str, float | str | bool] = {
         "confidence": prediction.confidence,
         "outcome_confidence": prediction.outcome_confidence,
@@ -136,6 +136,8 @@ def _record(prediction: Prediction) -> dict[str, float | str | bool]:
     }
     if prediction.disagreement is not None:
         info["disagreement"] = prediction.disagreement
+    if prediction.reasoning is not None:
+        info["reasoning"] = prediction.reasoning
     return info
 
 

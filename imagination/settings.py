@@ -65,6 +65,8 @@ class WorldModelSettings(ModelSettings):
         rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
         unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
         refusals: regular expression for observations that say that nothing changed, besides the last one again.
+        reasoning_tokens: most tokens that it may think before each prediction, thrown away after it; 0 is off. Logged
+            turns with info["reasoning"] teach it to, and refine-world-model by how right the predictions get.
         goal: decides reward and end in place of the model where it is declared.
     """
 
@@ -75,11 +77,14 @@ class WorldModelSettings(ModelSettings):
     rarity: float = 0.5
     unchanged_share: float | None = None
     refusals: str = ""
+    reasoning_tokens: int = 0
     goal: Goal = field(default_factory=Goal)
 
     def __post_init__(self) -> None:
         if self.members < 1 or self.neighbours < 1:
             raise ValueError("members and neighbours must be at least 1")
+        if self.reasoning_tokens < 0:
+            raise ValueError(f"reasoning_tokens must be 0 (off) or more, got {self.reasoning_tokens}")
         if self.rarity < 0:
             raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
         if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:

@@ -103,7 +103,8 @@ class Turn:
         observation: the text seen after the action.
         reward: what the action earned; ``None`` where nobody measured it, which is not 0.0.
         terminated: the world ended with this turn.
-        info: diagnostics that are no input of any model, such as ``{"confidence": 0.98}`` in a dream.
+        info: what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
+            what was thought before the observation was predicted: a world model that reasons learns to write it.
     """
 
     action: str

@@ -44,6 +44,8 @@ def _edit(observations: tuple[str, ...]) -> str:
 class Edits:
     """The form of ``DeltaWorldModel``: an edit of an earlier observation, in the prompt as in the answer."""
 
+    reasoning = 0
+
     def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
         """See ``Form``. The edits are canonical, also where the model wrote another one for the same observation."""
         seen = [start]

@@ -52,7 +52,8 @@ class EnsembleWorldModel:
     one. The others score exactly its tokens, teacher-forced: a pass over what is new, without sampling. The confidence
     is the probability of the prediction under the mixture of all members with equal weights, which is how a deep
     ensemble predicts and is better calibrated than its members (Lakshminarayanan et al. 2017, arXiv 1612.01474, section
-    2.4); that of the outcome is conditioned on the observation under the same mixture.
+    2.4); that of the outcome is conditioned on the observation under the same mixture. Where members reason, all score
+    the prediction given the reasoning of the one that wrote it, and weigh the same whatever they think of that.
 
     Args:
         members: at least two, with one tokenizer, one form and one limit.
@@ -123,6 +124,7 @@ class EnsembleWorldModel:
             confidence=math.exp(everything),
             outcome_confidence=math.exp(min(0.0, everything - observed)) if everything > -math.inf else 0.0,
             disagreement=disagreement(whole),
+            reasoning=written.reasoning,
         )
 
     async def _scores(self, written: Written, leader: int, session: object) -> list[Sequence[float]]:

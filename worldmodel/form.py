@@ -8,9 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from policy.lm.render import ChatFormat, Tokens, parse_prediction, prediction_text, render_for_world_model
+from policy.lm.render import (
+    ChatFormat,
+    Tokens,
+    parse_prediction,
+    prediction_text,
+    render_for_world_model,
+    world_model_prompt,
+)
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.world_model import InvalidReason, PredictionInvalid
+
+DELIMITER = "\n[prediction]\n"  # between reasoning and prediction
 
 
 class Form(Protocol):
@@ -19,6 +28,11 @@ class Form(Protocol):
     All its texts are functions of the arguments alone, and a longer history only adds to those of a shorter one: the
     prompt of a turn is a prefix of that of the next.
     """
+
+    @property
+    def reasoning(self) -> int:
+        """The most tokens of reasoning before an answer, the line that ends it included; 0 where there is none."""
+        ...
 
     def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
         """What the model writes for each turn, the line with reward and end included."""
@@ -48,6 +62,8 @@ class Form(Protocol):
 class WholeText:
     """The whole next observation."""
 
+    reasoning = 0
+
     def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
         return [prediction_text(turn) for turn in turns]
 
@@ -70,8 +86,19 @@ class WholeText:
         return self
 
 
+def prompt_tokens(chat: ChatFormat, form: Form, start: str, history: Sequence[Turn], action: str) -> Tokens:
+    """What the world model reads before it says what ``action`` does after ``history``. No reasoning stands in it."""
+    answers, notes = form.answers(start, history), form.notes(start, history, action)
+    return world_model_prompt(chat, start, history, action, answers, notes, lead(form))
+
+
+def lead(form: Form) -> str:
+    """What stands before each answer of a prompt: where a model reasons, the line that ends an empty reasoning."""
+    return DELIMITER if form.reasoning else ""
+
+
 def episode_tokens(chat: ChatFormat, trajectory: Trajectory, form: Form) -> Tokens:
-    """A whole episode as the world model reads and writes it.
+    """A whole episode as the world model reads and writes it, with an empty reasoning where it reasons.
 
     Raises:
         ValueError: the episode has no turn.
@@ -80,7 +107,8 @@ def episode_tokens(chat: ChatFormat, trajectory: Trajectory, form: Form) -> Toke
         raise ValueError(f"episode {trajectory.id} has no turn")
     *history, last = trajectory.turns
     answers = form.answers(trajectory.start, trajectory.turns)
-    return render_for_world_model(chat, trajectory, answers, form.notes(trajectory.start, history, last.action))
+    notes = form.notes(trajectory.start, history, last.action)
+    return render_for_world_model(chat, trajectory, answers, notes, lead(form))
 
 
-__all__ = ["Form", "WholeText", "episode_tokens"]
+__all__ = ["DELIMITER", "Form", "WholeText", "episode_tokens", "lead", "prompt_tokens"]

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from policy.lm.batch import Row
-from policy.lm.render import ChatFormat
+from policy.lm.render import ChatFormat, Tokens
 from real_envs.trajectory import Owner, Trajectory
-from worldmodel.form import Form, WholeText, episode_tokens
+from worldmodel.form import DELIMITER, Form, WholeText, episode_tokens, prompt_tokens
+from worldmodel.reasoning import reasoning_of
 
 _Transition = tuple[str, str, str, str, float | None, bool]
 
@@ -103,7 +104,38 @@ def world_model_row(
     Args:
         form: how transitions are written; by default whole observations. It shows nothing that it knows of the episode.
     """
-    tokens = episode_tokens(chat, trajectory, (form or WholeText()).apart_from([trajectory]))
+    return _row(episode_tokens(chat, trajectory, (form or WholeText()).apart_from([trajectory])), trajectory, weights)
+
+
+def world_model_rows(
+    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: Form | None = None
+) -> list[Row]:
+    """All rows of an episode: ``world_model_row``, and one more for each turn whose reasoning was logged.
+
+    Such a turn trains its reasoning and its answer with its weight, after a history without any reasoning, as it will
+    be read in dreams; so it needs a row of its own, and the row of the episode leaves it out. Where the log has no
+    reasoning, the line before an answer stands in the row and trains nothing.
+
+    Raises:
+        ValueError: a logged reasoning cannot be one.
+    """
+    if form is None or not form.reasoning:
+        return [world_model_row(chat, trajectory, weights, form)]
+    form = form.apart_from([trajectory])
+    thoughts = [reasoning_of(turn) for turn in trajectory.turns]
+    others = [0.0 if thought is not None else w for thought, w in zip(thoughts, weights, strict=True)]
+    rows = [world_model_row(chat, trajectory, others, form)] if None in thoughts else []
+    answers = form.answers(trajectory.start, trajectory.turns)
+    for k, (turn, thought) in enumerate(zip(trajectory.turns, thoughts, strict=True)):
+        if thought is not None and weights[k]:
+            tokens = prompt_tokens(chat, form, trajectory.start, trajectory.turns[:k], turn.action)
+            said = (*chat.encode(thought), *chat.encode(DELIMITER), *chat.encode(answers[k]), chat.stop)
+            tokens.append(said, Owner.ENV, k)
+            rows.append(_row(tokens, trajectory, [0.0] * k + [weights[k]]))
+    return rows
+
+
+def _row(tokens: Tokens, trajectory: Trajectory, weights: Sequence[float]) -> Row:
     made = [owner == Owner.ENV for owner in tokens.owners]
     return Row(
         ids=tokens.ids,

@@ -115,6 +115,8 @@ class Retrieval:
         hidden: transitions of the index that must not be shown.
     """
 
+    reasoning = 0
+
     def __init__(
         self, index: TransitionIndex, neighbours: int, form: Form | None = None, hidden: frozenset[int] = frozenset()
     ) -> None:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policy.lm.engine import Completion, Engine, Sampling
-from policy.lm.render import ChatFormat, world_model_prompt
+from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.form import Form, WholeText
+from worldmodel.form import Form, WholeText, prompt_tokens
+from worldmodel.reasoning import cut_reasoning
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the model wrote, token by token, and what it stands for.
+    """A prediction, token by token, and what it stands for.
 
     Attributes:
-        prompt: the ids that it continued.
-        completion: the ids that it wrote, the one that ends them included.
+        prompt: the ids before it: those that the model continued, and its reasoning where it reasons.
+        completion: the ids of the prediction, the one that ends them included.
         status: index into them of the first token that reaches into the status line.
         observation, reward, terminated: what was read.
+        reasoning: what was thought before; ``None`` where the model does not reason.
     """
 
     prompt: tuple[int, ...]
@@ -31,6 +33,44 @@ class Written:
     observation: str
     reward: float
     terminated: bool
+    reasoning: str | None = None
+
+
+def understood(
+    chat: ChatFormat,
+    form: Form,
+    prompt: Sequence[int],
+    completion: Completion,
+    start: str,
+    history: Sequence[Turn],
+    max_tokens: int,
+) -> Written:
+    """What a completion of a prompt of ``form`` says, apart from the reasoning that it may begin with.
+
+    Args:
+        max_tokens: of the prediction.
+
+    Raises:
+        PredictionInvalid: the reasoning or the prediction did not end within its limit, or the form cannot read it.
+    """
+    ids = completion.ids[:-1] if completion.stopped else completion.ids
+    cut = cut_reasoning(chat, ids, form.reasoning) if form.reasoning else None
+    begin = cut.begin if cut else 0
+    if not completion.stopped or len(completion.ids) - begin > max_tokens:
+        raise PredictionInvalid(f"the prediction did not end within {max_tokens} tokens", InvalidReason.UNFINISHED)
+    observation, reward, terminated = form.read(cut.prediction if cut else chat.decode(ids), start, history)
+    own = replace(completion, ids=completion.ids[begin:], logprobs=completion.logprobs[begin:])
+    before = (*prompt, *completion.ids[:begin])
+    thought = cut.reasoning if cut else None
+    return Written(before, own, _status_start(chat, own.ids), observation, reward, terminated, thought)
+
+
+def _status_start(chat: ChatFormat, ids: Sequence[int]) -> int:
+    """Index of the first token whose text reaches into the status line."""
+    for start in range(len(ids) - 2, -1, -1):
+        if "\n[reward=" in chat.decode(ids[start:-1]):
+            return start
+    return 0
 
 
 class TextWorldModel:
@@ -40,7 +80,7 @@ class TextWorldModel:
         engine: where tokens are sampled.
         chat: the model's chat template, cut into token ids.
         version: identifies the weights.
-        max_tokens: the longest prediction.
+        max_tokens: the longest prediction; a reasoning before it has the limit of its form.
         temperature: 0 predicts the most likely words; 1 samples from the model.
         form: how transitions are written, which must be that of the training rows; by default whole observations.
 
@@ -60,8 +100,9 @@ class TextWorldModel:
         self.engine = engine
         self.chat = chat
         self.version = version
-        self.sampling = Sampling(max_tokens=max_tokens, stop=chat.stop, temperature=temperature)
         self.form = form or WholeText()
+        self.max_tokens = max_tokens
+        self.sampling = Sampling(max_tokens + self.form.reasoning, chat.stop, temperature)
         self.rejected: Counter[InvalidReason] = Counter()
 
     @property
@@ -77,7 +118,7 @@ class TextWorldModel:
         return self._like(self.sampling.temperature, self.form.apart_from(episodes))
 
     def _like(self, temperature: float, form: Form) -> TextWorldModel:
-        return TextWorldModel(self.engine, self.chat, self.version, self.sampling.max_tokens, temperature, form)
+        return TextWorldModel(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -85,10 +126,13 @@ class TextWorldModel:
         """Predicts what ``action`` does after ``history``.
 
         The confidence is that of the very tokens that were written. Where several texts stand for one observation, as
-        with edits, it is a lower bound.
+        with edits, it is a lower bound. Where the model reasons first, it is the probability of the prediction given
+        the reasoning that was sampled, p(o, r, e | thought), and that of the outcome is given both: a thought that was
+        unlikely takes nothing from it, and one that was wrong can make it sure of what is wrong.
 
         Raises:
-            PredictionInvalid: the text has no status line, did not end, or is an edit that cannot be applied.
+            PredictionInvalid: the text has no status line, did not end, or is an edit that cannot be applied; or its
+                reasoning did not end.
             ContextFull: the history no longer fits the context.
             EngineFailure: generation broke.
         """
@@ -100,33 +144,20 @@ class TextWorldModel:
             terminated=written.terminated,
             confidence=math.exp(sum(logprobs)),
             outcome_confidence=math.exp(sum(logprobs[written.status :])),
+            reasoning=written.reasoning,
         )
 
     async def write(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Written:
         """``predict`` with the tokens; it raises the same."""
-        answers, notes = self.form.answers(start, history), self.form.notes(start, history, action)
-        prompt = world_model_prompt(self.chat, start, history, action, answers, notes)
-        completion = await self.engine.complete(prompt.ids, self.sampling, seed, session)
+        prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
+        completion = await self.engine.complete(prompt, self.sampling, seed, session)
         try:
-            if not completion.stopped:
-                limit = self.sampling.max_tokens
-                raise PredictionInvalid(f"the prediction did not end within {limit} tokens", InvalidReason.UNFINISHED)
-            text = self.chat.decode(completion.ids[:-1])
-            observation, reward, terminated = self.form.read(text, start, history)
+            return understood(self.chat, self.form, prompt, completion, start, history, self.max_tokens)
         except PredictionInvalid as error:
             self.rejected[error.reason] += 1
             raise
-        status = self._status_start(completion.ids)
-        return Written(tuple(prompt.ids), completion, status, observation, reward, terminated)
-
-    def _status_start(self, ids: Sequence[int]) -> int:
-        """Index of the first token whose text reaches into the status line."""
-        for start in range(len(ids) - 2, -1, -1):
-            if "\n[reward=" in self.chat.decode(ids[start:-1]):
-                return start
-        return 0
 
     def release(self, session: object) -> None:
         self.engine.release(session)

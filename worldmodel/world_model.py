@@ -26,6 +26,8 @@ class Prediction:
         disagreement: how far the members of an ensemble are apart on it, in nats, 0 where they agree (see
             ``EnsembleWorldModel``); ``None`` where there is one model only, which is not agreement.
         outcome_by: who decided reward and end: the model, or a declared goal predicate (see ``GoalWorldModel``).
+        reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
+            Both confidences are then given this very reasoning, and say nothing of how likely it was.
     """
 
     observation: str
@@ -35,6 +37,7 @@ class Prediction:
     outcome_confidence: float
     disagreement: float | None = None
     outcome_by: Literal["model", "predicate"] = "model"
+    reasoning: str | None = None
 
 
 class InvalidReason(StrEnum):
@@ -43,6 +46,7 @@ class InvalidReason(StrEnum):
     UNFINISHED = "unfinished"  # it did not end within the limit of tokens
     NO_STATUS = "no_status"  # no line with reward and end
     EDIT = "edit"  # an edit that cannot be applied
+    REASONING = "reasoning"  # no line that ends the reasoning within its limit
 
 
 class PredictionInvalid(Exception):

@@ -19,8 +19,9 @@
     turns                  [turn, ...]; a turn is
 
     action, kind, differs, unsure      see ``alignment.AlignedTurn``
-    dream, real            null, or {"observation", "reward", "terminated", "confidence", "marks"}; confidence is null
-                           where nobody stated any; marks: [start, end) characters that differ from the other side
+    dream, real            null, or {"observation", "reward", "terminated", "confidence", "reasoning", "marks"};
+                           confidence is null where nobody stated any, reasoning where nobody thought before; marks:
+                           [start, end) characters that differ from the other side
 """
 
 from __future__ import annotations
@@ -205,11 +206,13 @@ def _answer_json(turn: Turn | None, marks: Sequence[Span]) -> dict[str, Any] | N
     if turn is None:
         return None
     confidence: Any = turn.info.get("confidence")
+    reasoning: Any = turn.info.get("reasoning")
     return {
         "observation": turn.observation,
         "reward": turn.reward,
         "terminated": turn.terminated,
         "confidence": confidence if isinstance(confidence, float) else None,
+        "reasoning": reasoning if isinstance(reasoning, str) else None,
         "marks": [list(span) for span in marks],
     }
 

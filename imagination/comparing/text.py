@@ -154,6 +154,8 @@ def _answer(turn: Mapping[str, Any] | None) -> Text:
         return Text("(no answer)", style="dim italic")
     observation = turn["observation"]
     text, at = Text(), 0
+    if turn.get("reasoning"):
+        text.append(f"(thought: {printable(turn['reasoning'])})\n", style="dim")
     for start, end in turn["marks"]:
         text.append(printable(observation[at:start]))
         text.append(printable(observation[start:end]), style="bold underline")

@@ -39,6 +39,7 @@ def render_pair(kind: str, twin: Twin) -> str:
         known = "copied from a log" if k < prefix else _confidence(a)
         action = (a or b or {})["action"]
         body = _cells(a, b) if parted else f'<div class="both text">{_agreed(a or {})}</div>'
+        body += "" if k < prefix else _thought(a)
         turns.append(
             f'<li class="turn {state}" data-turn="{k + 1}">{banner}<div class="act"><span class="no">{k + 1}</span>'
             f'<code>&gt; {escape(action)}</code><span class="conf">{known}</span></div>{body}</li>'
@@ -157,6 +158,14 @@ def _tags(turn: Mapping[str, Any]) -> str:
     tags = [f"reward {turn['reward']:g}"] if turn["reward"] else []
     tags += ["the end"] if turn["terminated"] else []
     return "<br>" * bool(tags) + "".join(f'<span class="tag">{tag}</span>' for tag in tags)
+
+
+def _thought(turn: Mapping[str, Any] | None) -> str:
+    """What the world model thought before it dreamed a turn, folded."""
+    found = (turn or {}).get("info", {}).get("reasoning")
+    if not isinstance(found, str) or not found:
+        return ""
+    return f'<details class="text"><summary>thought before it</summary>{escape(found)}</details>'
 
 
 def _confidence(turn: Mapping[str, Any] | None) -> str:

@@ -17,6 +17,7 @@ from policy.lm.settings import EngineSettings
 from policy.lm.vllm_engine import VllmEngine
 from real_envs.trajectory import Trajectory
 from worldmodel.form import Form
+from worldmodel.reasoning import spoken
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Engines:
 def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
     """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what.
 
-    Notes are left out: what they show, a guess finds in the prompt itself.
+    Notes are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
     """
-    found = [render_for_world_model(chat, t, form.answers(t.start, t.turns)) for t in log if t.turns]
+    found = [render_for_world_model(chat, t, spoken(form, t.start, t.turns)) for t in log if t.turns]
     return Drafts([tokens.ids for tokens in found])

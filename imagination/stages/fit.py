@@ -25,6 +25,7 @@ from imagination.stages.common import (
     resume_from,
 )
 from imagination.stages.engines import Engines
+from imagination.stages.reasoning import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.stages.worlds import UNFINISHED, form_of, load_world_model, member_folder, trained_as
 from imagination.stream import StepStream, SupervisedBatches
 from imagination.supervised import SupervisedModule
@@ -37,7 +38,7 @@ from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.audit import audit_metrics, judge
 from worldmodel.calibration import calibration_metrics, fit_calibration
-from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_row
+from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
 
 MEMBER_SEEDS = 100_003  # between the random starts of two members of an ensemble
 
@@ -64,9 +65,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
     """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
     run = open_run(config, folder)
     with run.timed("fit_world_model"):
+        check_room(config)
         train, held = read_log(run, config)
         settings = config.worldmodel
-        form = form_of(settings, train)
+        form, thoughts = form_of(settings, train), thoughts_of(config, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         weights, share = _weights(settings, train)
@@ -79,8 +81,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 chat = ChatFormat(tokenizer)
                 answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
                 _check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
-                rows = [world_model_row(chat, t, w, form) for t, w in zip(train, weights, strict=True)]
-                rows = fitting(rows, context_of(model, settings), "worldmodel.context")
+                context = context_of(model, settings)
+                check_thoughts(config, thoughts, train, chat, form, context)
+                rows = [row for t, w in zip(train, weights, strict=True) for row in world_model_rows(chat, t, w, form)]
+                rows = fitting(rows, context, "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
             random = not settings.model
             supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random)
@@ -88,6 +92,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"world_model_form": trained_as(settings)})
         measured = {**measure(run, config, train, held), "unchanged_share": share}
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+        note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
 
 
@@ -196,9 +201,7 @@ def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
     kept = [row for row in kept if any(row.ce_weight)]
     long = sum(len(row.ids) > limit for row in rows)
     if long:
-        print(
-            f"note: {long} of {len(rows)} episodes are longer than {key}={limit} tokens and were cut", file=sys.stderr
-        )
+        print(f"note: {long} of {len(rows)} rows are longer than {key}={limit} tokens and were cut", file=sys.stderr)
     if not kept:
         raise UserError(f"no episode has anything to learn within {key}={limit} tokens; raise it")
     return kept
@@ -266,12 +269,14 @@ def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> 
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
     form = form_of(config.worldmodel, log)
-    made = {"vocab_size": config.vocab_size, "tokenizer_kind": config.worldmodel.kind}
+    kind = config.worldmodel.kind + ("+reasoning" if form.reasoning else "")
+    made = {"vocab_size": config.vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():
         outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
         texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
         texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
+        texts |= set(thoughts_of(config, log))
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
         train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
         run.update(made)

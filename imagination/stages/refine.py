@@ -4,6 +4,10 @@ Supervised training makes logged words likely; dreams need the whole answer righ
 action several times, each answer is checked against the log, and GRPO makes the right ones likelier. Only logged
 histories are continued, never its own words, and the result takes the place of the model only if it is no worse on
 held-out episodes.
+
+A model that reasons first (``worldmodel.reasoning_tokens``) samples a reasoning with each answer, and all that it
+sampled is trained by how right the answer is. Where it never ends a reasoning nothing is right, and nothing is learned
+but from logged episodes: ``malformed`` among the metrics says so.
 """
 
 from __future__ import annotations
@@ -40,10 +44,11 @@ from imagination.stream import StepStream
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling
-from policy.lm.render import ChatFormat, world_model_prompt
+from policy.lm.render import ChatFormat
 from real_envs.trajectory import Source, Trajectory, Turn
-from worldmodel.form import Form
-from worldmodel.objective import transition_weights, world_model_row
+from worldmodel.form import Form, prompt_tokens
+from worldmodel.objective import transition_weights, world_model_rows
+from worldmodel.text import understood
 from worldmodel.verifiable import Parsed, verifiable_reward
 from worldmodel.world_model import PredictionInvalid
 
@@ -189,9 +194,10 @@ class Answers:
         rows, metrics = self._rows(asked, found)
         extra = added_episodes(len(rows), settings.supervised_share)
         for k in chance.sample(range(len(self.log)), min(extra, len(self.log))):
-            row = cut(world_model_row(self.chat, self.log[k], self.weights[k], self.form), self.engine.context)
-            if any(row.ce_weight):
-                rows.append(row)
+            logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
+            logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
+            if logged:  # several where reasoning was logged; the share counts rows
+                rows.append(logged[0] if len(logged) == 1 else chance.choice(logged))
         return Update(index, rows, metrics)
 
     def _choose(self, chance: random.Random, n: int) -> list[_Asked]:
@@ -202,7 +208,7 @@ class Answers:
     async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
         """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""
         settings = self.config.refine
-        sampling = Sampling(self.config.dream.max_tokens, self.chat.stop)
+        sampling = Sampling(self.config.dream.max_tokens + self.form.reasoning, self.chat.stop)
 
         async def one(ids: list[int], seed: int) -> Completion | None:
             try:
@@ -213,22 +219,19 @@ class Answers:
         async def turn(number: int, one_asked: _Asked) -> tuple[list[int], list[Completion | None]]:
             episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
             form = self.form.apart_from([episode])
-            answers = form.answers(episode.start, history)
-            notes = form.notes(episode.start, history, one_asked.turn.action)
-            ids = world_model_prompt(self.chat, episode.start, history, one_asked.turn.action, answers, notes).ids
+            ids = prompt_tokens(self.chat, form, episode.start, history, one_asked.turn.action).ids
             first = ((self.config.seed * 10_007 + index) * 100_003 + number) * settings.group_size
             return ids, list(await asyncio.gather(*(one(ids, first + k) for k in range(settings.group_size))))
 
         return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))
 
     def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
-        if not completion.stopped:
-            return None
+        start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
         try:
-            history = asked.episode.turns[: asked.index]
-            return self.form.read(self.chat.decode(completion.ids[:-1]), asked.episode.start, history)
+            told = understood(self.chat, self.form, (), completion, start, history, limit)
         except PredictionInvalid:
             return None
+        return told.observation, told.reward, told.terminated
 
     def _rows(
         self, asked: Sequence[_Asked], found: Sequence[tuple[list[int], list[Completion | None]]]

@@ -11,6 +11,7 @@ from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError, WorldModelSettings
 from imagination.stages.common import context_of, load_model, need, weights_version
 from imagination.stages.engines import Engines, drafts_from
+from imagination.stages.reasoning import check_room
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
@@ -19,6 +20,7 @@ from worldmodel.delta import Edits
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.form import Form, WholeText
 from worldmodel.outcome import GoalWorldModel
+from worldmodel.reasoning import INSTRUCTION, Reasoned
 from worldmodel.retrieval import Retrieval, TransitionIndex
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
@@ -36,6 +38,14 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     Raises:
         UserError: there is nothing to retrieve from.
     """
+    form = _form_of_answers(settings, log)
+    if not settings.reasoning_tokens:
+        return form
+    # what starts at random reads no instruction, and would only have it in its context
+    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.model else "")
+
+
+def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     if settings.kind == "delta":
         return Edits()
     if settings.kind == "retrieval":
@@ -48,7 +58,8 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
 
 def trained_as(settings: WorldModelSettings) -> str:
     """What a model was trained to read and write, in a word: another form needs another training."""
-    return f"{settings.kind}-{settings.neighbours}" if settings.kind == "retrieval" else settings.kind
+    form = f"{settings.kind}-{settings.neighbours}" if settings.kind == "retrieval" else settings.kind
+    return f"{form}+reasoning" if settings.reasoning_tokens else form
 
 
 def member_folder(run: RunFolder, member: int) -> Path:
@@ -97,15 +108,18 @@ def load_world_model(
 def check_form(run: RunFolder, config: Config) -> None:
     """
     Raises:
-        UserError: the run's world model was trained in another form than the settings say, or not to its end.
+        UserError: the run's world model was trained in another form than the settings say, or not to its end; or it has
+            no room to reason.
     """
+    check_room(config)
     trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
     if trained == UNFINISHED:
         raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
     if trained != (wanted := trained_as(config.worldmodel)):
         raise UserError(
             f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
-            "with these settings first, or set worldmodel.kind (and worldmodel.neighbours) back"
+            "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.reasoning_tokens) "
+            "back"
         )
 
 

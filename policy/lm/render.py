@@ -146,12 +146,14 @@ def world_model_prompt(
     action: str,
     answers: Sequence[str] | None = None,
     notes: Sequence[str] = (),
+    lead: str = "",
 ) -> Tokens:
     """The ids that the world model continues with its prediction of what ``action`` does.
 
     Args:
         answers: what it wrote for each turn of ``history``; by default the whole observations (``prediction_text``).
         notes: what stands before each action, that of ``action`` last; nothing by default. Trained by nobody.
+        lead: what stands before each answer, trained by nobody; it is no part of the prompt's own end.
     """
     answers = [prediction_text(turn) for turn in history] if answers is None else answers
     notes = notes or [""] * (len(history) + 1)
@@ -162,6 +164,7 @@ def world_model_prompt(
         tokens.append(chat.encode(note) if note else (), Owner.SCAFFOLD)
         tokens.append(chat.encode(turn.action), Owner.AGENT, index)
         tokens.append(chat.to_assistant, Owner.SCAFFOLD)
+        tokens.append(chat.encode(lead) if lead else (), Owner.SCAFFOLD)
         tokens.append((*chat.encode(answer), chat.stop), Owner.ENV, index)
         tokens.append(chat.to_user, Owner.SCAFFOLD)
     tokens.append(chat.encode(notes[-1]) if notes[-1] else (), Owner.SCAFFOLD)
@@ -171,13 +174,18 @@ def world_model_prompt(
 
 
 def render_for_world_model(
-    chat: ChatFormat, trajectory: Trajectory, answers: Sequence[str] | None = None, notes: Sequence[str] = ()
+    chat: ChatFormat,
+    trajectory: Trajectory,
+    answers: Sequence[str] | None = None,
+    notes: Sequence[str] = (),
+    lead: str = "",
 ) -> Tokens:
     """The whole episode in the world model's view; it trains on the tokens owned by ``ENV``.
 
     Args:
         answers: what it should write for each turn; by default the whole observations.
         notes: what stands before each action.
+        lead: what stands before each answer, trained by nobody.
 
     Raises:
         ValueError: the episode has no turn, so there is nothing to predict.
@@ -186,7 +194,8 @@ def render_for_world_model(
         raise ValueError(f"episode {trajectory.id} has no turn")
     *history, last = trajectory.turns
     answers = [prediction_text(turn) for turn in trajectory.turns] if answers is None else answers
-    tokens = world_model_prompt(chat, trajectory.start, history, last.action, answers[:-1], notes)
+    tokens = world_model_prompt(chat, trajectory.start, history, last.action, answers[:-1], notes, lead)
+    tokens.append(chat.encode(lead) if lead else (), Owner.SCAFFOLD)
     tokens.append((*chat.encode(answers[-1]), chat.stop), Owner.ENV, len(history))
     return tokens
 

@@ -14,6 +14,8 @@
   ``turn_limit``, since the world would have gone on. An episode without turns needs a failure such as ``env_crashed``.
 - ``agent``: who acted, ``log`` if left out. Episodes of the agent ``expert`` get the source ``expert``, all others
   ``real``.
+- ``reasoning``: of a turn, what somebody thought about the action before the world answered; a world model that
+  reasons first learns to write it. It is kept as ``info["reasoning"]`` and read by nobody else.
 - ``id``: unique in a store; the file's name and line, such as ``shop/17``, if left out.
 
 Null stands for left out. Other keys are errors, because a misspelt ``rewards`` must not pass for a log without any.
@@ -37,7 +39,7 @@ from real_envs.trajectory import Source, StopReason, Trajectory
 
 _FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)
 _EPISODE_KEYS = ("id", "task_id", "start", "turns", "stop", "agent")
-_TURN_KEYS = ("action", "observation", "reward", "terminated")
+_TURN_KEYS = ("action", "observation", "reward", "terminated", "reasoning")
 _ADVICE = "The format is told in real_envs/importers/jsonl.py."
 
 
@@ -84,6 +86,8 @@ def _episode(line: bytes, default_id: str) -> Trajectory:
         if isinstance(turn, dict):  # else decode tells
             _check_keys(turn, _TURN_KEYS, f"turns[{i}].")
             last = i == len(turns) - 1
+            if _given(turn, "reasoning", None) is not None:
+                turn["info"] = [{"key": "reasoning", "text": turn["reasoning"]}]
             turn["terminated"] = _given(turn, "terminated", last and record.get("stop") == StopReason.TERMINATED)
             if turn["terminated"] is True and not last:
                 raise FieldError(f"turns[{i}].terminated", "is true, but turns follow")

@@ -78,3 +78,16 @@ def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(run: Path, tiny:
     assert torch.equal(after[embedding], original[embedding]), "LoRA leaves the embedding alone"
     summary = json.loads((run / "summary.json").read_text())
     assert summary["real_steps"] == {"fit_world_model": 0, "clone": 0, "train": 0, "probe": 0}
+
+
+def test_a_chat_checkpoint_may_be_asked_to_reason_without_a_log_that_shows_it(
+    run: Path, tiny: Config, chat_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its predictions are trained behind the line; the line is not, so a model that writes none is told of."""
+    tiny.worldmodel.model, tiny.worldmodel.context, tiny.worldmodel.reasoning_tokens = str(chat_model), 512, 40
+    tiny.fit.steps = 5
+    fit_world_model(tiny, run)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["world_model_form"] == "text+reasoning"
+    assert summary["world_model"]["invalid_reasoning"] == summary["world_model"]["n"] > 0
+    assert "did not end its reasoning within 40 tokens" in capsys.readouterr().err

@@ -158,7 +158,7 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     fit_world_model(tiny, run)
     tiny.worldmodel.kind = "delta"
     with monkeypatch.context() as patch:
-        patch.setattr("imagination.stages.fit.supervise", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("imagination.stages.fit.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             fit_world_model(tiny, run)
     for kind in ("text", "delta"):

@@ -23,7 +23,10 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import Env, StepResult, Task
 from real_envs.trajectory import Observation, Source, Trajectory, Turn
 from worldmodel.calibration import Calibration, Isotonic, Score
-from worldmodel.world_model import Prediction
+from worldmodel.form import WholeText
+from worldmodel.reasoning import Reasoned
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import Prediction, WorldModel
 
 quick = settings(deadline=None, max_examples=40)
 CHAT = ChatFormat(train_tokenizer(["You see a hall. take lamp go east"], 300))
@@ -48,6 +51,20 @@ class Notes:
     def release(self, session: Hashable) -> None: ...
 
     def update_weights(self) -> None: ...
+
+
+@dataclass
+class Thinks(Notes):
+    """An engine that writes the thought first."""
+
+    thought: str = ""
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        self.prompts.append(list(ids))
+        said = (*CHAT.encode(f"{self.thought}\n[prediction]\nA lamp.\n[reward=0.5]"), CHAT.stop)
+        return Completion(said, (-0.5,) * len(said), True)
 
 
 @dataclass
@@ -86,8 +103,8 @@ def task(hidden: Sequence[str]) -> Task:
     return Task("t", {"start": "s", "path": f"games/{hidden[4]}.z8"}, privileged={"answer": hidden[5]})
 
 
-def dream(hidden: Sequence[str], model: Dreamer) -> DreamEnv:
-    past = (Turn("go east", "A hall.", 0.0, False, {"judge": hidden[0], "goal": hidden[1]}),)
+def dream(hidden: Sequence[str], model: WorldModel) -> DreamEnv:
+    past = (Turn("go east", "A hall.", 0.0, False, {"judge": hidden[0], "reasoning": hidden[1]}),)
     calibration = Calibration(Score(), Isotonic((0.5,), (0.5,)), Isotonic((0.5,), (0.5,)), 1.0, 1)
     return DreamEnv(model, {"s": Start("t", "You see a hall.", past)}, Guard(), calibration)
 
@@ -123,6 +140,20 @@ def test_no_secret_reaches_the_policy_or_the_world_model_in_a_dream(hidden: list
     assert "A hall." in text
     assert "0.7" not in text
     assert trajectory.turns[-1].info["confidence"] == 0.7
+
+
+@quick
+@given(secrets)
+def test_no_thought_of_the_world_model_reaches_the_policy_or_a_later_turn(hidden: list[str]) -> None:
+    """Neither one that was thought in this dream, nor one of the logged turn that the dream branched from."""
+    engine = Thinks(thought=hidden[2])
+    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, Reasoned(WholeText(), 400))
+    text, trajectory = seen_by_policy(dream(hidden, model), hidden)
+    assert len(engine.prompts) == 3
+    asked = "\n".join(CHAT.tokenizer.decode(ids) for ids in engine.prompts)
+    assert not [secret for secret in hidden if secret in text + asked]
+    assert "A lamp." in text
+    assert [turn.info["reasoning"] for turn in trajectory.own_turns] == [hidden[2]] * 3
 
 
 @quick

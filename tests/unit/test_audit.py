@@ -85,6 +85,7 @@ def test_the_audit_card_by_hand() -> None:
         "ece": pytest.approx((0.1 + 0.8 + 0.6 + 0.8 + 0.1) / 5),
         "invalid": 1,
         "invalid_edit": 0,
+        "invalid_reasoning": 0,
         "n": 6,
     }
 
@@ -92,7 +93,7 @@ def test_the_audit_card_by_hand() -> None:
 def test_what_was_not_measured_is_none() -> None:
     """No turn at all, or no reward anywhere: a 0 or a 1 in its place would be read as a result."""
     card = audit_metrics([])
-    assert card.pop("n") == card.pop("invalid") == card.pop("invalid_edit") == 0
+    assert [card.pop(name) for name in ("n", "invalid", "invalid_edit", "invalid_reasoning")] == [0] * 4
     assert set(card.values()) == {None}
     card = audit_metrics([judged(Turn("a", "x", None, False), predicted("x"))])
     assert (card["exact_match"], card["reward_precision"], card["reward_recall"]) == (1.0, None, None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from imagination.comparing.pairs import consistency, outcome, pair_json, pair_up, statistics
+from imagination.comparing.text import pair_view
 from real_envs.trajectory import Source, StopReason, Turn
 from tests.unit.comparisons import episode
 
@@ -87,3 +90,15 @@ def test_a_pair_as_json() -> None:
     assert last["dream"]["confidence"] == 0.5
     assert last["real"]["observation"][slice(*last["real"]["marks"][0])] == "rat"
     assert made["turns"][0]["dream"]["marks"] == []
+    assert last["dream"]["reasoning"] is None
+
+
+def test_what_the_world_model_thought_is_shown_and_compared_with_nothing() -> None:
+    thought = Turn("go", "A hall.", 0.0, False, {"reasoning": "East \x1b[2J is a hall."})
+    made = pair_json(pair([thought, CAT], [HALL, CAT]))
+    assert made["first"] is None
+    assert [turn["dream"]["reasoning"] for turn in made["turns"]] == ["East \x1b[2J is a hall.", None]
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(pair_view(made, 100))
+    text = " ".join(console.export_text().split())
+    assert "(thought: East \ufffd[2J is a hall.)" in text

@@ -291,6 +291,7 @@ def test_text_of_games_and_models_is_shown_and_never_run(run_folder: Path) -> No
 
 def test_every_field_that_a_model_or_a_game_can_write_is_escaped(tmp_path: Path) -> None:
     dreamed, played = turn(EVIL, action=EVIL), turn("no", action=EVIL)
+    dreamed["info"]["reasoning"] = EVIL
     rows = [
         row("d0", "dream", "after", [dreamed], task_id=EVIL, start=EVIL),
         row("r0", "real", "replay", [played], task_id=EVIL, start=EVIL, twin_of="d0"),
@@ -450,3 +451,17 @@ def test_calibration_before_and_after(tmp_path: Path) -> None:
     for text in ((folder / "report.md").read_text(), page(folder)):
         for number in ("0.123", "0.045", "0.067", "0.008", "1,380"):
             assert number in text
+
+
+def test_a_thought_is_shown_with_the_dreamed_turn_and_not_with_a_logged_one(tmp_path: Path) -> None:
+    turns = [turn("A hall."), turn("A cat.")]
+    for number, one in enumerate(turns):
+        one["info"] = {"reasoning": f"Zounds {number}"}
+    rows = [
+        row("d0", "dream", "after", turns, prefix_turns=1),
+        row("r0", "real", "replay", [turn("A hall."), turn("A cat.")], twin_of="d0"),
+    ]
+    write_report(write_run(tmp_path / "run", summary(), rows))
+    shown = page(tmp_path / "run")
+    assert "thought before it</summary>Zounds 1<" in shown
+    assert "Zounds 0" not in shown

@@ -75,7 +75,8 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
 
     ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how
     many did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
-    Malformed predictions count as wrong everywhere, and as ``invalid``; ``invalid_edit`` of them are rejected edits.
+    Malformed predictions count as wrong everywhere, and as ``invalid``; ``invalid_edit`` of them are rejected edits,
+    ``invalid_reasoning`` such whose reasoning did not end.
     """
     paid = [j.turn.reward or 0.0 for j in judged]
     claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
@@ -93,6 +94,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
         "ece": expected_calibration_error(confidence),
         "invalid": sum(j.predicted is None for j in judged),
         "invalid_edit": sum(j.invalid is InvalidReason.EDIT for j in judged),
+        "invalid_reasoning": sum(j.invalid is InvalidReason.REASONING for j in judged),
         "n": n,
     }
 

@@ -1,0 +1,218 @@
+"""If these fail, a thought is taken for an observation, reaches a later turn, or changes how sure a prediction is."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from imagination.dream_env import DreamEnv, Start
+from policy.lm.batch import Row
+from policy.lm.engine import Completion, Sampling
+from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.delta import Edits
+from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
+from worldmodel.objective import world_model_row, world_model_rows
+from worldmodel.outcome import Goal, GoalWorldModel
+from worldmodel.reasoning import INSTRUCTION, Cut, Reasoned, cut_reasoning, reasoning_of, spoken
+from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import InvalidReason, PredictionInvalid
+
+BYTES = ChatFormat(train_tokenizer([], 261))  # one token a byte, so that lengths can be counted by hand
+LINE = len(DELIMITER)
+HALL = "-= Hall =-\nA lamp is here."
+TURNS = (
+    Turn("take lamp", "Taken.", 0.0, False, {"reasoning": "Zounds, it can be taken."}),
+    Turn("look", "-= Hall =-", 0.0, False),
+    Turn("go east", "The End", 1.0, True, {"reasoning": ""}),
+)
+EPISODE = Trajectory("e", "t", "g", Source.REAL, "a", 0, HALL, TURNS, StopReason.TERMINATED)
+
+
+# --- parsing
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("why\n[prediction]\nHALL", Cut("why", "HALL", 3 + LINE)),
+        ("\n[prediction]\nHALL", Cut("", "HALL", LINE)),
+        ("a\nb\n\n[prediction]\n\nHALL", Cut("a\nb\n", "\nHALL", 4 + LINE)),
+        ("x\n[prediction]\ny\n[prediction]\nz", Cut("x", "y\n[prediction]\nz", 1 + LINE)),  # the first one ends it
+        ("é\n[prediction]\né", Cut("é", "é", 2 + LINE)),
+        ("why\n[prediction]\n", Cut("why", "", 3 + LINE)),
+    ],
+)
+def test_the_first_line_ends_the_reasoning(text: str, cut: Cut) -> None:
+    assert cut_reasoning(BYTES, BYTES.encode(text), 40) == cut
+
+
+@pytest.mark.parametrize("text", ["", "why", "[prediction]", "why [prediction]\nHALL", "why\n[prediction] HALL"])
+def test_no_line_is_no_prediction(text: str) -> None:
+    with pytest.raises(PredictionInvalid) as told:
+        cut_reasoning(BYTES, BYTES.encode(text), 100)
+    assert told.value.reason is InvalidReason.REASONING
+
+
+def test_the_limit_counts_the_line() -> None:
+    ids = BYTES.encode("why\n[prediction]\nHALL")
+    assert cut_reasoning(BYTES, ids, 3 + LINE).begin == 3 + LINE
+    with pytest.raises(PredictionInvalid, match=f"within {2 + LINE} tokens"):
+        cut_reasoning(BYTES, ids, 2 + LINE)
+
+
+def test_a_token_that_ends_the_line_and_goes_on_belongs_to_the_prediction() -> None:
+    chat = ChatFormat(train_tokenizer([], 263, ["]\nHALL"]))
+    ids = chat.encode("why\n[prediction]\nHALL\n")
+    assert len(ids) == 3 + (LINE - 2) + 1 + 1
+    assert cut_reasoning(chat, ids, 40) == Cut("why", "HALL\n", 3 + LINE - 2)
+
+
+def test_a_logged_thought_is_text_without_the_line_and_none_is_not_an_empty_one() -> None:
+    assert [reasoning_of(turn) for turn in TURNS] == ["Zounds, it can be taken.", None, ""]
+    for wrong, said in (
+        (3.0, "not text"),
+        ("a\n[prediction]\nb", "holds the line"),
+        ("a\n[prediction]", "holds the line"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            reasoning_of(replace(TURNS[0], info={"reasoning": wrong}))
+
+
+# --- what is read and trained
+
+
+def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
+    weights = [2.0, 3.0, 4.0]
+    episode, first, last = world_model_rows(BYTES, EPISODE, weights, Reasoned(WholeText(), 60))
+
+    def trained(row: Row) -> dict[float, str]:
+        weighed = list(zip(row.ids, row.ce_weight, strict=True))
+        return {w: BYTES.tokenizer.decode([id for id, v in weighed if v == w]) for _, w in weighed if w}
+
+    assert trained(episode) == {3.0: "-= Hall =-\n[reward=0]<|end|>"}  # the line before it is not taught
+    assert trained(first) == {2.0: "Zounds, it can be taken.\n[prediction]\nTaken.\n[reward=0]<|end|>"}
+    assert trained(last) == {4.0: "\n[prediction]\nThe End\n[reward=1 done]<|end|>"}
+    whole = BYTES.tokenizer.decode(last.ids)
+    assert whole == (
+        f"<|user|>{HALL}\n> take lamp<|end|><|assistant|>\n[prediction]\nTaken.\n[reward=0]<|end|>"
+        "<|user|>look<|end|><|assistant|>\n[prediction]\n-= Hall =-\n[reward=0]<|end|>"
+        "<|user|>go east<|end|><|assistant|>\n[prediction]\nThe End\n[reward=1 done]<|end|>"
+    )
+    assert BYTES.tokenizer.decode(episode.ids) == whole
+
+
+def test_turns_that_weigh_nothing_have_no_row_and_without_reasoning_all_is_as_before() -> None:
+    assert len(world_model_rows(BYTES, EPISODE, [0.0, 1.0, 0.0], Reasoned(WholeText(), 60))) == 1
+    (row,) = world_model_rows(BYTES, EPISODE, [1.0, 2.0, 3.0])
+    assert row == world_model_row(BYTES, EPISODE, [1.0, 2.0, 3.0])
+    assert DELIMITER not in BYTES.tokenizer.decode(row.ids)
+    assert spoken(WholeText(), HALL, TURNS) == WholeText().answers(HALL, TURNS)
+
+
+def test_an_instruction_stands_before_the_first_action_and_stays() -> None:
+    index = TransitionIndex([EPISODE])
+    for form in (WholeText(), Edits(), Retrieval(index, 1)):
+        asked = Reasoned(form, 60, INSTRUCTION)
+        texts = [
+            BYTES.tokenizer.decode(prompt_tokens(BYTES, asked, HALL, TURNS[:k], TURNS[k].action).ids) for k in (0, 1, 2)
+        ]
+        assert all(b.startswith(a) for a, b in pairwise(texts))
+        assert all(text.count("[prediction], and after it") == 1 for text in texts)
+        assert texts[0].startswith(f"<|user|>{HALL}\n> {INSTRUCTION}")
+        assert "Zounds" not in texts[2]
+
+
+# --- dreams
+
+
+class Thinks:
+    """An engine that writes the given texts, each token with probability 1/2, and notes what it was asked."""
+
+    context, version = 4096, 0
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.prompts = list(texts), list[str]()
+        self.limits: set[int] = set()
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        self.prompts.append(BYTES.tokenizer.decode(list(ids)))
+        self.limits.add(sampling.max_tokens)
+        written = (*BYTES.encode(self.texts.pop(0)), BYTES.stop)[: sampling.max_tokens]
+        return Completion(written, (math.log(0.5),) * len(written), written[-1] == BYTES.stop)
+
+    def release(self, session: Hashable) -> None: ...
+
+    def update_weights(self) -> None: ...
+
+
+def dream(model: Any, actions: Sequence[str], start: str = HALL) -> list[StepResult]:
+    env = DreamEnv(model, {"s": Start("t", start)})
+
+    async def run() -> list[StepResult]:
+        await env.reset(Task("t", {"start": "s"}), 0)
+        return [await env.step(action) for action in actions]
+
+    return asyncio.run(run())
+
+
+FORMS: dict[str, tuple[Form, list[str]]] = {
+    "text": (WholeText(), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
+    "delta": (Edits(), ["Taken.\n[reward=0]", "=-= Hall =-\n-2\n[reward=0]"]),
+    "retrieval": (Retrieval(TransitionIndex([EPISODE]), 1), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_a_thought_is_kept_in_the_record_and_nowhere_else(kind: str) -> None:
+    form, answers = FORMS[kind]
+    said = [f"Zounds {k}\n[prediction]\n{answer}" for k, answer in enumerate(answers)]
+    engine = Thinks(*said)
+    results = dream(TextWorldModel(engine, BYTES, "w", 50, 1.0, Reasoned(form, 40)), ["take lamp", "look"])
+    assert [r.observation.text for r in results] == ["Taken.", "-= Hall =-"]
+    assert [r.info["reasoning"] for r in results] == ["Zounds 0", "Zounds 1"]
+    assert engine.limits == {90}
+    assert not [prompt for prompt in engine.prompts if "Zounds" in prompt]
+    assert f"<|assistant|>\n[prediction]\n{answers[0]}<|end|>" in engine.prompts[1]
+    for result, answer in zip(results, answers, strict=True):  # a token a byte, and the one that ends it
+        assert result.info["confidence"] == pytest.approx(0.5 ** (len(answer) + 1))
+        assert result.info["outcome_confidence"] == pytest.approx(0.5 ** len("\n[reward=0]!"))
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("Taken.\n[reward=0]", "reasoning"),  # a whole prediction is none without the line
+        ("Zounds" * 9 + "\n[prediction]\nTaken.\n[reward=0]", "reasoning"),  # too long a thought
+        ("Zounds" * 90, "reasoning"),
+        ("Zounds\n[prediction]\n" + "Taken. " * 5 + "\n[reward=0]", "unfinished"),  # within the sum of both limits
+        ("Zounds\n[prediction]\n" + "Taken. " * 50, "unfinished"),
+        ("Zounds\n[prediction]\nTaken.", "no_status"),
+        ("Zounds [reward=0]\n[prediction]\nTaken.", "no_status"),
+    ],
+)
+def test_what_is_no_prediction_is_typed_and_never_an_observation(said: str, reason: str) -> None:
+    model = TextWorldModel(Thinks(said), BYTES, "w", 30, 1.0, Reasoned(WholeText(), 40))
+    with pytest.raises(EnvFailure) as failed:
+        dream(model, ["take lamp"])
+    assert failed.value.reason is StopReason.PREDICTION_INVALID
+    assert model.rejected == {InvalidReason(reason): 1}
+
+
+def test_the_model_stays_what_it_is_at_another_temperature_and_under_a_goal() -> None:
+    engine = Thinks("Zounds\n[prediction]\nTaken.\n[reward=0]")
+    model = TextWorldModel(engine, BYTES, "w", 30, 1.0, Reasoned(WholeText(), 40)).at_temperature(0.0)
+    (result,) = dream(GoalWorldModel(model.apart_from([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
+    assert (result.reward, result.info["reasoning"]) == (0.5, "Zounds")
+    assert engine.limits == {70}
