@@ -1,0 +1,32 @@
+"""All settings of a run: one dataclass per component, with the defaults of the demo. YAML only selects among them."""
+
+from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
+from imagination.settings.config import Config
+from imagination.settings.data import CollectSettings, GamesSettings
+from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.errors import UserError
+from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
+from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
+from imagination.settings.training import SelfImitationSettings, TrainSettings
+
+__all__ = [
+    "AblationSettings",
+    "AlgorithmName",
+    "AlgorithmSettings",
+    "AuditSettings",
+    "CloneSettings",
+    "CollectSettings",
+    "CompareSettings",
+    "Config",
+    "DreamSettings",
+    "EvaluateSettings",
+    "FitSettings",
+    "GamesSettings",
+    "ProgressSettings",
+    "RefineSettings",
+    "SelfImitationSettings",
+    "TrainSettings",
+    "TripwireSettings",
+    "UserError",
+    "WorldModelSettings",
+]

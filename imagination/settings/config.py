@@ -1,0 +1,48 @@
+"""The root of all settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from imagination.settings.algorithm import AlgorithmSettings
+from imagination.settings.data import CollectSettings, GamesSettings
+from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
+from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
+from imagination.settings.training import TrainSettings
+from policy.lm.settings import EngineSettings, ModelSettings
+
+
+@dataclass
+class Config:
+    """A whole run.
+
+    Attributes:
+        run: names the folder under ``output``; the same name again goes on where it stopped.
+        output: folder of all runs.
+        seed: of games, log, weights, order of data and dreams.
+        vocab_size: of the tokenizer of models from scratch.
+        max_action_tokens: at which an action is ended by force.
+    """
+
+    run: str = "default"
+    output: str = "outputs"
+    seed: int = 0
+    vocab_size: int = 2048
+    max_action_tokens: int = 16
+    games: GamesSettings = field(default_factory=GamesSettings)
+    collect: CollectSettings = field(default_factory=CollectSettings)
+    worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
+    fit: FitSettings = field(default_factory=FitSettings)
+    refine: RefineSettings = field(default_factory=RefineSettings)
+    policy: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    clone: CloneSettings = field(default_factory=CloneSettings)
+    dream: DreamSettings = field(default_factory=DreamSettings)
+    tripwires: TripwireSettings = field(default_factory=TripwireSettings)
+    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    compare: CompareSettings = field(default_factory=CompareSettings)
+    ablation: AblationSettings = field(default_factory=AblationSettings)

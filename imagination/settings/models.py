@@ -1,0 +1,128 @@
+"""How both models are trained on the log: world model, its refinement, the clone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from policy.lm.settings import ModelSettings
+from worldmodel.outcome import Goal
+
+
+@dataclass
+class WorldModelSettings(ModelSettings):
+    """The world model: which LM, in which form it writes what the world answers, how many of them, and who decides
+    reward and end.
+
+    Attributes:
+        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first.
+        members: of an ensemble that differ in their random start; 1 is a single model.
+        lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
+        neighbours: transitions of the log before each action (retrieval).
+        rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
+        unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
+        refusals: regular expression for observations that say that nothing changed, besides the last one again.
+        reasoning_tokens: most tokens that it may think before each prediction, thrown away after it; 0 is off. Logged
+            turns with info["reasoning"] teach it to, and refine-world-model by how right the predictions get.
+        goal: decides reward and end in place of the model where it is declared.
+    """
+
+    kind: Literal["text", "delta", "retrieval"] = "text"
+    members: int = 1
+    lead: Literal["drawn", "first"] = "drawn"
+    neighbours: int = 3
+    rarity: float = 0.5
+    unchanged_share: float | None = None
+    refusals: str = ""
+    reasoning_tokens: int = 0
+    goal: Goal = field(default_factory=Goal)
+
+    def __post_init__(self) -> None:
+        if self.members < 1 or self.neighbours < 1:
+            raise ValueError("members and neighbours must be at least 1")
+        if self.reasoning_tokens < 0:
+            raise ValueError(f"reasoning_tokens must be 0 (off) or more, got {self.reasoning_tokens}")
+        if self.rarity < 0:
+            raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
+        if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
+            raise ValueError(f"unchanged_share must lie in [0, 1), or be null, got {self.unchanged_share}")
+        if self.members > 1 and self.model and not self.lora.rank:
+            raise ValueError(
+                "members that start from the same checkpoint and train all its weights would be the same model: set "
+                "worldmodel.lora.rank, whose random start tells them apart, or worldmodel.members=1"
+            )
+        try:
+            re.compile(self.refusals)
+        except re.error as error:
+            raise ValueError(f"refusals={self.refusals!r} is no regular expression: {error}") from error
+
+
+@dataclass
+class FitSettings:
+    """Supervised training of either model: warm-up, cosine decay to a tenth.
+
+    Attributes:
+        steps: optimiser steps.
+        batch_tokens: of a step, padding included.
+        optimizer: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for
+            weights that start at random and adamw for trained ones and adapters.
+        lr: highest learning rate; that of models from scratch, too high for pretrained ones.
+        weight_decay: decoupled.
+        warmup: steps until the highest learning rate.
+        precision: bf16 trains under autocast; weights stay fp32.
+    """
+
+    steps: int = 1200
+    batch_tokens: int = 3072
+    optimizer: Literal["auto", "muon", "adamw"] = "auto"
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+    warmup: int = 50
+    precision: Literal["bf16", "fp32"] = "bf16"
+
+
+@dataclass
+class RefineSettings:
+    """RL of the world model on logged turns whose answer is known, by GRPO; algorithm.* counts where it says grpo.
+
+    Attributes:
+        updates: how often it is updated.
+        turns: logged turns that each update asks about, rare ones more often (worldmodel.rarity).
+        group_size: answers to each.
+        metric: what an answer earns; exact is 1 for the right text, reward and end; diff_f1 is the share of changed
+            lines that are right, for long pages.
+        lr: of AdamW.
+        minibatches: optimiser steps per update.
+        supervised_share: share of logged episodes among the rows of an update, learned by cross-entropy as before.
+        supervised_coef: weight of that cross-entropy.
+    """
+
+    updates: int = 40
+    turns: int = 64
+    group_size: int = 8
+    metric: Literal["exact", "diff_f1"] = "exact"
+    lr: float = 1e-4
+    minibatches: int = 1
+    supervised_share: float = 0.1
+    supervised_coef: float = 0.1
+
+
+@dataclass
+class CloneSettings(FitSettings):
+    """Behaviour cloning of the starting policy from a part of the log.
+
+    A policy without a checkpoint of its own starts from the weights of the world model, which has read the same log: it
+    knows the world before it learns to act in it.
+
+    Attributes:
+        agents: whose episodes to imitate, by the beginning of their names.
+        from_world_model: start from the world model's weights, not from random ones.
+        keep_every: keep the policy every so many steps, in models/kept/, for the audit to rank; 0 keeps none.
+    """
+
+    steps: int = 250
+    lr: float = 1e-3
+    agents: list[str] = field(default_factory=lambda: ["noisy"])
+    from_world_model: bool = True
+    keep_every: int = 0

@@ -1,0 +1,75 @@
+"""What one run of updates consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass
+class SelfImitationSettings:
+    """The policy's own recent episodes above the running median, learned from again (SPEAR).
+
+    Attributes:
+        share: of replayed episodes among those of an update; 0 replays none.
+        coef: weight of their loss, PPO's clip around the policy that played them.
+        clip_high: ratios above 1 + clip_high have no gradient.
+        capacity: episodes kept, and returns that the median is of.
+        max_age: updates after which an episode is too old.
+    """
+
+    share: float = 0.0
+    coef: float = 0.1
+    clip_high: float = 0.2
+    # The paper has 2048, where an update plays far more: of 72 episodes an update, that many reach back to the start.
+    capacity: int = 512
+    max_age: int = 5
+
+
+@dataclass
+class TrainSettings:
+    """Policy updates.
+
+    Attributes:
+        updates: how often the policy is updated.
+        groups: start states per update.
+        group_size: episodes per start state.
+        extra_groups: most further groups for each of these, in place of groups whose episodes all earned the same.
+        epochs: passes over the episodes of an update.
+        minibatches: optimiser steps per pass.
+        lr: of AdamW.
+        weight_decay: of AdamW.
+        grad_clip: largest norm of the gradient.
+        micro_tokens: that a forward pass computes; changes memory and speed, not the gradient.
+        expert_share: share of expert episodes among those of an update; 0 where the log has no solved ones.
+        expert_coef: weight of their loss.
+        expert_form: cross_entropy, or luffy, which learns fastest what the policy finds unlikely; never a ratio.
+        self_imitation: replays the policy's own good episodes.
+        reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns what it climbs; [] is as paid (SSL).
+        process: number of the turn's record that judges it, such as disagreement, probability; empty is none.
+        process_coef: reward per unit of it; below 0 the policy avoids it.
+        world: real plays the same updates in the real games, the control that costs real steps.
+        checkpoint_every: updates between two saved training states.
+        keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
+    """
+
+    updates: int = 24
+    groups: int = 6
+    group_size: int = 12
+    extra_groups: float = 0.0
+    epochs: int = 1
+    minibatches: int = 2
+    lr: float = 5e-4
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    micro_tokens: int = 4096
+    expert_share: float = 0.1
+    expert_coef: float = 0.1
+    expert_form: Literal["cross_entropy", "luffy"] = "cross_entropy"
+    self_imitation: SelfImitationSettings = field(default_factory=SelfImitationSettings)
+    reward_tiers: list[list[float]] = field(default_factory=list)
+    process: str = ""
+    process_coef: float = 0.0
+    world: Literal["dream", "real"] = "dream"
+    checkpoint_every: int = 4
+    keep_every: int = 0
