@@ -40,7 +40,7 @@ TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=
 
 # The errors whose message is written for the user. They are named, not imported: most live in heavy modules.
 USER_ERRORS = (
-    ("imagination.settings", "UserError"),
+    ("imagination.settings.errors", "UserError"),
     ("imagination.reporting.report", "ReportError"),
     ("policy.lm.backbone", "CheckpointError"),
     ("policy.lm.engine", "EngineUnavailable"),

@@ -217,8 +217,8 @@ def test_patterns_mask_the_words_of_the_action() -> None:
 def test_words_of_a_garbled_action_do_not_hide_a_refusal() -> None:
     refusals = Refusals(frozenset({"You can't see any such thing.", "The _ is locked."}))
     assert refusals.refuses("go you can see a locker", "You can't see any such thing.")
-    assert refusals.refuses("open the safe", "The safe is locked.")
-    assert not refusals.refuses("open the safe", "The gate is locked.")
+    assert refusals.refuses("open safe", "The safe is locked.")
+    assert not refusals.refuses("open safe", "The gate is locked.")
 
 
 NO = Refusals(frozenset({"No."}))

@@ -119,6 +119,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     settings = types.ModuleType("imagination.settings")
     settings.__dict__.update(Config=Config, UserError=UserError)
     monkeypatch.setitem(sys.modules, "imagination.settings", settings)
+    monkeypatch.setitem(sys.modules, "imagination.settings.errors", settings)
     fakes: dict[str, types.ModuleType] = {}
     for stage in cli.STAGES.values():
         module, _, name = stage.function.partition(":")
