@@ -193,10 +193,11 @@ def _rectangle(
 
 
 def _bags(slots: np.ndarray, visible: int, group: int, cache: SlotCache) -> torch.Tensor:
-    _, _, _, heads, time, _ = cache.kv.shape
+    _, _, slot_count, heads, time, _ = cache.kv.shape
+    kind = np.int32 if slot_count * heads * time < 2**31 else np.int64
     begins = (slots[:, None] * heads + np.arange(heads)) * time
-    rows = torch.from_numpy(begins)[:, :, None, None] + torch.arange(visible)
-    return rows.expand(-1, -1, group, -1).flatten()
+    rows = begins.astype(kind)[:, :, None, None] + np.arange(visible, dtype=kind)
+    return torch.from_numpy(rows).expand(-1, -1, group, -1).flatten()
 
 
 def _single(
@@ -215,7 +216,7 @@ def _single(
     else:
         scores = torch.matmul(q, keys.transpose(2, 3))
     weights = scores.add_(mask).softmax(-1).flatten()
-    offsets = torch.arange(0, len(bags), visible)
+    offsets = torch.arange(0, len(bags), visible, dtype=bags.dtype)
     summed = F.embedding_bag(bags, values.view(-1, dim), offsets, mode="sum", per_sample_weights=weights)
     return summed.view(rows, heads * group, dim)
 
