@@ -53,7 +53,8 @@ def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tenso
     for index, layer in enumerate(core.layers):
         attention, mlp = layer.self_attn, layer.mlp
         q, k, v = _heads(attention, _Normed.apply(x, eps), layer.input_layernorm.weight, rotation, eps)
-        seen, _ = packed_attention(attention, *(h.transpose(0, 1)[None] for h in (q, k, v)), None, packing=packing)
+        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
+        seen, _ = packed_attention(attention, q, k, v, None, packing=packing)
         seen = seen[0].flatten(1)
         if index == last and wanted is not None:
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)

@@ -194,10 +194,10 @@ def _rectangle(
 
 def _bags(slots: np.ndarray, visible: int, group: int, cache: SlotCache) -> torch.Tensor:
     _, _, slot_count, heads, time, _ = cache.kv.shape
-    kind = np.int32 if slot_count * heads * time < 2**31 else np.int64
+    kind = torch.int32 if slot_count * heads * time < 2**31 else torch.int64
     begins = (slots[:, None] * heads + np.arange(heads)) * time
-    rows = begins.astype(kind)[:, :, None, None] + np.arange(visible, dtype=kind)
-    return torch.from_numpy(rows).expand(-1, -1, group, -1).flatten()
+    rows = torch.from_numpy(begins).to(kind)[:, :, None, None] + torch.arange(visible, dtype=kind)
+    return rows.expand(-1, -1, group, -1).flatten()
 
 
 def _single(
