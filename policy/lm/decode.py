@@ -196,41 +196,42 @@ class LeanDecoder:
     def hidden(self, feed: Feed) -> torch.Tensor:
         """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
         device = self.cache.kv.device
-        slots = torch.from_numpy(feed.slot_of_token()).to(device)
         numpy_positions = feed.positions()
-        positions = torch.from_numpy(numpy_positions).to(device)
-        rotation = self._rotation[positions][:, None]
-        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.dtype, device)
+        rotation = self._rotation[torch.from_numpy(numpy_positions).to(device)][:, None]
+        rows = self.cache.rows(feed.slot_of_token(), numpy_positions)
+        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache)
         x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x, rotation)
+            joined = self._qkv(layer, x, rotation)
+            q = joined[:, : self.heads]
+            self.cache.write(index, rows, joined[:, self.heads :])
             keys, values = self.cache.kv[index]
-            keys[slots, :, positions] = k
-            values[slots, :, positions] = v
             if not len(feed.wanted) and index == last:
                 return x[:0]  # a piece of a long prompt
             if index == last and len(feed.wanted) < len(feed.tokens):
                 wanted = torch.from_numpy(feed.wanted).to(device)
                 x, q = x[wanted], q[wanted]
-                blocks = _only(feed, numpy_positions, self.heads // self.kv_heads, self.dtype, device)
+                blocks = _only(feed, numpy_positions, self.heads // self.kv_heads, self.cache)
             seen = blocks.attend(q, keys, values)
             x = torch.addmm(x, seen.flatten(1), layer.out.T)
             gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
             x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.T)
         return self._norm(x, self._final_norm)
 
-    def _qkv(
-        self, layer: _Layer, x: torch.Tensor, rotation: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _qkv(self, layer: _Layer, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+        """Queries, keys and values as heads, one after the other: ``[n, head, dim]``."""
         joined = F.linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
-        turned, v = joined[:, : self.heads + self.kv_heads], joined[:, self.heads + self.kv_heads :]
+        turned = joined[:, : self.heads + self.kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = turned[:, : self.heads], turned[:, self.heads :]
-            turned = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
-        pairs = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2)))
-        turned = torch.view_as_real(pairs * rotation).flatten(-2).to(self.dtype)
-        return turned[:, : self.heads], turned[:, self.heads :], v
+            q.copy_(self._norm(q, layer.q_norm))
+            k.copy_(self._norm(k, layer.k_norm))
+        fp32 = turned.float()  # itself, if it is that already: then it is turned in place
+        torch.view_as_complex(fp32.unflatten(-1, (-1, 2))).mul_(rotation)
+        if fp32 is not turned:
+            turned.copy_(fp32)
+        return joined
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
@@ -240,11 +241,11 @@ class LeanDecoder:
         return F.linear(hidden, self._head, self._head_bias).float()
 
 
-def _only(feed: Feed, positions: np.ndarray, group: int, dtype: torch.dtype, device: torch.device) -> Blocks:
+def _only(feed: Feed, positions: np.ndarray, group: int, cache: SlotCache) -> Blocks:
     """The plan for the wanted tokens alone; those of a row are neighbours, as they are its last ones."""
     row = np.repeat(np.arange(len(feed.slots)), feed.counts)[feed.wanted]
     rows, first, counts = np.unique(row, return_index=True, return_counts=True)
-    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, group, dtype, device)
+    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, group, cache)
 
 
 def _weight(projection: Any) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from policy.lm.batch import by_length
+from policy.lm.lean import is_lean, lean_states
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
 
 # torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones
@@ -45,14 +46,13 @@ def encode(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Encoded:
         model: a causal LM of transformers.
         input_ids, attention_mask: ``[batch, time]``, padded on the right.
     """
-    rows = _rows(input_ids, attention_mask.sum(1).tolist())
-    if not packs(model, max(map(len, rows))):
-        # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
-        hidden = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
-        everything = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
-        return Encoded(hidden.flatten(0, 1), everything)
-    packing = pack(rows, input_ids.shape[1], _BLOCK if input_ids.device.type == "cpu" else None).to(input_ids.device)
-    return Encoded(_packed_states(model, packing), packing.index)
+    packing = _packed(model, input_ids, attention_mask)
+    if packing is not None:
+        return Encoded(_packed_states(model, packing), packing.index)
+    # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
+    hidden = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
+    everything = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
+    return Encoded(hidden.flatten(0, 1), everything)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +91,13 @@ def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: T
     position = torch.arange(mask.shape[1], device=mask.device)
     # the last masked token itself is predicted, not read; a row that asks for nothing keeps one token and its place
     read = (position * mask).amax(1, keepdim=True).clamp(min=1)
-    encoded = encode(model, input_ids, position < read)
-    wanted, which = encoded.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
-    return Predictors(encoded.states.index_select(0, wanted), which, len(encoded.states))
+    packing = _packed(model, input_ids, position < read)
+    if packing is None:
+        encoded = encode(model, input_ids, position < read)
+        wanted, which = encoded.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
+        return Predictors(encoded.states.index_select(0, wanted), which, len(encoded.states))
+    wanted, which = packing.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
+    return Predictors(_packed_states(model, packing, wanted), which, len(packing.ids))
 
 
 def token_logits(model: Any, hidden: Tensor) -> Tensor:
@@ -123,12 +127,13 @@ def packs(model: Any, longest: int) -> bool:
     limits = (getattr(core.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     if any(limit is not None and longest > limit for limit in limits):
         return False
-    if core not in _FAITHFUL:
-        _FAITHFUL[core] = _packing_is_faithful(model)
-    return _FAITHFUL[core]
+    known, lean = _FAITHFUL.setdefault(core, {}), is_lean(core)
+    if lean not in known:
+        known[lean] = _packing_is_faithful(model)
+    return known[lean]
 
 
-_FAITHFUL: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_FAITHFUL: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()  # by whether the lean forward pass is used
 
 
 @torch.no_grad()
@@ -154,9 +159,19 @@ def _packing_is_faithful(model: Any) -> bool:
     return bool((got - expected).norm() <= tolerance * expected.norm())
 
 
-def _packed_states(model: Any, packing: Pack) -> Tensor:
-    """``[n, hidden]`` of the packed tokens."""
+def _packed(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Pack | None:
+    """The rows as one sequence, if the model takes them so."""
+    rows = [row[:n] for row, n in zip(input_ids.tolist(), attention_mask.sum(1).tolist(), strict=True)]
+    if not packs(model, max(map(len, rows))):
+        return None
+    return pack(rows, input_ids.shape[1], _BLOCK if input_ids.device.type == "cpu" else None).to(input_ids.device)
+
+
+def _packed_states(model: Any, packing: Pack, wanted: Tensor | None = None) -> Tensor:
+    """``[wanted, hidden]``, of all packed tokens by default."""
     core = decoder(model)
+    if is_lean(core):
+        return lean_states(core, packing, wanted)
     before = core.config._attn_implementation
     # transformers makes no mask for an implementation for which no kind of mask is registered
     core.config._attn_implementation = IMPLEMENTATION
@@ -166,8 +181,4 @@ def _packed_states(model: Any, packing: Pack) -> Tensor:
         ).last_hidden_state
     finally:
         core.config._attn_implementation = before
-    return states[0]
-
-
-def _rows(input_ids: Tensor, lengths: Sequence[int]) -> list[list[int]]:
-    return [row[:n] for row, n in zip(input_ids.tolist(), lengths, strict=True)]
+    return states[0] if wanted is None else states[0].index_select(0, wanted)

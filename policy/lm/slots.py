@@ -40,6 +40,20 @@ class SlotCache:
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.waste_position = context
 
+    def rows(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Where ``write`` puts what token ``n`` leaves, in a layer as a table ``[2 * slot * head * time, dim]``.
+
+        Returns:
+            ``[n, 2 * head]``: first the keys, then the values.
+        """
+        _, _, slot_count, heads, time, _ = self.kv.shape
+        head = (np.arange(2)[:, None] * slot_count * heads + np.arange(heads)).flatten() * time
+        return torch.from_numpy(head + (slots * heads * time + positions)[:, None]).to(self.kv.device)
+
+    def write(self, layer: int, rows: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+        """``[n, 2 * head, dim]``, to where ``rows`` says."""
+        self.kv[layer].view(-1, self.kv.shape[-1])[rows] = keys_and_values
+
     def copy(self, source: int, target: int, length: int) -> None:
         """The first ``length`` positions of one slot, for another sequence that begins with the same tokens."""
         self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
@@ -61,6 +75,8 @@ class Rectangle:
         targets: the flat tokens that they are.
         visible: how many positions any row can see.
         whole: the rectangle is the flat tokens themselves, nothing to sort.
+        bags: for single queries on CPUs in fp32, which rows of the layer's values ``[slot * head * time, dim]`` each
+            query head sums up: ``[row * head * group * visible]``.
     """
 
     slots: slice | torch.Tensor
@@ -70,6 +86,7 @@ class Rectangle:
     targets: torch.Tensor
     visible: int
     whole: bool
+    bags: torch.Tensor | None
 
 
 class Blocks:
@@ -85,8 +102,7 @@ class Blocks:
         starts: np.ndarray,
         counts: np.ndarray,
         group: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        cache: SlotCache,
     ) -> None:
         self.rectangles: list[Rectangle] = []
         first = np.cumsum(counts) - counts
@@ -95,9 +111,7 @@ class Blocks:
             rows = np.flatnonzero(kinds == kind)
             rows = rows[np.argsort(slots[rows])]
             self.rectangles.append(
-                _rectangle(
-                    slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, dtype, device
-                )
+                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, cache)
             )
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -116,12 +130,17 @@ class Blocks:
         out: torch.Tensor | None = None
         for part in self.rectangles:
             rows, width = part.queries.shape
-            k, v = keys[part.slots, :, : part.visible], values[part.slots, :, : part.visible]
-            # query heads that share keys become further queries of them: [row, head, group * width, dim]
-            block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
-            block = block.reshape(rows, heads, group * width, dim)
-            seen = F.scaled_dot_product_attention(block, k, v, attn_mask=part.mask)
-            seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
+            k = keys[part.slots, :, : part.visible]
+            if part.bags is None:
+                v = values[part.slots, :, : part.visible]
+                # query heads that share keys become further queries of them: [row, head, group * width, dim]
+                block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
+                block = block.reshape(rows, heads, group * width, dim)
+                seen = F.scaled_dot_product_attention(block, k, v, attn_mask=part.mask)
+                seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
+            else:
+                single = q if part.whole else q[part.queries[:, 0]]
+                seen = _single(single.view(rows, heads, group, dim), k, values, part.mask, part.bags)
             if part.whole:
                 return seen
             out = q.new_empty(n, query_heads, dim) if out is None else out
@@ -137,9 +156,9 @@ def _rectangle(
     first: np.ndarray,
     total: int,
     group: int,
-    dtype: torch.dtype,
-    device: torch.device,
+    cache: SlotCache,
 ) -> Rectangle:
+    dtype, device = cache.kv.dtype, cache.kv.device
     low, high = int(slots[0]), int(slots[-1]) + 1
     where: slice | torch.Tensor
     if high - low <= 2 * len(slots):  # idle slots in between cost less than a copy of all keys
@@ -160,6 +179,7 @@ def _rectangle(
     targets = queries[place][inside]
     size = height * width
     whole = len(targets) == total == size and np.array_equal(real, targets)
+    single = width == 1 and device.type == "cpu" and dtype == torch.float32
     return Rectangle(
         where,
         torch.from_numpy(queries).to(device),
@@ -168,7 +188,37 @@ def _rectangle(
         torch.from_numpy(targets).to(device),
         visible,
         whole,
+        _bags(np.arange(low, high) if isinstance(where, slice) else slots, visible, group, cache) if single else None,
     )
+
+
+def _bags(slots: np.ndarray, visible: int, group: int, cache: SlotCache) -> torch.Tensor:
+    _, _, slot_count, heads, time, _ = cache.kv.shape
+    kind = torch.int32 if slot_count * heads * time < 2**31 else torch.int64
+    begins = (slots[:, None] * heads + np.arange(heads)) * time
+    rows = torch.from_numpy(begins).to(kind)[:, :, None, None] + torch.arange(visible, dtype=kind)
+    return rows.expand(-1, -1, group, -1).flatten()
+
+
+def _single(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, bags: torch.Tensor
+) -> torch.Tensor:
+    """Attention of one query a row and head, ``[row, head, group, dim]``; returns ``[row, head * group, dim]``.
+
+    Products of so few rows with a matrix run far below the speed of memory in BLAS. A weighted sum of rows of a table
+    has a kernel of its own, made for embeddings, which also takes the values from where they lie.
+    """
+    rows, heads, group, dim = q.shape
+    visible = keys.shape[2]
+    q = q * dim**-0.5
+    if group == 1:
+        scores = torch.matmul(keys, q.transpose(2, 3)).view(rows, heads, 1, visible)  # faster this way round
+    else:
+        scores = torch.matmul(q, keys.transpose(2, 3))
+    weights = scores.add_(mask).softmax(-1).flatten()
+    offsets = torch.arange(0, len(bags), visible, dtype=bags.dtype)
+    summed = F.embedding_bag(bags, values.view(-1, dim), offsets, mode="sum", per_sample_weights=weights)
+    return summed.view(rows, heads * group, dim)
 
 
 __all__ = ["Blocks", "Rectangle", "SlotCache"]

@@ -1,0 +1,157 @@
+"""A forward pass with gradients over packed tokens, for decoders shaped like Llama, in fp32 or better on CPUs.
+
+It reads the model's own parameters, so gradients arrive where an optimiser looks for them. Small models spend as much
+time around their matrix products as in them. So here products that share their input are one; a norm's weight is
+multiplied into the product behind it; norm, rotation and gate have backward passes that write each number once; and
+what the last layer makes of tokens whose state nobody asks for is not computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from policy.lm.pack import Pack, packed_attention
+
+_FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+_HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_PRODUCTS = {*_HEADS, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+_LAYER = {*_PRODUCTS, "", "self_attn", "mlp", "mlp.act_fn", "input_layernorm", "post_attention_layernorm"}
+_NORMED_HEADS = {"self_attn.q_norm", "self_attn.k_norm"}
+
+
+def is_lean(core: Any) -> bool:
+    """Whether ``lean_states`` may stand for the forward pass of ``core``, the part of a causal LM below its head."""
+    config, weight = core.config, core.embed_tokens.weight if hasattr(core, "embed_tokens") else None
+    if weight is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
+        return False
+    if config.model_type not in _FAMILY or config.hidden_act != "silu" or torch.is_autocast_enabled("cpu"):
+        return False
+    if core.training and config.attention_dropout:
+        return False
+    return all(_is_plain(dict(layer.named_modules())) for layer in core.layers)
+
+
+def _is_plain(modules: dict[str, Any]) -> bool:
+    """A layer of the parts that are known, without adapters, quantisation, or biases in odd places."""
+    return (modules.keys() - _NORMED_HEADS == _LAYER) and all(
+        type(modules[name]) is torch.nn.Linear and (name in _HEADS or modules[name].bias is None) for name in _PRODUCTS
+    )
+
+
+def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tensor:
+    """Final hidden states ``[wanted, hidden]`` of packed tokens; of all ``[n, hidden]`` by default."""
+    eps = core.config.rms_norm_eps
+    x = core.embed_tokens(packing.ids)
+    cos, sin = core.rotary_emb(x, packing.positions[None])
+    half = cos.shape[-1] // 2
+    rotation = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]  # [n, 1, dim / 2]
+    last = len(core.layers) - 1
+    for index, layer in enumerate(core.layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        q, k, v = _heads(attention, _Normed.apply(x, eps), layer.input_layernorm.weight, rotation, eps)
+        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
+        seen, _ = packed_attention(attention, q, k, v, None, packing=packing)
+        seen = seen[0].flatten(1)
+        if index == last and wanted is not None:
+            x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
+        x = torch.addmm(x, seen, attention.o_proj.weight.T)
+        gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight
+        x = torch.addmm(x, _Gated.apply(F.linear(_Normed.apply(x, eps), gate_up)), mlp.down_proj.weight.T)
+    return _Normed.apply(x, eps) * core.norm.weight
+
+
+def _heads(attention: Any, x: Tensor, norm: Tensor, rotation: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rotated queries and keys, and values: ``[n, head, dim]``. Pairs ``(i, i + dim / 2)`` are next to each other."""
+    dim = attention.head_dim
+    q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+    joined = torch.cat([_paired(q.weight, dim), _paired(k.weight, dim), v.weight]) * norm
+    bias = None if q.bias is None else torch.cat([_paired(q.bias, dim), _paired(k.bias, dim), v.bias])
+    heads = F.linear(x, joined, bias).view(len(x), -1, dim)
+    counts = [len(p.weight) // dim for p in (q, k, v)]
+    if not hasattr(attention, "q_norm"):
+        return _Turned.apply(heads, rotation, counts)
+    parts = heads.split(counts, 1)
+    normed = [
+        _Normed.apply(part, eps) * _paired(n.weight, dim)
+        for part, n in zip(parts, (attention.q_norm, attention.k_norm), strict=False)
+    ]
+    return _Turned.apply(torch.cat([*normed, parts[2]], 1), rotation, counts)
+
+
+def _paired(rows: Tensor, dim: int) -> Tensor:
+    """Rows (or entries) ``i`` and ``i + dim / 2`` of each head next to each other; scores do not notice."""
+    return rows.view(-1, 2, dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+class _Normed(torch.autograd.Function):
+    """``x / sqrt(mean(x^2) + eps)`` (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4, without its gain)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        y = x * scale
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors
+        along = (grad * y).mean(-1, keepdim=True)
+        return torch.addcmul(grad, y, along, value=-1).mul_(scale), None
+
+
+class _Gated(torch.autograd.Function):
+    """``silu(gate) * up`` of both side by side, ``[n, 2 * mlp]`` (Shazeer 2020, arXiv 2002.05202, equation 6)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        passed = F.silu(gate)
+        ctx.save_for_backward(gate_up, passed)
+        return passed * up
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        gate_up, passed = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, -1)
+        out = torch.empty_like(gate_up)
+        to_gate, to_up = out.chunk(2, -1)
+        torch.mul(grad, passed, out=to_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
+        return out
+
+
+class _Turned(torch.autograd.Function):
+    """Splits ``[n, head, dim]`` into queries, keys and values, and rotates the first two (as complex numbers)."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, rotation: Tensor, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = heads.split(counts, 1)
+        ctx.save_for_backward(rotation)
+        ctx.counts = counts
+        return _rotated(q, rotation), _rotated(k, rotation), v.contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (rotation,) = ctx.saved_tensors
+        out = grads[0].new_empty(len(rotation), sum(ctx.counts), grads[0].shape[-1])
+        back, parts = rotation.conj().resolve_conj(), out.split(ctx.counts, 1)
+        for grad, part in zip(grads[:2], parts[:2], strict=True):
+            torch.mul(_complex(grad), back, out=_complex(part))
+        parts[2].copy_(grads[2])
+        return out, None, None
+
+
+def _complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
+    return torch.view_as_real(_complex(x) * rotation).flatten(-2)
+
+
+__all__ = ["is_lean", "lean_states"]
