@@ -41,7 +41,10 @@ class TrainSettings:
         weight_decay: of AdamW.
         grad_clip: largest norm of the gradient.
         micro_tokens: that a forward pass computes; changes memory and speed, not the gradient.
-        expert_share: share of expert episodes among those of an update; 0 where the log has no solved ones.
+        real_share: share of an update's groups that are played in the real games beside the dreams; 0 takes no real
+            step. Also points [update, share] with straight lines between, [[0,0.5],[12,0]].
+        expert_share: share of expert episodes among those of an update, a number or points as above; 0 where the log
+            has no solved ones.
         expert_coef: weight of their loss.
         expert_form: cross_entropy, or luffy, which learns fastest what the policy finds unlikely; never a ratio.
         self_imitation: replays the policy's own good episodes.
@@ -63,7 +66,8 @@ class TrainSettings:
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     micro_tokens: int = 4096
-    expert_share: float = 0.1
+    real_share: float | list[list[float]] = 0.0
+    expert_share: float | list[list[float]] = 0.1
     expert_coef: float = 0.1
     expert_form: Literal["cross_entropy", "luffy"] = "cross_entropy"
     self_imitation: SelfImitationSettings = field(default_factory=SelfImitationSettings)

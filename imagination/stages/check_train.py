@@ -6,6 +6,7 @@ from imagination.algorithms import ALGORITHMS
 from imagination.choice import chosen
 from imagination.curriculum import check_horizon
 from imagination.dream_env import JUDGEMENTS
+from imagination.mixture import check_share, most
 from imagination.pay import check_tiers
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 
@@ -30,8 +31,11 @@ def check(config: Config) -> None:
             f"train.extra_groups plays on for groups that are left out, and {algorithm.name} leaves none out: set it "
             "to 0, or choose dapo or grpo, or set algorithm.drop_equal_groups=true where the algorithm compares groups"
         )
-    if not 0 <= train.expert_share < 1:
-        raise UserError(f"train.expert_share must lie in [0, 1), got {train.expert_share}")
+    for name, share in (("train.expert_share", train.expert_share), ("train.real_share", train.real_share)):
+        if wrong := check_share(name, share):
+            raise UserError(wrong)
+    if wrong := _real_share(config):
+        raise UserError(wrong)
     if not 0 <= dream.branch <= 1:
         raise UserError(f"dream.branch must lie in [0, 1], got {dream.branch}")
     if not 0 < dream.min_weight <= 1:
@@ -67,15 +71,31 @@ def check_experts(config: Config, experts: int) -> None:
     Raises:
         UserError: expert episodes are to be mixed in, and the log has none.
     """
-    if config.train.expert_share and not experts:
+    if most(config.train.expert_share) and not experts:
         raise UserError(
             f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none: "
             "set train.expert_share=0, or log solved episodes of an agent named expert"
         )
 
 
+def _real_share(config: Config) -> str | None:
+    train = config.train
+    if not most(train.real_share):
+        return None
+    if train.world == "real":
+        return "train.world=real plays nothing but real episodes: set train.real_share=0, or train.world=dream"
+    if train.groups == 1:
+        return "train.real_share shares the groups of an update between dreams and real games: set train.groups above 1"
+    if train.process:
+        return (
+            f"train.process={train.process} judges dreamed turns; those of the real games carry no number: set "
+            "train.real_share=0, or train.process='' and train.process_coef=0"
+        )
+    return None
+
+
 def _self_imitation(config: Config) -> str | None:
-    settings, experts = config.train.self_imitation, config.train.expert_share
+    settings, experts = config.train.self_imitation, most(config.train.expert_share)
     if not settings.share:
         if settings != SelfImitationSettings():
             return "train.self_imitation.* is set and nothing is replayed: set train.self_imitation.share, such as 0.1"

@@ -51,12 +51,18 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
 
     arms = ["ablation.arms.short=train.updates=1 evaluate.episodes=12", f"ablation.runs=[{folder}]"]
+    arms.append("ablation.arms.mixed=train.updates=2 train.real_share=[[0,0.5],[1,0]] evaluate.episodes=12")
     ablation = ["ablate", "run=ablation", f"output={tmp_path}", *arms]
     assert main(ablation) == 0
     (found,) = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
     arm = found["arms"]["short"]
     assert (found["seed"], arm["train_tasks"]["n"], arm["real_steps"]["train"]) == (2, 12, 0)
     assert len((tmp_path / "ablation/arms/short/seed-2/metrics.jsonl").read_text().splitlines()) == 1
+    lines = (tmp_path / "ablation/arms/mixed/seed-2/metrics.jsonl").read_text().splitlines()
+    mixed, alone = (json.loads(line) for line in lines)
+    assert min(mixed["rl_tokens_dream"], mixed["rl_tokens_real"]) > 0 == alone.get("rl_tokens_real", 0)
+    assert {"dream_success", "real_success", "clip_fraction_real", "tokens_expert"} <= set(mixed)
+    assert found["arms"]["mixed"]["real_steps"]["train"] == mixed["real_turns"] > 0, "declared, and counted"
     capsys.readouterr()
     assert main(ablation) == 0, "finished arms are not trained again"
     assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())[0]["arms"]["short"] == arm

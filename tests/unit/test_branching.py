@@ -11,7 +11,8 @@ import pytest
 from imagination.compose import load_config
 from imagination.rollout import Episode, Provenance
 from imagination.settings import Config, UserError
-from imagination.stages.train import Player, check, lost_to_doubt, useful_turns
+from imagination.stages.check_train import check
+from imagination.stages.player import Player, lost_to_doubt, useful_turns
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 UNSURE, LIMIT = StopReason.UNSURE, StopReason.TURN_LIMIT
