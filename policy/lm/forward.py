@@ -128,8 +128,8 @@ def packs(model: Any, longest: int) -> bool:
     if any(limit is not None and longest > limit for limit in limits):
         return False
     known, lean = _FAITHFUL.setdefault(core, {}), is_lean(core)
-    if lean not in known:
-        known[lean] = _packing_is_faithful(model)
+    if lean not in known:  # the other way too, which a hook or adapters may bring about later
+        known.update({way: _packing_is_faithful(model, way) for way in {lean, False} - known.keys()})
     return known[lean]
 
 
@@ -137,7 +137,7 @@ _FAITHFUL: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()  # by 
 
 
 @torch.no_grad()
-def _packing_is_faithful(model: Any) -> bool:
+def _packing_is_faithful(model: Any, lean: bool) -> bool:
     core = decoder(model)
     modes = {module: module.training for module in core.modules()}
     device = next(core.parameters()).device
@@ -146,7 +146,7 @@ def _packing_is_faithful(model: Any) -> bool:
     try:
         with torch.autocast(device.type, enabled=False):
             packing = pack(rows).to(device)
-            packed = _packed_states(model, packing)
+            packed = lean_states(core, packing) if lean else _own_states(core, packing)
             alone = [
                 core(input_ids=torch.tensor([row], device=device), use_cache=False).last_hidden_state[0] for row in rows
             ]
@@ -172,6 +172,12 @@ def _packed_states(model: Any, packing: Pack, wanted: Tensor | None = None) -> T
     core = decoder(model)
     if is_lean(core):
         return lean_states(core, packing, wanted)
+    states = _own_states(core, packing)
+    return states if wanted is None else states.index_select(0, wanted)
+
+
+def _own_states(core: Any, packing: Pack) -> Tensor:
+    """``[n, hidden]`` by the decoder's own forward pass."""
     before = core.config._attn_implementation
     # transformers makes no mask for an implementation for which no kind of mask is registered
     core.config._attn_implementation = IMPLEMENTATION
@@ -181,4 +187,4 @@ def _packed_states(model: Any, packing: Pack, wanted: Tensor | None = None) -> T
         ).last_hidden_state
     finally:
         core.config._attn_implementation = before
-    return states[0] if wanted is None else states[0].index_select(0, wanted)
+    return states[0]

@@ -32,7 +32,16 @@ def is_lean(core: Any) -> bool:
         return False
     if core.training and config.attention_dropout:
         return False
+    if any(_hooked(module) for module in (core, core.norm, *core.layers.modules())):
+        return False
     return all(_is_plain(dict(layer.named_modules())) for layer in core.layers)
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    """Whether somebody wants to be told when ``module`` is called, which the lean pass does not do."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 def _is_plain(modules: dict[str, Any]) -> bool:

@@ -52,6 +52,20 @@ def test_the_rest_goes_the_way_of_transformers() -> None:
     assert packs(adapted, 4)
 
 
+@pytest.mark.parametrize("where", ["", "norm", "layers.1.mlp.up_proj"])
+def test_who_asked_to_be_told_of_calls_is_told(where: str) -> None:
+    """Parts that the lean pass does not call have no hooks while it is used."""
+    model = make_model("llama")
+    calls: list[int] = []
+    hook = decoder(model).get_submodule(where).register_forward_hook(lambda *_: calls.append(1))
+    assert packs(model, 20)
+    calls.clear()
+    encode(model, *batch_of(ROWS["one row"]))
+    assert calls == [1]
+    hook.remove()
+    assert is_lean(decoder(model))
+
+
 def test_wanted_states_are_those_of_all() -> None:
     """The last layer leaves out what nobody asks for, and nothing else."""
     model, rows = make_model("qwen3", torch.float64), ROWS["a group"]
