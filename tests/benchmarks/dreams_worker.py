@@ -16,6 +16,7 @@ from imagination.run_folder import RunFolder
 from imagination.stages.common import load_model
 from imagination.stages.engines import drafts_from
 from imagination.stages.fit import read_log
+from imagination.stages.worlds import form_of
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
 from policy.lm.inprocess import InProcessEngine, Turnstile
@@ -52,7 +53,11 @@ class Dreams:
             if engine == "vllm":
                 settings = EngineSettings(name="vllm", slots=SLOTS, memory_gib=1.0, eager=eager)
                 return VllmEngine(model, chat.tokenizer, context, settings)
-            drafts = drafts_from(logged, chat) if logged and engine == "drafts" else None
+            drafts = (
+                drafts_from(logged, chat, form_of(self.config.worldmodel, logged))
+                if logged and engine == "drafts"
+                else None
+            )
             return InProcessEngine(model, context, SLOTS, drafts=drafts, turnstile=turnstile)
 
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", self.config.worldmodel)
