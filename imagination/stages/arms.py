@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     """Trains the clone of the run in ``source`` by ``config`` and plays the result in the real games.
 
-    An arm that was finished with these settings from this clone is not trained again.
+    An arm that was finished with these settings from this clone and these world models is not trained again.
 
     Returns:
         ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage, ``wall_seconds`` of
@@ -31,11 +33,12 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
         name of the tripwire that stopped it or ``None``.
     """
     start = RunFolder(source, config.seed)
-    origin = weights_version(load_model(need(start.model("policy-clone"), "clone"), "clone", config.policy)[0])
+    need(start.model("policy-clone"), "clone")
+    members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
+    origin = _hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
-    members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
     for name in ("checkpoints", *SHARED, *members):
         shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
     for name in (*SHARED, *members):
@@ -44,6 +47,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
         run.update({"world_model_form": start.summary["world_model_form"]})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
+    result["real_steps"]["train"] = run.summary["real_steps"]["train"]
     lines = [line for line in run.metrics("train") if "dream_success" in line]
     result |= {
         "wall_seconds": run.summary["wall_seconds"]["train"],
@@ -55,7 +59,11 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
 
 
 def play_clone(config: Config, source: Path) -> dict[str, Any]:
-    """How the clone of a run does in the real games, over the same tasks and seeds as every arm."""
+    """How the clone of a run does in the real games, over the same tasks and seeds as every arm.
+
+    Returns:
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), and ``real_steps`` of playing them.
+    """
     return asyncio.run(_play(config, RunFolder(source, config.seed), "policy-clone"))
 
 
@@ -69,6 +77,16 @@ async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
         episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
         result[f"{split}_tasks"] = summarise(episodes).success.to_json()
     await tasks.close()
-    trained = run.summary.get("real_steps", {}).get("train", 0)
-    result["real_steps"] = {"train": trained, "evaluate": real_steps_taken() - before}
+    result["real_steps"] = {"evaluate": real_steps_taken() - before}
     return result
+
+
+def _hash_of(root: Path, folders: Sequence[str]) -> str:
+    """A short hash of all files of these folders of ``root``."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(p for p in (root / folder).rglob("*") if p.is_file()):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()[:12]

@@ -78,13 +78,12 @@ class Player:
         chance = random.Random(f"{self.config.seed}/{index}")
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         longest = longest_turns(self.config.dream, index)
-        real = real_groups(index, settings)
-        groups = settings.groups - real
+        groups = self._first_groups(index)
         played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
         if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
             played += self._branches(index, chance, stamp, longest, played)
         played += self._in_place_of_equal_groups(index, chance, stamp, longest, played)
-        beside = self._beside(index, chance, real, longest)
+        beside = self._beside(index, chance, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -118,11 +117,20 @@ class Player:
                 rows.append(row)
         return Update(index, [*rows, *again], measured)
 
-    def _beside(self, index: int, chance: random.Random, groups: int, longest: int) -> list[Trajectory]:
-        """Groups of the same update that are played in the real games, at ``train.real_share``."""
+    def _first_groups(self, index: int) -> int:
+        """Groups of an update that are played in its world, without those beside it and without further ones."""
+        return self.config.train.groups - real_groups(index, self.config.train)
+
+    def _beside(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+        """Groups of the same update that are played in the real games, at ``train.real_share``.
+
+        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough.
+        """
+        first = self._first_groups(index)
+        groups = self.config.train.groups - first
         if not groups or self.real is None:
             return []
-        episodes = self._episodes(index, chance, 0, groups, 0.0, self.real)
+        episodes = self._episodes(index, chance, first, groups, 0.0, self.real)
         return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, self.real)
 
     @property
@@ -174,7 +182,8 @@ class Player:
         """
         settings = self.config.train
         missing = lost_to_doubt(played, longest)
-        first, last = settings.groups, settings.groups + int(self.config.dream.extra_groups * settings.groups)
+        first = settings.groups
+        last = first + int(self.config.dream.extra_groups * self._first_groups(index))
         found: list[Trajectory] = []
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
@@ -189,10 +198,11 @@ class Player:
     ) -> list[Trajectory]:
         """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
         settings = self.config.train
-        first = len({t.group_id for t in played})
-        last = first + int(settings.extra_groups * settings.groups)
+        wanted = self._first_groups(index)
+        first = settings.groups + len({t.group_id for t in played}) - wanted  # the numbers before it are taken
+        last = first + int(settings.extra_groups * wanted)
         found: list[Trajectory] = []
-        while first < last and (missing := settings.groups - telling_groups([*played, *found], self.pay)) > 0:
+        while first < last and (missing := wanted - telling_groups([*played, *found], self.pay)) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
             found += self._play(episodes, stamp, longest)
@@ -204,9 +214,7 @@ class Player:
     ) -> list[Episode]:
         """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
         settings, source = self.config.train, (world or self.world).source
-        beside = (
-            "" if source is self.world.source else f"{source.value}/"
-        )  # groups of both worlds have names of their own
+        world_name = "" if source is self.world.source else f"{source.value}/"  # no group is of both worlds
         by_task: dict[str, list[str]] = {}
         for name, start in self.starts.items():
             by_task.setdefault(start.task_id, []).append(name)
@@ -223,7 +231,7 @@ class Player:
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
                 seed = ((self.config.seed * 10_007 + index) * 1009 + g) * 101 + k
-                episodes.append(Episode(episode_id, Task(task_id, spec), f"{beside}{index}/{g}", seed))
+                episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
         return episodes
 
 

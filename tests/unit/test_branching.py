@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from imagination.compose import load_config
 from imagination.rollout import Episode, Provenance
 from imagination.settings import Config, UserError
 from imagination.stages.check_train import check
-from imagination.stages.player import Player, lost_to_doubt, useful_turns
+from imagination.stages.player import Player, World, lost_to_doubt, useful_turns
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 UNSURE, LIMIT = StopReason.UNSURE, StopReason.TURN_LIMIT
@@ -43,11 +45,15 @@ class Scripted(Player):
         self.useful = useful
         self.asked: list[tuple[int, int, float]] = []
 
-    def _episodes(self, index: int, chance: random.Random, first: int, groups: int, branch: float) -> list[Episode]:
+    def _episodes(
+        self, index: int, chance: random.Random, first: int, groups: int, branch: float, world: World | None = None
+    ) -> list[Episode]:
         self.asked.append((first, groups, branch))
         return [None] * (groups * 2)  # type: ignore[list-item]
 
-    def _play(self, episodes: Sequence[Episode], stamp: Provenance, longest: int) -> list[Trajectory]:
+    def _play(
+        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
+    ) -> list[Trajectory]:
         return [dream(self.useful + 1, UNSURE) for _ in episodes]
 
     def rounds(self, missing: int) -> list[tuple[int, int, float]]:
@@ -91,3 +97,44 @@ def test_settings_from_the_command_line() -> None:
 def test_settings_that_cannot_be(override: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         check(load_config([override], Config))
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, [(4, 4, 1.0)]), (0.5, [(4, 2, 1.0)]), (0.75, [(4, 1, 1.0)])])
+def test_what_is_played_in_the_real_games_asks_for_no_further_dreams(
+    share: float, expected: list[tuple[int, int, float]]
+) -> None:
+    """Of four groups, 4, 2 and 1 are dreamed: as many again at most, numbered after those of both worlds."""
+    player = Scripted(10, extra_groups=1.0)
+    player.config.train.real_share = share
+    assert player.rounds(200) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "branches", "expected"),
+    [
+        (0.0, 0, [(4, 4, 0.5), (8, 4, 0.5)]),  # all four were alike, and so are the further ones: twice four
+        (0.0, 3, [(7, 4, 0.5), (11, 4, 0.5)]),
+        (0.5, 0, [(4, 2, 0.5), (6, 2, 0.5)]),  # two are dreamed, so two are missing
+        (0.5, 3, [(7, 2, 0.5), (9, 2, 0.5)]),
+    ],
+)
+def test_equal_groups_are_replaced_only_where_they_were_dreamed(
+    share: float, branches: int, expected: list[tuple[int, int, float]]
+) -> None:
+    player = Scripted(10, branch=0.5)
+    player.config.train.real_share, player.config.train.extra_groups = share, 2.0
+    dreamed = 4 - round(share * 4)
+    numbers = [*range(dreamed), *range(4, 4 + branches)]
+    played = [replace(dream(3, LIMIT), group_id=f"0/{g}") for g in numbers for _ in range(2)]
+    player._in_place_of_equal_groups(0, random.Random(0), Provenance(Source.DREAM), 10, played)
+    assert player.asked == expected
+
+
+def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
+    """Two of four groups are real: number 2 and 3, after the dreamed 0 and 1."""
+    player = Scripted(10)
+    player.config.train.real_share = 0.5
+    player.real = object()  # type: ignore[assignment]
+    player.model = torch.nn.Linear(1, 1)
+    player._beside(0, random.Random(0), 10)
+    assert player.asked == [(2, 2, 0.0)]

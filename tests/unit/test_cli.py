@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from imagination import cli, compose
 from imagination import settings as real_settings
+from imagination.catalogue import STAGES
 from imagination.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
     monkeypatch.setitem(sys.modules, "imagination.settings", settings)
     monkeypatch.setitem(sys.modules, "imagination.settings.errors", settings)
     fakes: dict[str, types.ModuleType] = {}
-    for stage in cli.STAGES.values():
+    for stage in STAGES.values():
         module, _, name = stage.function.partition(":")
         stages = fakes.setdefault(module, types.ModuleType(module))
         setattr(stages, name, lambda config, folder: calls.append((config, folder)))
@@ -140,8 +141,8 @@ def load(*overrides: str) -> Config:
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
     names += ["audit", "audit-table", "ablate", "compare", "report"]
-    assert list(cli.STAGES) == names
-    assert len({stage.function for stage in cli.STAGES.values()}) == len(names)
+    assert list(STAGES) == names
+    assert len({stage.function for stage in STAGES.values()}) == len(names)
     for name in names:
         assert cli.main([name, "run=r"]) == 0
     assert len(ran) == len(names)
@@ -164,18 +165,18 @@ def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*cli.STAGES, "algorithm=bilevel_ppo|", "preset=demo|tiny", "imagine train run=mine"]:
+    for word in [*STAGES, "algorithm=bilevel_ppo|", "preset=demo|tiny", "imagine train run=mine"]:
         assert word in out
     assert ran == []
 
 
-@pytest.mark.parametrize("name", list(cli.STAGES))
+@pytest.mark.parametrize("name", list(STAGES))
 def test_stage_help_shows_examples_files_and_keys(name: str, ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert 2 <= len(cli.STAGES[name].examples) <= 3
+    assert 2 <= len(STAGES[name].examples) <= 3
     for word in [
-        *cli.STAGES[name].examples,
+        *STAGES[name].examples,
         "reads",
         "writes",
         "algorithm=bilevel_ppo|",
@@ -200,7 +201,7 @@ def test_train_help_lists_its_keys_with_defaults_types_and_words(
 
 def test_the_examples_in_the_help_are_valid(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imagination.settings", real_settings)  # the presets set real keys
-    for stage in cli.STAGES.values():
+    for stage in STAGES.values():
         for example in stage.examples:
             command, *words = example.split()
             assert command == "imagine"
@@ -494,7 +495,7 @@ def test_every_file_of_configs_composes_with_the_real_settings(overrides: list[s
     assert isinstance(compose.load_config(overrides, settings.Config), settings.Config)
 
 
-@pytest.mark.parametrize("stage", cli.STAGES.values(), ids=list(cli.STAGES))
+@pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
 def test_every_stage_names_a_function_that_exists(stage: cli.Stage) -> None:
     module, _, name = stage.function.partition(":")
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
@@ -504,5 +505,5 @@ def test_every_stage_names_a_function_that_exists(stage: cli.Stage) -> None:
 
 def test_the_help_names_only_sections_that_exist() -> None:
     settings = pytest.importorskip("imagination.settings")
-    named = {section for stage in cli.STAGES.values() for section in stage.sections}
+    named = {section for stage in STAGES.values() for section in stage.sections}
     assert named <= set(schema_keys(settings.Config))
