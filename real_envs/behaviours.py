@@ -78,7 +78,7 @@ class Habits:
 
     valid: float = 0.0  # a random command that the world accepts
     near_miss: float = 0.0  # a plausible command that it does not
-    garbled: float = 0.0  # a command with a word too many, too few, or wrong
+    garbled: float = 0.0  # a command with words too many, too few, wrong, or run together
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Careless:
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = _rng(self.name, seed)
         p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p * 0.1, p * 0.65, p * 0.25), rng)
+        return ScriptedActor(observation, Habits(p * 0.1, p * 0.5, p * 0.4), rng)
 
 
 def mixture() -> tuple[tuple[Agent, float], ...]:
@@ -188,6 +188,7 @@ class ScriptedActor:
         self._valid = _names(observation, "admissible_commands")
         self._plan = _names(observation, "policy_commands")
         self._entities = _names(observation, "entities")
+        self._text = observation.text
         text = f"{observation.text} {observation.privileged.get('inventory', '')}".lower()
         self._seen += [name for name in self._entities if name not in self._seen and name.lower() in text]
 
@@ -206,7 +207,8 @@ class ScriptedActor:
     def _choose(self) -> str:
         draw, habits = self._rng.random(), self._habits
         if draw < habits.garbled:
-            return garble(self._rng.choice([self._next(), self._random_valid(), self._near_miss()]), self._rng)
+            command, other = self._rng.sample([self._next(), self._random_valid(), self._near_miss()], 2)
+            return garble(command, self._rng, other, self._text)
         if draw < habits.garbled + habits.near_miss:
             return self._near_miss()
         if draw < habits.garbled + habits.near_miss + habits.valid:
@@ -256,14 +258,29 @@ class ScriptedActor:
         return self._rng.choice(self._entities or _STRANGE_NOUNS)
 
 
-def garble(command: str, rng: random.Random) -> str:
-    """A command as a weak language model gets it wrong: a word dropped, doubled, swapped, replaced, or cut off."""
+def garble(command: str, rng: random.Random, other: str = "look", seen: str = "") -> str:
+    """A command as a weak language model gets it wrong, sometimes in two ways at once.
+
+    A word dropped, doubled, swapped or replaced, another preposition, the end or the beginning cut off; and what a
+    model does whose tokens hold spaces: words run together, and the beginning of a command goes on as another one or
+    as what was just read.
+
+    Args:
+        other: another command that the agent could have meant.
+        seen: what the agent has read last.
+    """
+    garbled = _garble_once(command, rng, other, seen)
+    return _garble_once(garbled, rng, other, seen) if rng.random() < 0.3 else garbled
+
+
+def _garble_once(command: str, rng: random.Random, other: str, seen: str) -> str:
     words = command.split()
     at = rng.randrange(len(words))
-    prepositions = [i for i, word in enumerate(words) if word in _PREPOSITIONS]
-    kind = rng.choice(("drop", "double", "swap", "noun", "cut", "preposition"))
-    if kind == "preposition" and prepositions:
-        i = rng.choice(prepositions)
+    kind = rng.choice(
+        ("drop", "double", "swap", "noun", "cut", "behead", "preposition", "glue", "glue", "splice", "echo")
+    )
+    if kind == "preposition" and (places := [i for i, word in enumerate(words) if word in _PREPOSITIONS]):
+        i = rng.choice(places)
         words[i : i + 1] = rng.choice(([], [rng.choice(sorted(_PREPOSITIONS))]))
     elif kind == "drop" and len(words) > 1:
         del words[at]
@@ -272,8 +289,19 @@ def garble(command: str, rng: random.Random) -> str:
         words[at], words[at + 1] = words[at + 1], words[at]
     elif kind == "noun" and len(words) > 1:
         words[rng.randrange(1, len(words))] = rng.choice(_STRANGE_NOUNS)
-    elif kind == "cut":
-        return command[: rng.randint(1, max(1, len(command) - 1))].strip()
+    elif kind == "cut" and len(command) > 1:
+        return command[: rng.randrange(1, len(command))].strip()
+    elif kind == "behead" and len(command) > 1:
+        return command[rng.randrange(1, len(command)) :].strip()
+    elif kind == "glue" and at:
+        words[at - 1 : at + 1] = [words[at - 1] + words[at]]
+    elif kind == "glue":
+        words[at] += words[at]
+    elif kind in ("splice", "echo"):
+        source = (seen if kind == "echo" else other).split() or ["look"]
+        begin = rng.randrange(len(source))
+        tail = source[begin : begin + rng.randint(1, 4)] if kind == "echo" else source[begin:]
+        return rng.choice((" ", "")).join([" ".join(words[: at + 1]), " ".join(tail)])
     else:
         words.insert(at, words[at])
     return " ".join(words)
