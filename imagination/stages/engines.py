@@ -11,8 +11,9 @@ import torch
 from imagination.settings import UserError
 from policy.lm.drafts import Drafts
 from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
-from policy.lm.inprocess import InProcessEngine, MemoryTooSmall, Turnstile
+from policy.lm.inprocess import InProcessEngine, MemoryTooSmall
 from policy.lm.render import ChatFormat, render_for_world_model
+from policy.lm.requests import Turnstile
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_engine import VllmEngine
 from real_envs.trajectory import Trajectory

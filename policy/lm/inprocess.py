@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import torch
 
 from policy.lm.decode import Feed, kv_shape, make_decoder
-from policy.lm.drafts import Draft, Drafts
+from policy.lm.drafts import Drafts
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.requests import Counts, Request, Turnstile
 from policy.lm.sampling import sample
 from policy.lm.slot_table import SlotTable, common_prefix, within
 
@@ -32,61 +31,6 @@ _Outcome = Completion | tuple[float, ...] | Exception
 
 class MemoryTooSmall(ValueError):
     """Not even one sequence of the whole context fits the stated memory."""
-
-
-class Turnstile:
-    """Lets that engine step next for which most requests wait, where several share one device.
-
-    In a dream policy and world model alternate; without this each would run half-empty batches.
-    """
-
-    def __init__(self) -> None:
-        self._engines: WeakSet[InProcessEngine] = WeakSet()
-
-    def join(self, engine: InProcessEngine) -> None:
-        self._engines.add(engine)
-
-    def admits(self, engine: InProcessEngine) -> bool:
-        return all(engine.load >= other.load for other in self._engines)
-
-
-@dataclass(slots=True)
-class _Request:
-    ids: np.ndarray
-    sampling: Sampling
-    uniforms: np.ndarray  # one per token to sample; drawn from the request's own seed
-    session: Hashable | None
-    future: asyncio.Future[Any]
-    draft: Draft | None = None
-    score_from: int | None = None  # log-probs of ``ids`` from here on are asked for, and nothing is sampled
-
-    @property
-    def known(self) -> int:
-        """How many leading ids need no hidden state of their own, so that they may come from a cache."""
-        return (len(self.ids) if self.score_from is None else self.score_from) - 1
-
-
-@dataclass(slots=True)
-class Counts:
-    """What an engine did so far.
-
-    Attributes:
-        generated: tokens sampled.
-        scored: given tokens whose log-probs were asked for.
-        fed: tokens run through the model, those of rejected drafts included.
-        reused: prompt tokens whose keys and values were there already.
-        steps: forward passes.
-        drafted: tokens that drafts proposed.
-        accepted: those of them that were what would have been sampled anyway.
-    """
-
-    generated: int = 0
-    scored: int = 0
-    fed: int = 0
-    reused: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 class InProcessEngine:
@@ -140,8 +84,8 @@ class InProcessEngine:
         self._decode = decode
         self._turnstile = turnstile or Turnstile()
         self._turnstile.join(self)
-        self._waiting: deque[_Request] = deque()
-        self._running: dict[int, _Request] = {}
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
         self._slot_of: OrderedDict[Hashable, int] = OrderedDict()  # the session least recently used comes first
         self._free = set(range(self.slots))
         self._driver: asyncio.Task[None] | None = None
@@ -221,7 +165,7 @@ class InProcessEngine:
         if not 0 <= min(ids) <= max(ids) < self._vocab:
             raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
         loop = asyncio.get_running_loop()
-        request = _Request(
+        request = Request(
             np.asarray(ids, dtype=np.int64), sampling, uniforms, session, loop.create_future(), score_from=score_from
         )
         self._waiting.append(request)
@@ -250,7 +194,7 @@ class InProcessEngine:
 
     def _admit(self) -> None:
         """Gives waiting requests a slot, in order, as far as there are any."""
-        postponed: list[_Request] = []
+        postponed: list[Request] = []
         while self._waiting:
             request = self._waiting.popleft()
             if request.future.done():  # cancelled
@@ -263,7 +207,7 @@ class InProcessEngine:
                 postponed.append(request)
         self._waiting.extendleft(reversed(postponed))
 
-    def _slot_for(self, request: _Request) -> int | None:
+    def _slot_for(self, request: Request) -> int | None:
         slot = self._slot_of.get(request.session) if request.session is not None else None
         if slot is not None and slot not in self._running:
             self._slot_of.move_to_end(request.session)
@@ -277,7 +221,7 @@ class InProcessEngine:
                 return idle
         return None
 
-    def _load_prompt(self, slot: int, request: _Request) -> bool:
+    def _load_prompt(self, slot: int, request: Request) -> bool:
         """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
         state, n, most = self._state, len(request.ids), request.known
         cached = int(common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
@@ -314,7 +258,7 @@ class InProcessEngine:
             self._propose(slot, request)
         return True
 
-    def _propose(self, slot: int, request: _Request) -> None:
+    def _propose(self, slot: int, request: Request) -> None:
         state = self._state
         length = int(state.length[slot])
         request.draft = None
@@ -462,7 +406,7 @@ class InProcessEngine:
         self.counts.scored += len(request.ids) - start
         return tuple(state.logprobs[slot, start:done].tolist())
 
-    def _stop_string(self, slot: int, request: _Request, begin: int, end: int) -> int | None:
+    def _stop_string(self, slot: int, request: Request, begin: int, end: int) -> int | None:
         """Where the sampled text first contains a stop string, as the position after the token that completes it."""
         if not request.sampling.stop_strings or self._decode is None:
             return None
@@ -498,4 +442,4 @@ def _logprobs(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:
     return told
 
 
-__all__ = ["Counts", "InProcessEngine", "MemoryTooSmall", "Turnstile"]
+__all__ = ["InProcessEngine", "MemoryTooSmall"]

@@ -19,7 +19,8 @@ from imagination.stages.fit import read_log
 from imagination.stages.worlds import form_of
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
-from policy.lm.inprocess import InProcessEngine, Turnstile
+from policy.lm.inprocess import InProcessEngine
+from policy.lm.requests import Turnstile
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_engine import VllmEngine
 from real_envs.env import Task

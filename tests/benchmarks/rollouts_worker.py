@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from policy.lm.engine import Engine
-from policy.lm.inprocess import InProcessEngine, Turnstile
+from policy.lm.inprocess import InProcessEngine
+from policy.lm.requests import Turnstile
 from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
 from policy.lm.vllm_engine import VllmEngine

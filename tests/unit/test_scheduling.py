@@ -11,7 +11,8 @@ import torch
 
 from policy.lm import inprocess
 from policy.lm.engine import Completion, Sampling
-from policy.lm.inprocess import InProcessEngine, MemoryTooSmall, Turnstile
+from policy.lm.inprocess import InProcessEngine, MemoryTooSmall
+from policy.lm.requests import Turnstile
 from tests.unit.engines import CONTEXT, MODEL, NEVER, assert_scored, prompt, together
 
 
