@@ -50,6 +50,7 @@ _FORMS = {
 _DIRECTIONS = ("north", "south", "east", "west")
 _PREPOSITIONS = frozenset({"from", "on", "into", "with"})
 _STRANGE_NOUNS = ("sword", "lantern", "window", "ladder", "coin", "dragon", "cabinet", "rope", "letter", "thing")
+_GARBLES = ("drop", "double", "swap", "noun", "cut", "behead", "preposition", "glue", "splice", "splice", "echo")
 _IDLE = re.compile(r"(examine|look|inventory)\b")
 
 
@@ -135,7 +136,7 @@ class Careless:
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = _rng(self.name, seed)
         p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p * 0.1, p * 0.5, p * 0.4), rng)
+        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35), rng)
 
 
 def mixture() -> tuple[tuple[Agent, float], ...]:
@@ -207,7 +208,9 @@ class ScriptedActor:
     def _choose(self) -> str:
         draw, habits = self._rng.random(), self._habits
         if draw < habits.garbled:
-            command, other = self._rng.sample([self._next(), self._random_valid(), self._near_miss()], 2)
+            # half of them begin as what should come next: there a world model that overlooks the mistake does most harm
+            other = self._rng.choice((self._random_valid(), self._near_miss()))
+            command, other = (self._next(), other) if self._rng.random() < 0.5 else (other, self._next())
             return garble(command, self._rng, other, self._text)
         if draw < habits.garbled + habits.near_miss:
             return self._near_miss()
@@ -262,8 +265,8 @@ def garble(command: str, rng: random.Random, other: str = "look", seen: str = ""
     """A command as a weak language model gets it wrong, sometimes in two ways at once.
 
     A word dropped, doubled, swapped or replaced, another preposition, the end or the beginning cut off; and what a
-    model does whose tokens hold spaces: words run together, and the beginning of a command goes on as another one or
-    as what was just read.
+    model does whose tokens hold spaces: words run together, and the beginning of a command goes on as the end of
+    itself, of another one, or of what was just read.
 
     Args:
         other: another command that the agent could have meant.
@@ -276,9 +279,7 @@ def garble(command: str, rng: random.Random, other: str = "look", seen: str = ""
 def _garble_once(command: str, rng: random.Random, other: str, seen: str) -> str:
     words = command.split()
     at = rng.randrange(len(words))
-    kind = rng.choice(
-        ("drop", "double", "swap", "noun", "cut", "behead", "preposition", "glue", "glue", "splice", "echo")
-    )
+    kind = rng.choice(_GARBLES)
     if kind == "preposition" and (places := [i for i, word in enumerate(words) if word in _PREPOSITIONS]):
         i = rng.choice(places)
         words[i : i + 1] = rng.choice(([], [rng.choice(sorted(_PREPOSITIONS))]))
@@ -298,7 +299,7 @@ def _garble_once(command: str, rng: random.Random, other: str, seen: str) -> str
     elif kind == "glue":
         words[at] += words[at]
     elif kind in ("splice", "echo"):
-        source = (seen if kind == "echo" else other).split() or ["look"]
+        source = (seen if kind == "echo" else rng.choice((other, command))).split() or ["look"]
         begin = rng.randrange(len(source))
         tail = source[begin : begin + rng.randint(1, 4)] if kind == "echo" else source[begin:]
         return rng.choice((" ", "")).join([" ".join(words[: at + 1]), " ".join(tail)])

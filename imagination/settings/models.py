@@ -73,7 +73,7 @@ class FitSettings:
         precision: bf16 trains under autocast; weights stay fp32.
     """
 
-    steps: int = 1200
+    steps: int = 1600
     batch_tokens: int = 3072
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
     lr: float = 3e-3
