@@ -41,7 +41,7 @@ _ALL = (
         name="demo",
         summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
         help=(
-            "Runs every stage below in about ten minutes on two CPU cores, then prints a table and where the page is.\n"
+            "Runs every stage below in ten to twelve minutes on two CPU cores, then prints a table and where the page is.\n"
             "Stopped, it goes on where it was; finished, it only reports again."
         ),
         reads="nothing",
@@ -168,7 +168,7 @@ _ALL = (
         writes="audit.json, audit.html",
         examples=(
             "imagine audit run=mine",
-            "imagine audit run=mine audit.episodes=40",
+            "imagine audit run=mine audit.episodes=100",
             "imagine audit run=mine audit.policies=[outputs/a/models/policy,outputs/b/models/policy]",
         ),
         sections=("audit", "evaluate", "dream", "engine"),
