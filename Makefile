@@ -88,7 +88,7 @@ $(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
 	$(TRL_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/benchmarks/requirements-trl.txt
 	@touch $@
 
-bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL, on a quiet machine; ARGS=--quick only tries it
+bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL: an hour on a quiet machine; ARGS=--quick only tries it
 	$(BIN)/python -m tests.benchmarks.rollouts --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.dreams --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_update --trl-python $(TRL_VENV)/bin/python $(ARGS)

@@ -36,7 +36,7 @@ QUICK = ["run=bench-quick", "preset=tiny"]
 
 def main() -> None:
     parser = arguments(__doc__, "vllm")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     overrides = QUICK if options.quick else FULL
     _make_models(overrides)

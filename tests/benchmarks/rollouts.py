@@ -63,7 +63,7 @@ def decode_rows(
 
 def main() -> None:
     parser = arguments(__doc__, "vllm")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     shape = Shape(episodes=8, turns=2) if options.quick else Shape()

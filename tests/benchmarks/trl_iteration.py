@@ -35,7 +35,7 @@ _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 def main() -> None:
     parser = arguments(__doc__, "trl")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--with-cache", action="store_true", help="TRL's rollout keeps keys and values, by hand")
