@@ -4,7 +4,7 @@ An edit is a text of its own. Its first line names what is edited, each further 
 bottom::
 
     =                         the last observation; alone: nothing changed
-    =-= Kitchen =-            from this line to its end, the first earlier observation that has this line
+    =-= Kitchen =-            from this line to its end, the latest observation that has this line
     -3    -3..5    -[12]*     lines go: one, several, or a node and all that is deeper below it
     ~3 A table. It is empty.  a line becomes another one
     ~[12] button 'Save'       a node becomes another one, at the same depth and with the same [id]
@@ -78,7 +78,7 @@ def apply(before: str, edits: str, earlier: Sequence[str] = ()) -> str:
     Args:
         before: the last observation.
         edits: see the module.
-        earlier: the observations before the last one, oldest first; ``=line`` searches them and then ``before``.
+        earlier: the observations before the last one, oldest first; ``=line`` searches ``before``, then these backwards.
 
     Raises:
         EditInvalid: an operation that does not exist, or an address that is not in the text or out of order.
@@ -119,8 +119,8 @@ def diff(before: str, after: str, earlier: Sequence[str] = (), cost: Callable[[s
 
 
 def _block(texts: Sequence[str], line: str) -> list[str] | None:
-    """The lines of the first text that has ``line``, from there to its end."""
-    for text in texts:
+    """The lines of the last text that has ``line``, from there to its end."""
+    for text in reversed(texts):
         if line in text:  # cheap; the split tells whether it is a line
             lines = text.split("\n")
             if line in lines:

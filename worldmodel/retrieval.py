@@ -132,7 +132,8 @@ class Retrieval:
         """See ``Form``. The notes of earlier turns stay, so that a prompt is the prefix of the next one."""
         seen = [start, *(turn.observation for turn in history)]
         actions = [*(turn.action for turn in history), action]
-        return [self._note(start, before, done) for before, done in zip(seen, actions, strict=True)]
+        inner = self.form.notes(start, history, action) or [""] * len(actions)
+        return [note + self._note(start, before, done) for note, before, done in zip(inner, seen, actions, strict=True)]
 
     def _note(self, start: str, seen: str, action: str) -> str:
         key = (start, seen, action)

@@ -20,6 +20,7 @@ class WorldModelSettings(ModelSettings):
         members: of an ensemble that differ in their random start; 1 is a single model.
         lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
         neighbours: transitions of the log before each action (retrieval).
+        edited_in_full: what an edit has made follows it in the prompt (delta); false keeps prompts of long pages short.
         rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
         unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
         refusals: regular expression for observations that say that nothing changed, besides the last one again.
@@ -32,6 +33,7 @@ class WorldModelSettings(ModelSettings):
     members: int = 1
     lead: Literal["drawn", "first"] = "drawn"
     neighbours: int = 3
+    edited_in_full: bool = True
     rarity: float = 0.5
     unchanged_share: float | None = None
     refusals: str = ""

@@ -47,7 +47,7 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
 
 def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     if settings.kind == "delta":
-        return Edits()
+        return Edits(settings.edited_in_full)
     if settings.kind == "retrieval":
         try:
             return Retrieval(TransitionIndex(log), settings.neighbours)
@@ -58,7 +58,11 @@ def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) ->
 
 def trained_as(settings: WorldModelSettings) -> str:
     """What a model was trained to read and write, in a word: another form needs another training."""
-    form = f"{settings.kind}-{settings.neighbours}" if settings.kind == "retrieval" else settings.kind
+    form: str = settings.kind
+    if form == "retrieval":
+        form += f"-{settings.neighbours}"
+    if form == "delta":  # the word alone is of models from before texts stood there in full
+        form += "-full" if settings.edited_in_full else "-brief"
     return f"{form}+reasoning" if settings.reasoning_tokens else form
 
 
@@ -118,8 +122,8 @@ def check_form(run: RunFolder, config: Config) -> None:
     if trained != (wanted := trained_as(config.worldmodel)):
         raise UserError(
             f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
-            "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.reasoning_tokens) "
-            "back"
+            "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
+            "worldmodel.reasoning_tokens) back"
         )
 
 

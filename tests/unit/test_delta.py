@@ -10,12 +10,13 @@ import pytest
 
 from imagination.dream_env import DreamEnv, Start
 from policy.lm.engine import Completion, Sampling
-from policy.lm.render import ChatFormat, world_model_prompt
+from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from worldmodel.audit import audit_metrics, judge
 from worldmodel.delta import DeltaWorldModel, Edits
+from worldmodel.form import prompt_tokens
 from worldmodel.objective import world_model_row
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
@@ -81,6 +82,19 @@ def test_a_dream_reads_what_a_row_trained_on() -> None:
         assert list(row.ids[: len(whole)]) == whole
 
 
+def test_what_an_edit_made_stands_in_the_prompt_in_full_and_is_trained_by_nobody() -> None:
+    """The lamp is gone from the hall: the model reads the hall without it before it is asked about the next action."""
+    asked = prompt_tokens(CHAT, Edits(), EPISODE.start, TURNS[:3], "go east")
+    text = CHAT.decode(asked.ids)
+    assert text.count("-= Hall =-\nGo east.\n> ") == 1  # once: where nothing changed it stands there already
+    assert text.index(ANSWERS[1]) < text.index("-= Hall =-\nGo east.\n> wait") < text.index(ANSWERS[2])
+    brief = CHAT.decode(prompt_tokens(CHAT, Edits(in_full=False), EPISODE.start, TURNS[:3], "go east").ids)
+    assert "Go east.\n> " not in brief.replace(HALL, "")
+    full, short = (world_model_row(CHAT, EPISODE, [1.0] * 4, Edits(kind)) for kind in (True, False))
+    trained = [[i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight] for row in (full, short)]
+    assert trained[0] == trained[1]
+
+
 def test_confidence_is_that_of_the_edit_that_was_written() -> None:
     model = DeltaWorldModel(Says("=\n[reward=0]"), CHAT, "v")
     told = asyncio.run(model.predict("HALL", [], "wait", 0))
@@ -134,6 +148,6 @@ def test_another_edit_for_the_same_text_leads_to_the_same_prompt() -> None:
     told = asyncio.run(model.predict(EPISODE.start, TURNS[:1], "look", 0))
     turns = [TURNS[0], Turn("look", told.observation, 0.0, False)]
     asyncio.run(model.predict(EPISODE.start, turns, "wait", 0))
-    expected = world_model_prompt(CHAT, EPISODE.start, TURNS[:2], "wait", ANSWERS[:2])
+    expected = prompt_tokens(CHAT, Edits(), EPISODE.start, TURNS[:2], "wait")
     assert engine.prompts[1] == expected.ids
     assert {expected.owners[k] for k, t in enumerate(expected.turns) if t == 2} == {Owner.AGENT}

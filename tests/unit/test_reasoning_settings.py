@@ -25,6 +25,8 @@ def config(**changed: Any) -> Config:
 def test_the_form_follows_the_settings() -> None:
     assert form_of(config(reasoning_tokens=0).worldmodel, []).reasoning == 0
     assert trained_as(config(reasoning_tokens=0).worldmodel) == "text"
+    edits = [config(reasoning_tokens=0, kind="delta", edited_in_full=full).worldmodel for full in (True, False)]
+    assert [trained_as(settings) for settings in edits] == ["delta-full", "delta-brief"]
     for kind in ("text", "delta", "retrieval"):
         settings = config(kind=kind).worldmodel
         form = form_of(settings, [EPISODE])
