@@ -78,7 +78,7 @@ def apply(before: str, edits: str, earlier: Sequence[str] = ()) -> str:
     Args:
         before: the last observation.
         edits: see the module.
-        earlier: the observations before the last one, oldest first; ``=line`` searches ``before``, then these backwards.
+        earlier: those before the last one, oldest first; ``=line`` searches ``before``, then these backwards.
 
     Raises:
         EditInvalid: an operation that does not exist, or an address that is not in the text or out of order.
