@@ -115,15 +115,9 @@ class DeltaWorldModel(TextWorldModel):
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        chat: ChatFormat,
-        version: str,
-        max_tokens: int = 160,
-        temperature: float = 0.0,
-        in_full: bool = True,
+        self, engine: Engine, chat: ChatFormat, version: str, max_tokens: int = 160, temperature: float = 0.0
     ) -> None:
-        super().__init__(engine, chat, version, max_tokens, temperature, Edits(in_full))
+        super().__init__(engine, chat, version, max_tokens, temperature, Edits())
 
 
 __all__ = ["DeltaWorldModel", "Edits"]
