@@ -41,8 +41,8 @@ _ALL = (
         name="demo",
         summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
         help=(
-            "Runs every stage below in ten to twelve minutes on two CPU cores, then prints a table and where the page\n"
-            "is. Stopped, it goes on where it was; finished, it only reports again."
+            "Runs every stage below in twelve to fifteen minutes on two CPU cores, then prints a table and where the\n"
+            "page is. Stopped, it goes on where it was; finished, it only reports again."
         ),
         reads="nothing",
         writes="everything that the stages below write",

@@ -80,6 +80,7 @@ class Habits:
     valid: float = 0.0  # a random command that the world accepts
     near_miss: float = 0.0  # a plausible command that it does not
     garbled: float = 0.0  # a command with words too many, too few, wrong, or run together
+    elsewhere: tuple[str, ...] = ()  # commands that are right in other worlds, some of which it tries here
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +125,14 @@ class Noisy:
 
 @dataclass(frozen=True, slots=True)
 class Careless:
-    """Like ``Noisy``, but hardly any of its errors is a valid command: logs of what does not work."""
+    """Like ``Noisy``, but hardly any of its errors is a valid command: logs of what does not work.
+
+    A policy that learns many tasks confuses them; ``elsewhere`` are commands of other tasks, for it to do the same.
+    """
 
     p: float
     up_to: float | None = None
+    elsewhere: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -136,20 +141,23 @@ class Careless:
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = _rng(self.name, seed)
         p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35), rng)
+        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35, self.elsewhere), rng)
 
 
-def mixture() -> tuple[tuple[Agent, float], ...]:
+def mixture(elsewhere: Sequence[str] = ()) -> tuple[tuple[Agent, float], ...]:
     """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
 
     The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; the ones below
     it fail in the ways such a policy will fail, so that a world model has seen what happens then.
+
+    Args:
+        elsewhere: see ``Careless``.
     """
     return (
         (Expert(), 0.08),
         (Noisy(0.2, 0.6), 0.35),
         (Noisy(0.6, 1.0), 0.15),
-        (Careless(0.3, 0.95), 0.3),
+        (Careless(0.3, 0.95, tuple(elsewhere)), 0.3),
         (Random(), 0.12),
     )
 
@@ -235,6 +243,8 @@ class ScriptedActor:
         return command
 
     def _plausible(self) -> str:
+        if self._habits.elsewhere and self._rng.random() < 0.2:
+            return self._rng.choice(self._habits.elsewhere)
         kind = self._rng.random()
         if kind < 0.25 and len(self._plan) > 1:
             return self._rng.choice(self._plan[1:])  # too early: the key not fetched, the door not opened

@@ -36,7 +36,7 @@ class CollectSettings:
         workers: processes that play real games, for every stage.
     """
 
-    episodes: int = 500
+    episodes: int = 800
     heldout_episodes: int = 10
     max_turns: int = 12
     validation: float = 0.05

@@ -75,7 +75,7 @@ class FitSettings:
         precision: bf16 trains under autocast; weights stay fp32.
     """
 
-    steps: int = 1600
+    steps: int = 2000
     batch_tokens: int = 3072
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
     lr: float = 3e-3

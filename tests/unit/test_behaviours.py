@@ -126,6 +126,15 @@ def test_garbled_commands_hold_what_language_models_get_wrong(mistake: str) -> N
     assert mistake in garbled
 
 
+def test_careless_agents_confuse_worlds_only_where_they_know_others(games: list[Task], game: TextWorldGame) -> None:
+    foreign = "pour tea into the samovar"
+    agents = [Careless(0.9, elsewhere=(foreign,)), Careless(0.9), Noisy(0.9)]
+    tried = [Counter(c for seed in range(10) for c in episode(agent, game, games[0], seed)[0]) for agent in agents]
+    assert tried[0][foreign] > 5
+    assert tried[1][foreign] == tried[2][foreign] == 0
+    assert {agent.name for agent, _ in mixture((foreign,))} == {agent.name for agent, _ in mixture()}
+
+
 def test_agents_say_what_they_lack() -> None:
     with pytest.raises(ValueError, match="privileged=True"):
         Random().start(Observation("a room"), 0)
