@@ -33,15 +33,29 @@ class Guard:
     Attributes:
         min_confidence: a turn whose prediction is less likely than this ends the dream as ``UNSURE``, unpaid.
         min_outcome_confidence: the same for reward and end alone, where the prediction pays or ends the episode.
-        ends: a doubted turn ends the dream; otherwise it is only marked (``info["doubted"]``), and goes on.
+        ends: a doubted turn ends the dream; otherwise it is marked (``info["doubted"]``) and goes on, unpaid as well.
+        min_probability: the same as ``min_confidence`` for the calibrated probability that the prediction is exactly
+            right, which the disagreement of an ensemble is part of.
+        calibration: where that probability is from.
+
+    Raises:
+        ValueError: there is a least probability, and no calibration to have one from.
     """
 
     min_confidence: float = 0.0
     min_outcome_confidence: float = 0.0
     ends: bool = True
+    min_probability: float = 0.0
+    calibration: Calibration | None = None
+
+    def __post_init__(self) -> None:
+        if self.min_probability > 0 and self.calibration is None:
+            raise ValueError("min_probability needs a calibration")
 
     def trusts(self, prediction: Prediction) -> bool:
         if prediction.confidence < self.min_confidence:
+            return False
+        if self.calibration is not None and self.calibration.probability(prediction) < self.min_probability:
             return False
         decides = prediction.reward != 0 or prediction.terminated
         return not decides or prediction.outcome_confidence >= self.min_outcome_confidence
@@ -112,15 +126,16 @@ class DreamEnv:
             info["probability"] = self._calibration.probability(prediction)
             info["outcome_probability"] = self._calibration.outcome_probability(prediction)
         observation = Observation(prediction.observation)
-        trusted = self._guard.trusts(prediction)
-        if not trusted and not self._guard.ends:
+        reward = prediction.reward
+        if not self._guard.trusts(prediction):
+            reward = 0.0  # what the model is unsure of pays nothing, whether the dream goes on or not
+            if self._guard.ends:
+                self._ended = True
+                return StepResult(observation, reward, False, True, info, StopReason.UNSURE)
             info["doubted"] = True
-        elif not trusted:
-            self._ended = True
-            return StepResult(observation, 0.0, False, True, info, StopReason.UNSURE)
-        self._history.append(Turn(action, prediction.observation, prediction.reward, prediction.terminated))
+        self._history.append(Turn(action, prediction.observation, reward, prediction.terminated))
         self._ended = prediction.terminated
-        return StepResult(observation, prediction.reward, prediction.terminated, False, info)
+        return StepResult(observation, reward, prediction.terminated, False, info)
 
     async def close(self) -> None:
         self._model.release(("dream", self._session))

@@ -144,6 +144,7 @@ class Calibration:
         outcome: from ``Prediction.outcome_confidence`` to the probability that reward and end are right.
         temperature: at which the predictions were made that it was fitted on.
         n: how many there were.
+        goal: the pattern of the declared goal that rewards and ends were judged by; empty where they were the log's.
     """
 
     score: Score
@@ -151,6 +152,7 @@ class Calibration:
     outcome: Isotonic
     temperature: float
     n: int
+    goal: str = ""
 
     def probability(self, prediction: Prediction) -> float:
         """That the prediction is exactly right."""
@@ -167,6 +169,7 @@ class Calibration:
             "outcome": {"x": self.outcome.x, "y": self.outcome.y},
             "temperature": self.temperature,
             "n": self.n,
+            "goal": self.goal,
         }
         (folder / FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
@@ -178,7 +181,14 @@ class Calibration:
             return None
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         maps = {name: Isotonic(tuple(data[name]["x"]), tuple(data[name]["y"])) for name in ("exact", "outcome")}
-        return cls(Score(**data["score"]), maps["exact"], maps["outcome"], float(data["temperature"]), int(data["n"]))
+        return cls(
+            Score(**data["score"]),
+            maps["exact"],
+            maps["outcome"],
+            float(data["temperature"]),
+            int(data["n"]),
+            str(data.get("goal", "")),
+        )
 
 
 def disagreement_of(prediction: Prediction) -> float | None:
@@ -187,8 +197,8 @@ def disagreement_of(prediction: Prediction) -> float | None:
     return found
 
 
-def fit_calibration(judged: Sequence[Judged], temperature: float) -> Calibration | None:
-    """The maps for what was predicted of real turns; ``None`` where nothing was."""
+def fit_calibration(judged: Sequence[Judged], temperature: float, goal: str = "") -> Calibration | None:
+    """The maps for what was predicted of real turns; ``None`` where nothing was. ``goal``: see ``Calibration``."""
     seen = [(j.predicted, j.exact, j.outcome_right) for j in judged if j.predicted is not None]
     if not seen:
         return None
@@ -199,6 +209,7 @@ def fit_calibration(judged: Sequence[Judged], temperature: float) -> Calibration
         fit_isotonic([(p.outcome_confidence, right) for p, _, right in seen]),
         temperature,
         len(seen),
+        goal,
     )
 
 

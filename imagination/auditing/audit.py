@@ -1,10 +1,10 @@
 """Is this world model good enough to dream in? All measurements of an audit, put together.
 
-Schema of ``audit.json``, version 1. An *estimate* is ``{"value": number | null, "n": int, "ci95": [low, high] |
+Schema of ``audit.json``, version 2. An *estimate* is ``{"value": number | null, "n": int, "ci95": [low, high] |
 null}``; null is "not measured", never 0::
 
-    format, version       "imagination-audit", 1
-    run, world_model      the run's name; {"name", "version"} of the audited model
+    format, version       "imagination-audit", 2
+    run, world_model      the run's name; {"name", "version", "kind"} of the audited model
     settings              hash of the settings that decide what the audit says
     seeds                 {"run": seed of policies and dreams, "bootstrap": seed of all resampling}
     horizon               turns of an episode
@@ -16,7 +16,9 @@ null}``; null is "not measured", never 0::
                           last policy's own actions in the real environment), "on_policies" (those of all policies);
                           on_* are missing without a real environment. Each::
         about             what the set is, in words
-        n, episodes, tasks
+        n, episodes, tasks, failed                  counts; failed: turns at which generation broke, in no other number
+        new               {"exact", "text"}: estimates, of turns that no episode the model was fitted to has (the same
+                          task, actions so far and action); only for "held_out"
         exact, text, token_f1, malformed            estimates; exact is text, reward and end
         by_step, by_changes, by_task                exact, as {name: estimate}
         reward            {"precision", "recall", "accuracy"}: estimates, and "by_task": {task: the same three}
@@ -32,7 +34,7 @@ null}``; null is "not measured", never 0::
     sensitivity           {"states", "sensitivity", "specificity"}
     policies              [{"name", "n", "failures", "dream", "guarded", "replay", "real", "gap", "guarded_gap", "cr",
                           "cr_pairwise"}], oldest first; estimates where not a name or a count
-    agreement             {"plain", "guarded"}: {"policies", "episodes_each", "spearman", "kendall",
+    agreement             {"plain", "guarded"}: {"policies", "episodes_each", "planned", "spearman", "kendall",
                           "mean_absolute_gap", "cr_pairwise" (plain only)}; {} without a real environment
 
 What the measures are is said, with sources, in ``worldmodel/audit/``.
@@ -56,10 +58,10 @@ from worldmodel.audit.outcomes import outcome_metrics
 from worldmodel.audit.refusals import Refusals, learn_refusals, refusal_metrics
 from worldmodel.audit.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
 from worldmodel.audit.success import success_metrics
-from worldmodel.audit.transitions import judge, transition_metrics
+from worldmodel.audit.transitions import in_new_situations, judge, share, transition_metrics
 from worldmodel.world_model import WorldModel
 
-FORMAT, VERSION = "imagination-audit", 1
+FORMAT, VERSION = "imagination-audit", 2
 ABOUT = {
     "held_out": "episodes of the log that the model was not fitted to",
     "on_policy": "the actions of {policy} in the real environment",
@@ -127,7 +129,9 @@ async def measure(
     sets: dict[str, Any] = {}
     for name, episodes in _sets(subject, played, settings.judged).items():
         progress(f"world model on {name.replace('_', ' ')}: {len(episodes)} episodes")
-        sets[name] = await _section(subject, episodes, refusals, known, frozen)
+        sets[name] = await _section(subject, episodes, refusals, known, frozen, fresh=name == "held_out")
+        if sets[name]["failed"]:
+            notes.append(f"Generation broke at {sets[name]['failed']} turns of {name}; they are left out.")
         sets[name]["about"] = ABOUT[name].format(policy=subject.contestants[-1].name if subject.contestants else "")
 
     progress("pairs of actions")
@@ -168,17 +172,24 @@ async def _section(
     refusals: Refusals,
     known: set[tuple[str, str]],
     frozen: Loaded | None,
+    fresh: bool,
 ) -> dict[str, Any]:
     model = subject.judged_by(episodes)
-    judged = await judge(model, episodes)
+    failed: list[tuple[str, int]] = []
+    judged = await judge(model, episodes, failed=failed)
     rolled = await roll(model, episodes, subject.horizon)
     section = {
         **transition_metrics(judged, subject.seed),
+        "failed": len(failed),
         **outcome_metrics(judged, subject.seed),
         "refusals": refusal_metrics(judged, refusals),
         "drift": drift_metrics(rolled),
         "failures": failure_groups(judged, episodes, refusals, known),
     }
+    if fresh:
+        new = in_new_situations(judged, episodes, subject.log)
+        hits = {"exact": [j.exact for j in new], "text": [j.text_right for j in new]}
+        section["new"] = {key: share(new, hit).to_json() for key, hit in hits.items()}
     if frozen is not None:
         agent = frozen.agent
         section["behr"] = behaviour_metrics(

@@ -112,6 +112,7 @@ def _plots(found: Mapping[str, Any]) -> str:
 MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("Exact match", "words, reward and end are right", ("exact",)),
     ("Observation", "the words are right", ("text",)),
+    ("The same, not in the log", "of turns that no logged episode has; the rest it may know by heart", ("new", "text")),
     ("Token F1", "overlap of its words with the real ones", ("token_f1",)),
     ("Reward precision", "of the rewards it predicted, those that were paid", ("reward", "precision")),
     ("Reward recall", "of the rewards that were paid, those it predicted", ("reward", "recall")),

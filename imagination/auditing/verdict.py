@@ -19,12 +19,14 @@ NOTHING: Mapping[str, Any] = {"value": None, "n": 0, "ci95": None}
 
 
 def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str, Any]]:
-    """What was asked of the world model and whether it holds; ``met`` is null where it was not measured."""
+    """What was asked of the world model and whether it holds; ``met`` is null where it was not measured, or on too few
+    turns, policies or episodes to say."""
     held, own = found["sets"].get("held_out", {}), found["sets"].get("on_policy", {})
     plain = found["agreement"].get("plain", {})
-    reward = own.get("reward", {})
+    reward, new = own.get("reward", {}), held.get("new", {})
+    least = settings.min_delta if found["world_model"].get("kind") == "delta" else settings.min_text
     rows = [
-        ("text", "Next observation right, held-out episodes", ">=", settings.min_text, held.get("text")),
+        ("text", "Next observation right, held-out turns not in the log", ">=", least, new.get("text")),
         ("reward_precision", "Reward precision, own actions", ">=", settings.min_reward, reward.get("precision")),
         ("reward_recall", "Reward recall, own actions", ">=", settings.min_reward, reward.get("recall")),
         ("gap", "Mean absolute optimism gap", "<=", settings.max_gap, plain.get("mean_absolute_gap")),
@@ -45,9 +47,7 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
             "bound": bound,
             "target": target,
             "estimate": dict(estimate or NOTHING),
-            "met": False
-            if key == "spearman" and ranks_nobody(found)
-            else _met(bound, target, (estimate or NOTHING)["value"]),
+            "met": _met(key, bound, target, estimate or NOTHING, found, settings),
         }
         for key, title, bound, target, estimate in rows
     ]
@@ -59,10 +59,21 @@ def ranks_nobody(found: Mapping[str, Any]) -> bool:
     return len(dreamed) == 1 < len(real)
 
 
-def _met(bound: str, target: float, value: float | None) -> bool | None:
-    if value is None:
+def _met(
+    key: str, bound: str, target: float, estimate: Mapping[str, Any], found: Mapping[str, Any], settings: AuditSettings
+) -> bool | None:
+    if key in ("gap", "spearman", "cr_pairwise"):
+        plain = found["agreement"].get("plain")
+        few = plain is None or plain["policies"] < settings.min_policies
+        if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
+            return None
+    if key == "spearman" and ranks_nobody(found):
+        return False
+    value = estimate["value"]
+    # of gaps and ranks n is the number of policies
+    if value is None or (key not in ("gap", "spearman") and estimate["n"] < settings.least_n):
         return None
-    return value >= target if bound == ">=" else value <= target
+    return bool(value >= target if bound == ">=" else value <= target)
 
 
 def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
     ]
     unmeasured = [row["title"] for row in rows if row["met"] is None]
     if unmeasured:
-        reasons.append(f"Not measured: {'; '.join(unmeasured)}.")
+        reasons.append(f"Not measured, or on too little to say: {'; '.join(unmeasured)}.")
     return {"trust": trust, "sentences": [headline, *reasons]}
 
 

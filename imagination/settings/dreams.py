@@ -11,8 +11,8 @@ class DreamSettings:
     """How the world model is dreamed in, and the guard that ends a dream, unpaid, where the model is unsure.
 
     What a turn below the guard's thresholds does is ``on_doubt``. ``truncate`` ends the dream there. ``downweight``
-    goes on; a token then counts by the calibrated probability that all dreamed turns before it were right (a product,
-    at least ``min_weight``), and nothing else changes: what a doubted turn pays is paid. ``branch`` truncates, and
+    goes on, but a doubted turn pays nothing; a token then counts by the calibrated probability that all dreamed turns
+    before it were right (a product, at least ``min_weight``). ``branch`` truncates, and
     plays further groups from the middle of logged episodes, until the turns that were cut off are dreamed elsewhere.
     The dreams of ``evaluate`` always truncate.
 
@@ -23,6 +23,8 @@ class DreamSettings:
         temperature: 1 samples from the world model, 0 dreams the most likely world.
         min_confidence: least probability of a whole predicted answer; longer answers need a lower one.
         min_outcome_confidence: the same for reward and end alone, where a prediction pays or ends the episode.
+        min_probability: least calibrated probability that a whole predicted turn is right, which the disagreement of an
+            ensemble is part of (calibration.json); 0 goes by the confidences alone.
         max_tokens: of a predicted answer.
         on_doubt: what a turn below the thresholds does.
         min_weight: least weight of a token (downweight).
@@ -38,6 +40,7 @@ class DreamSettings:
     temperature: float = 1.0
     min_confidence: float = 0.8
     min_outcome_confidence: float = 0.9
+    min_probability: float = 0.0
     max_tokens: int = 96
     on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"
     min_weight: float = 0.05

@@ -37,7 +37,10 @@ class AuditSettings:
         judged: most real episodes of all policies together that are judged turn by turn.
         pairs: most pairs of actions of each kind.
         least_n: fewer turns or episodes than this decide nothing in the verdict.
-        min_text: least share of next observations that are right, on held-out episodes.
+        min_coverage: least share of the planned episodes that all policies must have finished, or nothing is said of
+            their agreement.
+        min_text: least share of next observations that are right, of held-out turns that no logged episode has.
+        min_delta: the same for a world model that writes edits.
         min_reward: least precision and recall of rewards on the policy's own actions.
         max_gap: largest mean absolute difference of dreamed and real success over the policies.
         min_spearman: least rank correlation of dreamed and real success.
@@ -58,7 +61,9 @@ class AuditSettings:
     judged: int = 400
     pairs: int = 400
     least_n: int = 20
+    min_coverage: float = 0.8
     min_text: float = 0.9
+    min_delta: float = 0.93
     min_reward: float = 0.95
     max_gap: float = 0.05
     min_spearman: float = 0.9

@@ -24,7 +24,7 @@ from imagination.settings import AuditSettings, Config, UserError
 from imagination.stages.common import load_model, make_agent, open_run, weights_version
 from imagination.stages.engines import Engines
 from imagination.stages.fit import read_log
-from imagination.stages.worlds import load_world_model
+from imagination.stages.worlds import guard_of, load_world_model
 from real_envs.isolation import real_steps_taken
 from real_envs.store import TrajectoryStore
 from real_envs.textworld import TextWorldTasks
@@ -123,7 +123,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
             f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
             "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
         )
-    arena = _arena(config, world, log, tasks) if tasks is not None and candidates else None
+    arena = _arena(run, config, world, log, tasks) if tasks is not None and candidates else None
     greedy = world.at_temperature(0.0)
     subject = Subject(
         model=greedy,
@@ -144,7 +144,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "run": run.path.name,
-        "world_model": {"name": settings.world_model, "version": world.version},
+        "world_model": {"name": settings.world_model, "version": world.version, "kind": config.worldmodel.kind},
         "settings": _settings(config),
         "seeds": {"run": config.seed, "bootstrap": config.seed},
         "horizon": config.evaluate.max_turns,
@@ -194,9 +194,9 @@ def _real_tasks(config: Config, run: RunFolder) -> tuple[TextWorldTasks | None, 
     return TextWorldTasks.load(run.games, workers=config.collect.workers), ""
 
 
-def _arena(config: Config, world: Any, log: Sequence[Trajectory], tasks: TextWorldTasks) -> Arena:
+def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TextWorldTasks) -> Arena:
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
-    guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
+    guard = guard_of(run, config, name=config.audit.world_model)
     return Arena(
         dream=world,
         guard=None if guard == Guard() else guard,

@@ -66,6 +66,7 @@ class Player:
 
     config: Config
     world: WorldModel
+    guard: Guard
     reality: TaskSet | None
     agent: LanguageModelAgent | None
     policy_version: str | None
@@ -81,11 +82,11 @@ class Player:
         version: Any,
         world: WorldModel,
     ) -> list[Trajectory]:
-        dream = self.config.dream
-        guard = Guard(dream.min_confidence, dream.min_outcome_confidence) if self.config.compare.guard else Guard()
         stamp = Provenance(Source.DREAM, version, world.version)
         known = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
-        return await play_with_bar(what, known, lambda: DreamEnv(world, starts, guard), agent, stamp, limit, DREAMS)
+        return await play_with_bar(
+            what, known, lambda: DreamEnv(world, starts, self.guard), agent, stamp, limit, DREAMS
+        )
 
     async def real(
         self, what: str, episodes: Sequence[Episode], agent: Any, limit: Any, version: Any

@@ -22,14 +22,14 @@ from imagination.comparing.free_play import free_play
 from imagination.comparing.page import render_page
 from imagination.comparing.pairs import Pair, consistency, pair_json, statistics
 from imagination.comparing.text import diverging, pair_view, summary_table
-from imagination.dream_env import Start, starts_from_log
+from imagination.dream_env import Guard, Start, starts_from_log
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.both_worlds import Ledger, Player
 from imagination.stages.common import load_model, make_agent, open_run, weights_version
 from imagination.stages.engines import Engines, Meter
 from imagination.stages.fit import read_log
-from imagination.stages.worlds import load_world_model
+from imagination.stages.worlds import guard_of, load_world_model
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.rows import nearest
@@ -95,7 +95,8 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     engines = Engines(config.engine, ledger.meter)
     train = read_log(run, config)[0] if store else []
     world = load_world_model(engines, run, config, config.dream.temperature, train)
-    player = Player(config, world, reality, *_policy(config, run, engines), ledger)
+    guard = guard_of(run, config) if config.compare.guard else Guard()
+    player = Player(config, world, guard, reality, *_policy(config, run, engines), ledger)
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")
     if config.engine.name == "openai":

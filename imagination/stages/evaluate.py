@@ -19,7 +19,7 @@ from imagination.stages.common import finish, load_model, make_agent, need, open
 from imagination.stages.engines import Engines
 from imagination.stages.fit import read_log
 from imagination.stages.playing import play_with_bar
-from imagination.stages.worlds import load_world_model
+from imagination.stages.worlds import guard_of, load_world_model
 from policy.agent import LanguageModelAgent
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
@@ -49,6 +49,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     policies: dict[str, Any] = {}
     engines = Engines(config.engine)
     world = load_world_model(engines, run, config, config.dream.temperature, read_log(run, config)[0])
+    guard = guard_of(run, config)
     for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
         model, chat = load_model(run.model(folder), stage, config.policy)
         agent = make_agent(engines, model, chat, config, config.evaluate.temperature, "policy")
@@ -59,7 +60,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
             played[f"{which}/{split}"] = episodes
-        dreams = await _dreams(config, world, tasks, agent, version, which, _starts(played[f"{which}/train"]))
+        dreams = await _dreams(config, world, guard, tasks, agent, version, which, _starts(played[f"{which}/train"]))
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results
@@ -97,13 +98,13 @@ async def play_real(
 async def _dreams(
     config: Config,
     model: LanguageWorldModel,
+    guard: Guard,
     tasks: TextWorldTasks,
     agent: LanguageModelAgent,
     version: str,
     which: str,
     starts: dict[str, Start],
 ) -> list[Trajectory]:
-    guard = Guard(config.dream.min_confidence, config.dream.min_outcome_confidence)
     known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
     episodes = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
     stamp = Provenance(Source.DREAM, version, model.version)

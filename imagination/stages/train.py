@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from imagination.choice import chosen
-from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
+from imagination.dream_env import DreamEnv, Start, starts_from_log
 from imagination.mixture import most
 from imagination.module import PolicyModule
 from imagination.run_folder import RunFolder
-from imagination.settings import Config, UserError
+from imagination.settings import Config
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.stages.common import (
     KeepCheckpoints,
@@ -30,13 +30,13 @@ from imagination.stages.fit import read_log
 from imagination.stages.player import Player, World
 from imagination.stages.replays import Replays
 from imagination.stages.watch import Probe, Watch
-from imagination.stages.worlds import load_world_model
+from imagination.stages.worlds import calibration_of, guard_of, load_world_model
 from imagination.stream import StepStream
 from policy.lm.backbone import save_checkpoint
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.calibration import FILE, Calibration
+from worldmodel.calibration import Calibration
 
 
 def train(config: Config, folder: Path) -> None:
@@ -140,10 +140,9 @@ def _dream(
     process = config.train.process
     asks = [f"train.process={process}"] * process.endswith("probability")
     asks += ["dream.on_doubt=downweight"] * (dream.on_doubt == "downweight")
-    if asks and calibration is None:
-        path = run.model("worldmodel") / FILE
-        raise UserError(f"{' and '.join(asks)} needs {path}; run `imagine fit-world-model` with this version")
-    guard = Guard(dream.min_confidence, dream.min_outcome_confidence, ends=dream.on_doubt != "downweight")
+    if asks:
+        calibration = calibration_of(run, config, " and ".join(asks))
+    guard = guard_of(run, config, ends=dream.on_doubt != "downweight")
     return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from imagination.dream_env import Guard
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError, WorldModelSettings
 from imagination.stages.common import context_of, load_model, need, weights_version
@@ -16,6 +17,7 @@ from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.openai_engine import OpenAIEngine
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
+from worldmodel.calibration import FILE, Calibration
 from worldmodel.delta import Edits
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.form import Form, WholeText
@@ -107,6 +109,44 @@ def load_world_model(
     members = [_member(engines, config, temperature, log, form, folder, elsewhere) for folder in folders]
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+
+def guard_of(run: RunFolder, config: Config, ends: bool = True, name: str = "worldmodel") -> Guard:
+    """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
+
+    Raises:
+        UserError: the world model has no calibration for these settings.
+    """
+    dream, calibration = config.dream, None
+    if dream.min_probability > 0:
+        calibration = calibration_of(run, config, f"dream.min_probability={dream.min_probability:g}", name)
+    return Guard(dream.min_confidence, dream.min_outcome_confidence, ends, dream.min_probability, calibration)
+
+
+def calibration_of(run: RunFolder, config: Config, asks: str, name: str = "worldmodel") -> Calibration:
+    """The calibration of the world model ``name``.
+
+    Args:
+        asks: the setting that needs it, for the error.
+
+    Raises:
+        UserError: there is none, or it was fitted to answers at another temperature or to another goal.
+    """
+    found = Calibration.load(run.model(name))
+    if found is None:
+        raise UserError(f"{asks} needs {run.model(name) / FILE}; run `imagine {STAGE}` with this version")
+    if found.temperature != config.dream.temperature:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} is of answers at temperature {found.temperature:g}; set "
+            f"dream.temperature={found.temperature:g}, or run `imagine {STAGE}` with "
+            f"dream.temperature={config.dream.temperature:g}"
+        )
+    if found.goal != config.worldmodel.goal.observation:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={found.goal!r}; run "
+            f"`imagine {STAGE}` with the goal of now"
+        )
+    return found
 
 
 def check_form(run: RunFolder, config: Config) -> None:

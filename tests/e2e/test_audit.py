@@ -107,6 +107,9 @@ class Optimist:
         self.oracle.release(session)
 
 
+KEYS = ("text", "reward_precision", "reward_recall", "gap", "spearman", "cr_pairwise", "ece")
+
+
 def audit_of(world: World, optimistic: bool) -> dict[str, object]:
     tasks = TextWorldTasks({"all": world.tasks}, workers=2)
     oracle = OracleWorldModel(tasks.make_env, {world.starts[t.id].text: t for t in world.tasks})
@@ -173,8 +176,11 @@ def test_the_oracle_is_perfect(world: World) -> None:
     agreement = found["agreement"]["plain"]
     assert agreement["mean_absolute_gap"]["value"] == 0.0
     assert agreement["spearman"]["value"] == agreement["kendall"]["value"] == pytest.approx(1.0)
-    assert all(row["met"] for row in targets(found, AuditSettings()))
-    assert verdict(found, AuditSettings())["trust"] == "yes"
+    found["world_model"] = {"kind": "text"}
+    settings = AuditSettings(min_policies=5, least_n=5)
+    assert {row["key"]: row["met"] for row in targets(found, settings)} == dict.fromkeys(KEYS, True)
+    assert verdict(found, settings)["trust"] == "yes"
+    assert verdict(found, AuditSettings())["trust"] == "partly"  # five policies have no ranks
 
 
 def test_a_sycophant_is_found_out(world: World) -> None:
@@ -190,7 +196,8 @@ def test_a_sycophant_is_found_out(world: World) -> None:
     groups = {group["group"] for group in found["sets"]["held_out"]["failures"]["groups"]}
     assert groups <= {"reward", "end"}
     assert "reward" in groups
-    assert verdict(found, AuditSettings())["trust"] == "no"
+    found["world_model"] = {"kind": "text"}
+    assert verdict(found, AuditSettings(min_policies=5))["trust"] == "no"
 
 
 def small(tmp_path: Path) -> list[str]:
@@ -211,7 +218,9 @@ def test_a_tiny_run_is_audited_in_real_games(tmp_path: Path, capsys: pytest.Capt
     assert set(found["sets"]) == {"held_out", "on_policy", "on_policies"}
     assert found["real_steps"] > 0
     assert json.loads((folder / "summary.json").read_text())["real_steps"]["audit"] == found["real_steps"]
-    assert all(target["met"] is not None or target["estimate"]["value"] is None for target in found["targets"])
+    undecided = {target["key"] for target in found["targets"] if target["met"] is None}
+    few = {t["key"] for t in found["targets"] if t["estimate"]["value"] is None or t["estimate"]["n"] < 20}
+    assert undecided <= few | {"gap", "spearman", "cr_pairwise"}
     assert found["verdict"]["trust"] in ("partly", "no")  # it has hardly learned anything
     assert "behr" in found["sets"]["on_policy"]
     assert "checkpoints at several temperatures" in " ".join(found["notes"])

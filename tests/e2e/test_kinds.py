@@ -17,12 +17,13 @@ from imagination.stages.compare import compare
 from imagination.stages.engines import Engines
 from imagination.stages.fit import clone, fit_world_model, read_log
 from imagination.stages.train import train
-from imagination.stages.worlds import load_world_model
+from imagination.stages.worlds import guard_of, load_world_model
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason
 from worldmodel.audit import judge
 from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.outcome import Goal
 
 
 def through(config: Config, run: Path) -> list[dict[str, Any]]:
@@ -132,6 +133,23 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
     assert summary(run)["tripwires"]["stopped_by"] is None  # the log is read as the goal pays it, not as it was paid
     assert {(t["reward"], t["terminated"]) for t in turns if t not in walked} <= {(0.0, False)}
     assert {row["stop"] for row in rollouts} <= {StopReason.TERMINATED, StopReason.TURN_LIMIT, "prediction_invalid"}
+
+    walks = sum("You walk" in turn.observation for t in read_log(RunFolder(run, 0), tiny)[1] for turn in t.turns)
+    card = summary(run)["world_model"]
+    assert walks > 0
+    assert card["reward_precision"] == 1.0  # judged by what the goal pays: walking does, and nothing else
+    folder = RunFolder(run, tiny.seed)
+    tiny.dream.min_probability = 0.5
+    assert guard_of(folder, tiny).calibration is not None
+    tiny.dream.temperature = 0.25
+    with pytest.raises(UserError, match=r"dream\.temperature=1"):
+        guard_of(folder, tiny)
+    tiny.dream.temperature, tiny.worldmodel.goal = 1.0, Goal()
+    with pytest.raises(UserError, match=r"worldmodel\.goal\.observation='You walk'"):
+        guard_of(folder, tiny)
+    (run / "models/worldmodel/calibration.json").unlink()
+    with pytest.raises(UserError, match="run `imagine fit-world-model`"):
+        guard_of(folder, tiny)
 
 
 def test_the_balance_is_set_and_reported(tiny: Config, run: Path) -> None:

@@ -146,19 +146,21 @@ class Asked:
 
 def test_every_own_turn_is_judged_from_the_real_history() -> None:
     """From its own earlier predictions the model would be judged on a world that never was; turns copied from a log
-    would be counted twice; a turn beyond the context is no prediction, a malformed one is a wrong one."""
+    would be counted twice; a turn beyond the context is no prediction, a malformed one is a wrong one, and one at which
+    generation broke says nothing of the model."""
     actions = ["copied", "look", "mumble", "break", "look", "overflow", "look"]
     turns = tuple(Turn(action, f"real {k}", 0.0, False) for k, action in enumerate(actions))
     episode = Trajectory("e", "t", "g", Source.REAL, "a", 0, "START", turns, StopReason.TURN_LIMIT, prefix_turns=1)
     model = Asked()
-    found = asyncio.run(judge(model, [episode]))
+    failed: list[tuple[str, int]] = []
+    found = asyncio.run(judge(model, [episode], failed=failed))
+    assert failed == [("e", 3)]
     assert [(j.index, j.predicted.observation if j.predicted else None) for j in found] == [
         (1, "after look"),
         (2, None),
-        (3, None),
         (4, "after look"),
     ]
-    assert [j.turn for j in found] == list(turns[1:5])
+    assert [j.turn for j in found] == [turns[1], turns[2], turns[4]]
     expected = [("START", [f"real {i}" for i in range(k)], actions[k]) for k in range(1, 6)]
     assert model.questions == expected  # up to the one that overflowed
     assert model.released == [("audit", "e")]

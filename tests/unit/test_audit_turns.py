@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.lm.engine import ContextFull
+from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.audit.calibration import reliability
 from worldmodel.audit.drift import drift_metrics, horizon, roll
@@ -18,7 +18,14 @@ from worldmodel.audit.failures import failure_groups, group, known_answers
 from worldmodel.audit.outcomes import outcome_metrics
 from worldmodel.audit.refusals import Refusals, learn_refusals, pattern, refusal_metrics
 from worldmodel.audit.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
-from worldmodel.audit.transitions import Judged, change_size, changed_lines, judge, transition_metrics
+from worldmodel.audit.transitions import (
+    Judged,
+    change_size,
+    changed_lines,
+    in_new_situations,
+    judge,
+    transition_metrics,
+)
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 
@@ -109,6 +116,17 @@ def test_judging_knows_what_was_seen_before() -> None:
     """The size of the change is that against the last observation, or against the start for the first turn."""
     found = asyncio.run(judge(Scripted(lambda seen, action: says("?")), [episode("e", ("a", "A"), ("b", "B"))]))
     assert [(j.before, j.task_id) for j in found] == [("START", "t"), ("A", "t")]
+
+
+def test_what_the_log_has_is_not_new() -> None:
+    """A turn is known by its task and all actions up to its own, whoever played it; another task's are others."""
+    log = [episode("log", ("a", "A"), ("b", "B")), episode("far", ("c", "C"), task="u")]
+    held = [episode("again", ("a", "A"), ("b", "B"), ("b", "-")), episode("other", ("c", "-"), ("b", "B"))]
+    judged = asyncio.run(judge(Scripted(lambda seen, action: says("?")), held))
+    new = in_new_situations(judged, held, log)
+    assert [(j.trajectory_id, j.index) for j in new] == [("again", 2), ("other", 0), ("other", 1)]
+    assert in_new_situations(judged, held, held) == []
+    assert in_new_situations(judged, held, []) == judged
 
 
 # --- rewards, ends, calibration ---
@@ -299,8 +317,9 @@ def test_a_dream_that_ends_or_breaks_stays_wrong() -> None:
     assert (ended.right, len(model.asked)) == ((True, False, False), 2)
     broken = Scripted(lambda seen, action: PredictionInvalid("") if action == "b" else says(action.upper()))
     assert asyncio.run(roll(broken, [real], turns=9))[0].right == (True, False, False)
-    full = Scripted(lambda seen, action: ContextFull("") if action == "b" else says(action.upper()))
-    assert asyncio.run(roll(full, [real], turns=9))[0].right == (True,)  # ours, not the model's fault
+    for ours in (ContextFull(""), EngineFailure("")):  # not the model's fault
+        cut = Scripted(lambda seen, action, error=ours: error if action == "b" else says(action.upper()))
+        assert asyncio.run(roll(cut, [real], turns=9))[0].right == (True,)
 
 
 def test_drift_by_hand() -> None:

@@ -53,6 +53,8 @@ def one_set(about: str) -> dict[str, Any]:
         "n": 100,
         "episodes": 10,
         "tasks": 2,
+        "new": {"exact": e(0.92), "text": e(0.94)},
+        "failed": 0,
         "exact": e(0.93),
         "text": e(0.94),
         "token_f1": e(0.96),
@@ -104,6 +106,7 @@ def good() -> dict[str, Any]:
     ranks = {
         "policies": 10,
         "episodes_each": 60,
+        "planned": 60,
         "spearman": e(0.97, 10),
         "kendall": e(0.9, 10),
         "mean_absolute_gap": e(0.02, 10),
@@ -151,9 +154,40 @@ def test_a_good_model_is_called_good() -> None:
 
 def test_a_bound_is_met_where_it_is_reached() -> None:
     found = good()
-    found["sets"]["held_out"]["text"] = e(0.9)
+    found["sets"]["held_out"]["new"]["text"] = e(0.9)
     found["agreement"]["plain"]["mean_absolute_gap"] = e(0.05)
     assert all(row["met"] for row in targets(found, AuditSettings()))
+
+
+def test_edits_have_a_target_of_their_own() -> None:
+    found = good()
+    found["sets"]["held_out"]["new"]["text"] = e(0.92)
+    for kind, met in (("text", True), ("delta", False)):
+        found["world_model"]["kind"] = kind
+        assert targets(found, AuditSettings())[0]["met"] is met
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "undecided"),
+    [
+        (("sets", "on_policy", "reward", "precision"), e(1.0, 19), {"reward_precision"}),
+        (("sets", "held_out", "new", "text"), e(0.2, 19), {"text"}),
+        (("agreement", "plain", "policies"), 9, {"gap", "spearman", "cr_pairwise"}),
+        (("agreement", "plain", "episodes_each"), 47, {"gap", "spearman", "cr_pairwise"}),  # of 60
+        (("agreement", "plain", "episodes_each"), 48, set()),
+    ],
+)
+def test_too_little_decides_nothing(where: tuple[str, ...], value: Any, undecided: set[str]) -> None:
+    """One reward rightly told is no precision of 1, two checkpoints have no ranks, and episodes that all policies
+    finished are the easy ones if few did."""
+    found = good()
+    *path, last = where
+    inner: Any = found
+    for key in path:
+        inner = inner[key]
+    inner[last] = value
+    assert {row["key"] for row in targets(found, AuditSettings()) if row["met"] is None} == undecided
+    assert verdict(found, AuditSettings())["trust"] == ("partly" if undecided else "yes")
 
 
 def test_a_task_whose_rewards_are_wrong_is_named() -> None:
@@ -227,7 +261,7 @@ def test_what_was_not_measured_is_not_met() -> None:
     said = verdict(found, AuditSettings())
     assert said["trust"] == "partly"
     assert said["sentences"][0] == "What was measured is good enough, but not everything was measured."
-    assert "Not measured: Reward precision, own actions;" in said["sentences"][-1]
+    assert "Not measured, or on too little to say: Reward precision, own actions;" in said["sentences"][-1]
     found["sets"] = {}
     assert verdict(found, AuditSettings())["trust"] == "unknown"
     assert "–" in render_audit(finished(found))

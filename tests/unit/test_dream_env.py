@@ -147,19 +147,34 @@ def test_an_unsure_dream_in_the_rollout() -> None:
     assert not rollout(8).solved
 
 
-def test_a_doubted_turn_that_does_not_end_the_dream_is_marked_and_all_else_is_as_predicted() -> None:
+def test_a_doubted_turn_that_does_not_end_the_dream_is_marked_and_unpaid() -> None:
+    """Paid, one garbled command that the model takes for the solution would be the best there is."""
     sure, unsure = Prediction("HALL", 0.0, False, 0.9, 0.9), Prediction("GOLD", 0.5, False, 0.2, 0.3)
     env = DreamEnv(Model([sure, unsure]), STARTS, Guard(0.5, 0.5, ends=False))
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert "doubted" not in first.info
     assert second == StepResult(
         Observation("GOLD"),
-        0.5,
+        0.0,
         False,
         False,
         {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model", "doubted": True},
     )
     assert third.observation.text == "on"
+
+
+def test_the_guard_can_go_by_the_calibrated_probability() -> None:
+    """Which the disagreement of an ensemble is part of: the members' doubt counts where the words are likely enough."""
+    halves = Isotonic((0.0, 1.0), (0.0, 0.5))
+    agreed, disputed = (Prediction("x", 0.0, False, 0.9, 1.0, disagreement=d) for d in (0.0, 2.0))
+    plain = Calibration(Score(), halves, halves, 1.0, 9)
+    assert Guard(0.8, min_probability=0.44, calibration=plain).trusts(agreed)  # 0.45
+    assert not Guard(0.8, min_probability=0.46, calibration=plain).trusts(agreed)
+    both = Calibration(Score(1.0, 1.0), halves, halves, 1.0, 9)  # sigma(logit 0.9 - 2) = 0.55, so 0.27
+    assert Guard(0.8, min_probability=0.3, calibration=both).trusts(agreed)
+    assert not Guard(0.8, min_probability=0.3, calibration=both).trusts(disputed)
+    with pytest.raises(ValueError, match="needs a calibration"):
+        Guard(min_probability=0.1)
 
 
 def test_a_calibrated_dream_says_how_likely_each_turn_is_to_be_right() -> None:

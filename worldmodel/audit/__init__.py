@@ -5,6 +5,6 @@ several turns are (``drift``), and what the dreams of whole policies are (``succ
 """
 
 from worldmodel.audit.calibration import expected_calibration_error
-from worldmodel.audit.transitions import Judged, audit_metrics, judge, token_f1
+from worldmodel.audit.transitions import Judged, audit_metrics, in_new_situations, judge, token_f1
 
-__all__ = ["Judged", "audit_metrics", "expected_calibration_error", "judge", "token_f1"]
+__all__ = ["Judged", "audit_metrics", "expected_calibration_error", "in_new_situations", "judge", "token_f1"]

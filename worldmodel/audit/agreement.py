@@ -60,7 +60,7 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
         guarded: compare guarded dreams instead of plain ones.
 
     Returns:
-        ``n`` of each rank statistic is the number of policies.
+        ``n`` of each rank statistic is the number of policies; ``episodes_each`` of ``planned`` are compared.
     """
     policies = list(dict.fromkeys(t.policy for t in triples))
     table: dict[tuple[str, int], dict[str, Triple]] = {}
@@ -102,6 +102,7 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
     result = {
         "policies": many,
         "episodes_each": len(rows),
+        "planned": len({(t.task_id, t.seed) for t in triples}),
         "spearman": over(lambda total: spearman(*rates(total)), many),
         "kendall": over(lambda total: kendall_tau_b(*rates(total)), many),
         "mean_absolute_gap": over(mean_gap, many),

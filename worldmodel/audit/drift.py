@@ -44,7 +44,8 @@ async def roll(
         turns: at most so many of each episode.
 
     Returns:
-        Episodes without a turn that can be judged are left out; one that outgrows the context is cut there.
+        Episodes without a turn that can be judged are left out; one that outgrows the context, or at which generation
+        breaks, is cut there.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -62,9 +63,9 @@ async def roll(
                         predicted = await model.predict(
                             trajectory.start, tuple(history), turn.action, seed=0, session=session
                         )
-                    except (PredictionInvalid, EngineFailure):
+                    except PredictionInvalid:
                         over = True
-                    except ContextFull:
+                    except (EngineFailure, ContextFull):
                         break
                 right.append(Judged(trajectory.id, k, turn, predicted).exact)
                 if predicted is not None:

@@ -80,16 +80,23 @@ def action_pairs(
 async def judge_pairs(
     model: WorldModel, pairs: Sequence[tuple[Trajectory, int, Turn, Turn, bool]], concurrency: int = 64
 ) -> list[ActionPair]:
-    """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``."""
-    gate = asyncio.Semaphore(concurrency)
-    questions: dict[tuple[str, tuple[str, ...], str], Coroutine[Any, Any, Prediction | None]] = {}
+    """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``.
 
-    async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> Prediction | None:
+    Pairs of which one cannot be asked (it does not fit the context, or generation broke) are left out.
+    """
+    gate = asyncio.Semaphore(concurrency)
+    questions: dict[tuple[str, tuple[str, ...], str], Coroutine[Any, Any, tuple[bool, Prediction | None]]] = {}
+
+    async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> tuple[bool, Prediction | None]:
+        """Whether it was answered, and how (``None``: malformed)."""
         async with gate:
             try:
-                return await model.predict(trajectory.start, trajectory.turns[:k], action, seed=0, session=session)
-            except (PredictionInvalid, EngineFailure, ContextFull):
-                return None
+                history = trajectory.turns[:k]
+                return True, await model.predict(trajectory.start, history, action, seed=0, session=session)
+            except PredictionInvalid:
+                return True, None
+            except (EngineFailure, ContextFull):
+                return False, None
             finally:
                 model.release(session)
 
@@ -103,9 +110,10 @@ async def judge_pairs(
                 questions[key] = ask(trajectory, k, turn.action, ("audit-pair", len(questions)))
     told = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
     return [
-        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (told[a], told[b]))
+        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (told[a][1], told[b][1]))
         for (t, _, one, other, same), (a, b) in zip(pairs, keys, strict=True)
         for state in [" > ".join(a[1])]
+        if told[a][0] and told[b][0]
     ]
 
 

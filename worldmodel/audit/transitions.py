@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class Judged:
     predicted: Prediction | None
     task_id: str = ""
     before: str = ""  # what was seen before the action
-    invalid: InvalidReason | None = None  # why nothing could be parsed; None also where generation broke
+    invalid: InvalidReason | None = None  # why nothing could be parsed
 
     @property
     def text_right(self) -> bool:
@@ -99,10 +99,19 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     }
 
 
-async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurrency: int = 64) -> list[Judged]:
+async def judge(
+    model: WorldModel,
+    trajectories: Sequence[Trajectory],
+    concurrency: int = 64,
+    failed: list[tuple[str, int]] | None = None,
+) -> list[Judged]:
     """Predicts every turn of every episode from its real history: greedily for an audit, sampled as in dreams.
 
-    Turns that no longer fit the model's context, or whose reward nobody measured, are left out.
+    Turns that no longer fit the model's context, or whose reward nobody measured, are left out. So are those at which
+    generation broke (a server that is down, a NaN): they say nothing of what the model knows.
+
+    Args:
+        failed: is told the episode and the index of each turn at which generation broke.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -121,7 +130,9 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
                 except PredictionInvalid as error:
                     reason = error.reason
                 except EngineFailure:
-                    pass
+                    if failed is not None:
+                        failed.append((trajectory.id, k))
+                    continue
                 except ContextFull:
                     break
                 before = trajectory.turns[k - 1].observation if k else trajectory.start
@@ -130,6 +141,29 @@ async def judge(model: WorldModel, trajectories: Sequence[Trajectory], concurren
         return found
 
     return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
+
+
+def in_new_situations(
+    judged: Sequence[Judged], episodes: Iterable[Trajectory], log: Iterable[Trajectory]
+) -> list[Judged]:
+    """Those turns that no episode of the log has: the same task, actions so far, and action.
+
+    Episodes that were held out still share their beginnings with those that a model was fitted to, and an expert plays
+    the same one again and again. What a model answers there, it may know by heart.
+
+    Args:
+        judged: turns of ``episodes``.
+        log: what the model was fitted to.
+    """
+    known = {situation for trajectory in log for situation in _situations(trajectory)}
+    new = {(t.id, k) for t in episodes for k, situation in enumerate(_situations(t)) if situation not in known}
+    return [j for j in judged if (j.trajectory_id, j.index) in new]
+
+
+def _situations(trajectory: Trajectory) -> list[tuple[str, ...]]:
+    """For each turn the task, its beginning, and all actions up to and with that of the turn."""
+    actions = [turn.action for turn in trajectory.turns]
+    return [(trajectory.task_id, trajectory.start, *actions[: k + 1]) for k in range(len(actions))]
 
 
 def _seed(trajectory_id: str, turn: int) -> int:
