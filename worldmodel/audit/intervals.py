@@ -77,7 +77,8 @@ def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
     The design effect is the variance of the share between clusters over that of independent trials, both estimated
     without bias, so that it is 1 where each trial is its own cluster. Where it exceeds 1, n is divided by it and by
     (t/z)², t having one degree of freedom less than there are clusters (Korn and Graubard, Survey Methodology 24, 1998,
-    193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019).
+    193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019). Shares of exactly 0 or 1 do not tell how far
+    clusters differ: their trials count as independent, and their intervals are too narrow where clusters do.
 
     Args:
         hits: one entry a trial.
