@@ -109,7 +109,8 @@ class Engines:
 
 
 def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
-    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what.
+    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what (in fp32
+    exactly, in bf16 up to rounding).
 
     Notes are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
     """

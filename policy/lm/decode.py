@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from transformers import Cache
 
 from policy.lm.engine import UnsupportedModel
-from policy.lm.forward import decoder
-from policy.lm.slots import Blocks, SlotCache
+from policy.lm.forward import attention_window, decoder, evaluating, token_logits
+from policy.lm.slots import Blocks, SlotCache, sizes
 
 _LEAN = ("llama", "mistral", "qwen2", "qwen3")
 _BIASED = ("q_proj", "k_proj", "v_proj")
@@ -64,21 +64,34 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> De
     """The fastest decoder that computes what ``model`` computes.
 
     Raises:
-        UnsupportedModel: other attention than full attention within ``context``.
+        UnsupportedModel: other attention than full attention within ``context``; another ``dtype`` than the model's
+            where its own forward pass is run; or that pass gives other logits in pieces than at once.
     """
     config = model.config
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    window = getattr(config, "sliding_window", None) or context
+    window = attention_window(config)
     if kinds - {"full_attention", "sliding_attention"}:
         raise UnsupportedModel(
             f"{config.model_type} mixes {', '.join(sorted(kinds))}: only full attention can be played"
         )
-    windowed = "sliding_attention" in kinds or config.model_type == "mistral"
-    if windowed and window < context:
+    if window is not None and window < context:
         raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
-    cache = SlotCache(*kv_shape(config), slots, context, dtype, model.device)
     lean = config.model_type in _LEAN and _rope_type(config) in _STATIC_ROPE and _plain(model)
-    return LeanDecoder(model, cache) if lean else GenericDecoder(model, cache)
+    if not lean and dtype != model.dtype:
+        raise UnsupportedModel(
+            f"this {config.model_type} can only be run in the dtype that it has, {model.dtype}, not in {dtype}: set "
+            "engine.dtype=auto, and the dtype of the model to the one to compute in"
+        )
+    cache = SlotCache(*kv_shape(config), slots, context, dtype, model.device)
+    if lean:
+        return LeanDecoder(model, cache)
+    generic = GenericDecoder(model, cache)
+    if not _is_faithful(generic):
+        raise UnsupportedModel(
+            f"{config.model_type} is not played faithfully: fed in pieces, it gives other probabilities than in one "
+            "pass; choose a model with standard attention and output"
+        )
+    return generic
 
 
 def kv_shape(config: Any) -> tuple[int, int, int]:
@@ -87,7 +100,7 @@ def kv_shape(config: Any) -> tuple[int, int, int]:
     Raises:
         UnsupportedModel: it has no such heads.
     """
-    if not hasattr(config, "num_key_value_heads"):
+    if not hasattr(config, "num_key_value_heads") or getattr(config, "kv_lora_rank", None):  # latent attention
         raise UnsupportedModel(f"{config.model_type}: only decoders with standard attention can be played")
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_hidden_layers, config.num_key_value_heads, dim
@@ -110,6 +123,24 @@ def _plain(model: Any) -> bool:
         if base is not module and (not hasattr(module, "lora_A") or any(getattr(module, "use_dora", {}).values())):
             return False
     return bool(model.config.hidden_act == "silu")
+
+
+@torch.no_grad()
+def _is_faithful(generic: GenericDecoder) -> bool:
+    """Whether a short text, read in two pieces, gets the logits that the model gives it; NaN is left to requests."""
+    model, cache = generic.model, generic.cache
+    ids = np.arange(1, 1 + min(4, cache.waste_position))
+    got = []
+    for piece in np.array_split(ids, 2)[: len(ids)]:
+        start, count = np.array([piece[0] - 1]), np.array([len(piece)])
+        feed = Feed(np.array([0]), start, count, piece, np.arange(len(piece)))
+        got.append(generic.logits(generic.hidden(feed)))
+    cache.clear(0)
+    with evaluating(model):
+        expected = model(input_ids=torch.from_numpy(ids[None]).to(model.device), use_cache=False).logits[0].float()
+    # far above rounding, TF32 and experts that change with it included, and far below what a forgotten factor does
+    tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.2
+    return not bool((torch.cat(got) - expected).norm() > tolerance * expected.norm())
 
 
 @dataclass(slots=True)
@@ -237,7 +268,7 @@ class LeanDecoder:
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
+        """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of the lean models scales or caps them."""
         return F.linear(hidden, self._head, self._head_bias).float()
 
 
@@ -282,7 +313,10 @@ class _RowCache(Cache):
 
 
 class GenericDecoder:
-    """The model's own forward pass on padded rows: right for any standard decoder, at the speed of transformers."""
+    """The model's own forward pass on padded rows: right for any standard decoder, at the speed of transformers.
+
+    Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
+    """
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model, self.cache = model, cache
@@ -292,6 +326,22 @@ class GenericDecoder:
 
     def hidden(self, feed: Feed) -> torch.Tensor:
         """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
+        kinds = sizes(feed.counts)
+        of_token = np.repeat(kinds, feed.counts)
+        places, states = [], []
+        with evaluating(self.model):
+            for kind in np.unique(kinds):
+                rows, mine = kinds == kind, of_token == kind
+                place = np.flatnonzero(mine[feed.wanted])
+                wanted = np.cumsum(mine)[feed.wanted[place]] - 1  # among the tokens of this kind
+                part = Feed(feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted)
+                places.append(place)
+                states.append(self._padded(part))
+        order = np.argsort(np.concatenate(places))
+        return torch.cat(states)[torch.from_numpy(order).to(self.cache.kv.device)]
+
+    def _padded(self, feed: Feed) -> torch.Tensor:
+        """``hidden``, all rows in one rectangle."""
         device = self.cache.kv.device
         width = int(feed.counts.max())
         columns = np.arange(width)
@@ -304,26 +354,22 @@ class GenericDecoder:
         positions = torch.from_numpy(np.minimum(at, waste - 1)).to(device)
         visible = int((feed.starts + feed.counts).max())
         mask = torch.arange(visible, device=device) <= positions[:, :, None]
+        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores
+            mask = torch.where(mask, 0.0, torch.finfo(self.cache.kv.dtype).min).to(self.cache.kv.dtype)
         cache = _RowCache(self.cache, torch.from_numpy(feed.slots).to(device), written, visible)
-        training = self.model.training
-        self.model.eval()
-        try:
-            hidden = decoder(self.model)(
-                input_ids=torch.from_numpy(tokens).to(device),
-                attention_mask=mask[:, None],
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-            ).last_hidden_state
-        finally:
-            self.model.train(training)
+        hidden = decoder(self.model)(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
         wanted: torch.Tensor = hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(inside)[feed.wanted]).to(device)]
         return wanted
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
-        logits: torch.Tensor = self.model.get_output_embeddings()(hidden)
-        return logits.float()
+        return token_logits(self.model, hidden).float()
 
 
 __all__ = ["Decoder", "Feed", "GenericDecoder", "LeanDecoder", "kv_shape", "make_decoder"]

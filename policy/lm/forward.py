@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -101,9 +102,36 @@ def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: T
 
 
 def token_logits(model: Any, hidden: Tensor) -> Tensor:
-    """Logits ``[n, vocab]``, in fp32 at least, of hidden states ``[n, hidden]``."""
+    """Logits ``[n, vocab]``, in fp32 at least, of hidden states ``[n, hidden]``.
+
+    Some models scale or cap what their output head says: Cohere multiplies it, Granite divides it, Gemma 2 caps it
+    softly (Gemma Team 2024, arXiv 2408.00118, section 2).
+    """
+    config = model.config
     logits: Tensor = model.get_output_embeddings()(hidden)
-    return logits if logits.dtype == torch.float64 else logits.float()
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if factor := _declared(config, "logit_scale"):
+        logits = logits * factor
+    if factor := _declared(config, "logits_scaling"):
+        logits = logits * factor if config.model_type == "hyperclovax" else logits / factor  # one name, two senses
+    if cap := _declared(config, "final_logit_softcapping"):
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+def _declared(config: Any, name: str) -> Any:
+    """A setting that this kind of model has. transformers also keeps keys that a model's code does not know of."""
+    return getattr(config, name, None) if hasattr(type(config), name) else None
+
+
+def attention_window(config: Any) -> int | None:
+    """To how many tokens, itself included, a token attends in some layer; ``None`` for all of its past.
+
+    Kinds of layers say who has a window. Models without kinds have it in all layers, as Mistral, Mixtral and Phi-3.
+    """
+    if set(_declared(config, "layer_types") or ()) == {"full_attention"}:
+        return None
+    return getattr(config, "sliding_window", None) or None  # Qwen2-MoE writes 0 for none
 
 
 def micro_batches(model: Any, rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
@@ -124,7 +152,7 @@ def packs(model: Any, longest: int) -> bool:
     core = decoder(model)
     if not getattr(core, "_supports_attention_backend", False) or core.is_gradient_checkpointing:
         return False  # checkpointing would compute the attention again when the implementation is set back
-    limits = (getattr(core.config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    limits = (attention_window(core.config), getattr(core.config, "attention_chunk_size", None))
     if any(limit is not None and longest > limit for limit in limits):
         return False
     known, lean = _FAITHFUL.setdefault(core, {}), is_lean(core)
@@ -136,23 +164,29 @@ def packs(model: Any, longest: int) -> bool:
 _FAITHFUL: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()  # by whether the lean forward pass is used
 
 
-@torch.no_grad()
-def _packing_is_faithful(model: Any, lean: bool) -> bool:
-    core = decoder(model)
-    modes = {module: module.training for module in core.modules()}
-    device = next(core.parameters()).device
-    rows = [[1, 2, 3, 4], [1, 2, 4], [0, 3]]
-    core.eval()
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without dropout; afterwards every part is in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
     try:
-        with torch.autocast(device.type, enabled=False):
-            packing = pack(rows).to(device)
-            packed = lean_states(core, packing) if lean else _own_states(core, packing)
-            alone = [
-                core(input_ids=torch.tensor([row], device=device), use_cache=False).last_hidden_state[0] for row in rows
-            ]
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@torch.no_grad()
+def _packing_is_faithful(model: Any, lean: bool) -> bool:
+    core = decoder(model)
+    device = next(core.parameters()).device
+    rows = [[1, 2, 3, 4], [1, 2, 4], [0, 3]]
+    with evaluating(core), torch.autocast(device.type, enabled=False):
+        packing = pack(rows).to(device)
+        packed = lean_states(core, packing) if lean else _own_states(core, packing)
+        alone = [
+            core(input_ids=torch.tensor([row], device=device), use_cache=False).last_hidden_state[0] for row in rows
+        ]
     expected = torch.cat(alone).float()
     got = torch.cat([packed[packing.index[r, : len(row)]] for r, row in enumerate(rows)]).float()
     tolerance = 1e-4 if core.dtype in (torch.float32, torch.float64) else 5e-2

@@ -96,16 +96,26 @@ class InProcessEngine:
         return sum(not r.future.done() for r in (*self._waiting, *self._running.values()))
 
     def update_weights(self) -> None:
-        """See ``Engine``. Call it between rollouts, after the model's weights changed."""
+        """See ``Engine``. Call it between rollouts, after the model's weights changed.
+
+        Raises:
+            RuntimeError: requests are under way.
+        """
+        self.reset()
         self.version += 1
         self._stale = True
-        self.reset()
 
     def reset(self) -> None:
         """Forgets all text and what drafts learned, so that what follows does not depend on what was asked before.
 
-        A seed decides a text anyway, but only up to rounding: other batches round in another way.
+        A seed decides a text anyway, but only up to rounding: other batches round in another way, in bf16 by enough to
+        turn a token now and then.
+
+        Raises:
+            RuntimeError: requests are under way; they would go on from keys and values that are no longer theirs.
         """
+        if self.load:
+            raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
         if self.drafts is not None:
             self.drafts.reset()
         self._slot_of.clear()

@@ -1,4 +1,7 @@
-"""Sampling by inversion: one uniform number decides one token, so a seed decides a text, whatever else is computed."""
+"""Sampling by inversion: one uniform number decides one token, so a seed decides a text, whatever else is computed.
+
+In fp32, that is; in bf16 other batches round their logits in another way, by enough to turn a token now and then.
+"""
 
 from __future__ import annotations
 

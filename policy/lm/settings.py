@@ -60,8 +60,10 @@ class EngineSettings:
             a server for the world model's tokens and runs the policy in process.
         slots: how many completions run at the same time.
         memory_gib: for cached keys and values, of each engine.
-        dtype: to compute in; auto is the dtype of the trained model, with which log-probs agree best.
-        drafts: guess what the world model will write from the log, which is faster and changes no word (inprocess).
+        dtype: to compute in; auto is the dtype of the trained model, with which log-probs agree best. In process, no
+            other is possible for models that are not shaped like Llama, Mistral, Qwen2 or Qwen3.
+        drafts: guess what the world model will write from the log, which is faster (inprocess). In float32 they change
+            no word; in half precision some, as other batches round in another way.
         gpu_memory_utilization: share of the GPU that vllm may take in all, in place of memory_gib; 0 leaves it to that.
         eager: vllm runs without compiling: starts in seconds; false is faster on GPUs once it has started.
         url: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai).

@@ -89,6 +89,12 @@ class Rectangle:
     bags: torch.Tensor | None
 
 
+def sizes(counts: np.ndarray) -> np.ndarray:
+    """Powers of two, as exponents, that block lengths are rounded up to: equal ones pad each other at most twofold."""
+    exponents: np.ndarray = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+    return exponents
+
+
 class Blocks:
     """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
 
@@ -106,7 +112,7 @@ class Blocks:
     ) -> None:
         self.rectangles: list[Rectangle] = []
         first = np.cumsum(counts) - counts
-        kinds = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+        kinds = sizes(counts)
         for kind in np.unique(kinds):
             rows = np.flatnonzero(kinds == kind)
             rows = rows[np.argsort(slots[rows])]
@@ -221,4 +227,4 @@ def _single(
     return summed.view(rows, heads * group, dim)
 
 
-__all__ = ["Blocks", "Rectangle", "SlotCache"]
+__all__ = ["Blocks", "Rectangle", "SlotCache", "sizes"]

@@ -1,9 +1,10 @@
 """How fast trained models dream: 64 TextWorld episodes at a time, about 8 tokens an action and 48 an answer.
 
 Real text, in contrast to ``rollouts``: what a trained world model answers often stands in its log, so drafts looked up
-there save most steps of decoding, and change no word (the result says how many answers were the same). Opponents are
-transformers' ``generate`` on whole histories, vLLM (eager and compiled, the faster counts) and the same engine without
-drafts. Everyone plays the same starts with the same models at temperature 1, in a process of its own, in turns.
+there save most steps of decoding, and change no word in fp32 (the result says how many answers were the same).
+Opponents are transformers' ``generate`` on whole histories, vLLM (eager and compiled, the faster counts) and the same
+engine without drafts. Everyone plays the same starts with the same models at temperature 1, in a process of its own, in
+turns.
 
 The log and both models are made in ``outputs/bench-dreams`` where they are missing (about ten minutes).
 """

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
-from policy.lm.decode import GenericDecoder, LeanDecoder
+from policy.lm.decode import Feed, GenericDecoder, LeanDecoder, make_decoder
 from policy.lm.engine import Sampling, UnsupportedModel
+from policy.lm.forward import decoder, token_logits
 from policy.lm.inprocess import InProcessEngine
 from policy.lm.settings import LoraSettings
 from tests.unit.engines import (
@@ -57,7 +59,7 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 def build(kind: str, **more: Any) -> PreTrainedModel:
     torch.manual_seed(0)
-    return shake(AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**SHAPE, **more)))
+    return shake(AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**SHAPE, **more})))
 
 
 ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
@@ -72,8 +74,13 @@ ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
     "biases everywhere": (GenericDecoder, "llama", {"attention_bias": True, "mlp_bias": True}),
     "dynamic rope": (GenericDecoder, "llama", {"rope_parameters": DYNAMIC}),
     "another activation": (GenericDecoder, "llama", {"hidden_act": "gelu"}),
-    "granite, multipliers": (GenericDecoder, "granite", {"residual_multiplier": 0.7, "logits_scaling": 1.0}),
+    "granite, multipliers": (GenericDecoder, "granite", {"residual_multiplier": 0.7, "logits_scaling": 8.0}),
     "olmo2": (GenericDecoder, "olmo2", {}),
+    "cohere, multiplied logits": (GenericDecoder, "cohere", {"logit_scale": 0.25}),
+    "gemma2, capped logits": (GenericDecoder, "gemma2", {"final_logit_softcapping": 2.0, "head_dim": 8}),
+    "hyperclovax, granite's word for a multiplier": (GenericDecoder, "hyperclovax", {"logits_scaling": 0.2}),
+    "a mask that is added": (GenericDecoder, "llama", {"hidden_act": "gelu", "attn_implementation": "eager"}),
+    "mixtral, experts": (GenericDecoder, "mixtral", {"num_local_experts": 4}),
 }
 
 
@@ -82,9 +89,7 @@ def test_each_architecture_plays_its_own_probabilities(name: str) -> None:
     """Three turns of five sessions of different lengths, greedy and sampled; and the decoder is the one expected, or a
     fast path could silently be used for a model that it does not compute (or never be used at all)."""
     kind, model_type, more = ZOO[name]
-    config = {**SHAPE, **more}
-    torch.manual_seed(0)
-    model = shake(AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**config)))
+    model = build(model_type, **more)
     engine = InProcessEngine(model, CONTEXT)
     assert type(engine._decoder) is kind
     histories = [prompt(length, seed=length) for length in (3, 17, 1, 30, 9)]
@@ -138,10 +143,81 @@ def test_bf16_log_probs_stay_within_their_tolerance() -> None:
     assert 1e-4 < sum(off) / len(off) < 0.05
 
 
+@pytest.mark.parametrize("name", ZOO)
+def test_what_is_trained_are_the_same_probabilities(name: str) -> None:
+    """Logits that losses are made of; also where a configuration holds a word that this kind of model does not know."""
+    _, kind, more = ZOO[name]
+    model = build(kind, **more)
+    if not any(hasattr(type(model.config), word) for word in ("logit_scale", "logits_scaling")):
+        model.config.logit_scale = model.config.logits_scaling = 3.0
+    ids = torch.tensor([prompt(12, seed=0)])
+    with torch.no_grad():
+        hidden = decoder(model)(ids, use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(token_logits(model, hidden), model(ids).logits[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_does_something_else_with_its_logits_is_refused() -> None:
+    """There will be others than those known."""
+    model = build("llama", hidden_act="gelu")
+    own = model.forward
+
+    def louder(*args: Any, **kwargs: Any) -> Any:
+        out = own(*args, **kwargs)
+        out.logits = out.logits * 1.5
+        return out
+
+    InProcessEngine(model, CONTEXT)
+    model.forward = louder
+    with pytest.raises(UnsupportedModel, match="not played faithfully"):
+        InProcessEngine(model, CONTEXT)
+
+
+def test_a_dtype_that_only_copies_of_weights_could_have_is_refused() -> None:
+    """Before any episode: keys of one dtype in a cache of another would break every request."""
+    model = build("granite")
+    with pytest.raises(UnsupportedModel, match=r"torch.float32, not in torch.bfloat16: set engine.dtype=auto"):
+        InProcessEngine(model, CONTEXT, dtype=torch.bfloat16)
+    engine = InProcessEngine(model.to(torch.bfloat16), CONTEXT)
+    (completion,) = together(engine.complete(prompt(9, seed=0), Sampling(5, NEVER), 0))
+    assert len(completion.ids) == 5
+
+
+def test_a_long_prompt_does_not_pad_rows_that_decode() -> None:
+    """At most twofold: six rows of 152 tokens, the longest of 130, are not six times 130. States are those of each row
+    alone, in the order in which they are wanted."""
+    model = build("granite")
+    generic = make_decoder(model, CONTEXT, 6, torch.float32)
+    texts = [prompt(n, seed=n) for n in (21, 4, 130, 17, 60, 9)]
+    starts = np.array([20, 3, 0, 16, 50, 0])
+    counts = np.array([len(text) for text in texts]) - starts
+
+    def feed(rows: list[int], low: np.ndarray, high: np.ndarray, wanted: list[int]) -> torch.Tensor:
+        tokens = np.concatenate([texts[r][low[r] : high[r]] for r in rows])
+        with torch.no_grad():
+            return generic.hidden(Feed(np.array(rows), low[rows], (high - low)[rows], tokens, np.array(wanted, int)))
+
+    assert len(feed([0, 1, 3, 4], np.zeros(6, int), starts, [])) == 0
+    seen: list[int] = []
+    decoder(model).embed_tokens.register_forward_hook(lambda module, args, out: seen.append(args[0].numel()))
+    # the last token of each row, and one in the middle of the long one and of the one before the last
+    flat = [0, 1, 40, 131, 132, 136, 142, 151]
+    got = feed(list(range(6)), starts, starts + counts, flat)
+    assert 152 <= sum(seen) <= 2 * 152
+    at = [(0, 20), (1, 3), (2, 38), (2, 129), (3, 16), (4, 53), (4, 59), (5, 8)]
+    for state, (row, position) in zip(got, at, strict=True):
+        with torch.no_grad():
+            alone = decoder(model)(torch.tensor([texts[row]]), use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(state, alone[position], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("kind", "more"),
     [
         ("mistral", {"sliding_window": 32}),
+        ("mistral", {"sliding_window": 32, "layer_types": ["full_attention"] * 2}),  # a word that it does not know
+        ("phi3", {"sliding_window": 32}),
+        ("mixtral", {"sliding_window": 32, "num_local_experts": 4}),
+        ("starcoder2", {"sliding_window": 32}),
         ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 0}),
     ],
 )
@@ -155,10 +231,29 @@ def test_a_window_shorter_than_the_context_is_refused(kind: str, more: dict[str,
     assert_scored(model, ids, completion, 1.0)
 
 
-def test_models_without_standard_attention_are_refused() -> None:
-    """A state-space model has no keys and values to keep."""
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": False}),
+        ("qwen2", {"sliding_window": 32, "use_sliding_window": True, "max_window_layers": 2}),
+        ("qwen2_moe", {"sliding_window": 32, "use_sliding_window": False, "num_experts": 4}),
+    ],
+)
+def test_a_window_that_no_layer_has_is_none(kind: str, more: dict[str, Any]) -> None:
+    model = build(kind, **more)
+    ids = prompt(60, seed=0)
+    (completion,) = together(InProcessEngine(model, CONTEXT).complete(ids, Sampling(10, NEVER), 0))
+    assert_scored(model, ids, completion, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("mamba", {"state_size": 4}), ("deepseek_v3", {"n_routed_experts": 4, "first_k_dense_replace": 2})],
+)
+def test_models_without_standard_attention_are_refused(kind: str, more: dict[str, Any]) -> None:
+    """A state-space model has no keys and values to keep, and latent attention keeps something else."""
     model = AutoModelForCausalLM.from_config(
-        CONFIG_MAPPING["mamba"](vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
+        CONFIG_MAPPING[kind](vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, **more)
     )
     with pytest.raises(UnsupportedModel, match="standard attention"):
         InProcessEngine(model, CONTEXT)

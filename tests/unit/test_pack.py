@@ -9,12 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import (
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -45,6 +50,7 @@ MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
+    "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)),
     "gpt2": lambda: GPT2LMHeadModel(
         GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
     ),
@@ -246,6 +252,21 @@ def test_a_window_shorter_than_the_rows_is_left_to_padding() -> None:
     assert found.computed == 5 * 24  # padding is computed, and counted
     assert len(micro_batches(sliding(8), rows, 5 * 24)) == 1
     assert len(micro_batches(sliding(8), rows, 5 * 24 - 1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Phi3Config(**SIZES, sliding_window=8), False),
+        (Qwen2Config(**SIZES, sliding_window=8, use_sliding_window=False), True),
+        (Qwen2Config(**SIZES, sliding_window=8, use_sliding_window=True, max_window_layers=2), True),
+        (Qwen2Config(**SIZES, sliding_window=8, use_sliding_window=True, max_window_layers=1), False),
+    ],
+    ids=["in all layers", "switched off", "behind the last layer", "in the last layer"],
+)
+def test_a_window_counts_where_a_layer_has_it(config: PreTrainedConfig, expected: bool) -> None:
+    """The same windows as the engine refuses; rows of other models need no padding."""
+    assert packs(AutoModelForCausalLM.from_config(config).eval(), 24) is expected
 
 
 def test_a_model_whose_layers_look_elsewhere_is_found_out() -> None:

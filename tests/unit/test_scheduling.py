@@ -5,9 +5,10 @@ who runs when.
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import pytest
-import torch
 
 from policy.lm import inprocess
 from policy.lm.engine import Completion, Sampling
@@ -144,7 +145,43 @@ def test_engines_that_share_a_device_run_full_batches() -> None:
     assert steps(shared=True) < steps(shared=False)
 
 
+def test_weights_do_not_change_under_requests() -> None:
+    """Keys of the old weights would go on under the new ones, or their slot be given away. Refused while a request runs
+    and while it only waits, without harm to either."""
+    engine = InProcessEngine(MODEL, CONTEXT, slots=1)
+    rows = [prompt(5, seed=k) for k in range(2)]
+
+    async def run() -> list[Completion]:
+        asked = [asyncio.ensure_future(engine.complete(ids, Sampling(20, NEVER), 0, session=ids[0])) for ids in rows]
+        await asyncio.sleep(0)
+        refused("2 requests are under way")
+        await until_it_runs(engine)
+        refused("2 requests are under way")
+        return await asyncio.wait_for(asyncio.gather(*asked), timeout=60)
+
+    def refused(why: str) -> None:
+        for change in (engine.update_weights, engine.reset):
+            with pytest.raises(RuntimeError, match=why):
+                change()
+
+    for ids, completion in zip(rows, asyncio.run(run()), strict=True):
+        assert_scored(MODEL, ids, completion, 1.0)
+        assert completion.version == 0
+    engine.update_weights()
+    assert engine.version == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's account of resident memory")
 def test_unused_slots_cost_no_memory() -> None:
-    """Large budgets are only promises: what is not written to is not there (on CPUs)."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=64)
-    assert torch.count_nonzero(engine._decoder.cache.kv) == 0
+    """Large budgets are only promises: what is not written to is not there (on CPUs). Half a GiB of keys and values,
+    and what a request needs of it."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    engine = InProcessEngine(MODEL, context=32_768, slots=64)
+    assert engine._decoder.cache.kv.nbytes > 1 << 29
+    assert resident() - before < 1 << 26
+    together(engine.complete(prompt(5, seed=0), Sampling(3, NEVER), 0))
+    assert resident() - before < 1 << 27
