@@ -24,7 +24,10 @@ class Loaded(Protocol):
 class Turnstile:
     """Lets that engine step next for which most requests wait, where several share one device.
 
-    In a dream policy and world model alternate; without this each would run half-empty batches.
+    In a dream policy and world model alternate; without this each would run half-empty batches. Requests that run count
+    like those that wait, so of all that is asked for something always moves, and an engine that was stopped in the
+    middle of its requests goes on once those of another have turned into requests to it, or into nothing. So a request
+    that no driver is going to step, or that nobody waits for any more, must not count: it would stop the others.
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,15 @@ class Turnstile:
 
     def admits(self, engine: Loaded) -> bool:
         return all(engine.load >= other.load for other in self._engines)
+
+
+async def settled(engine: Loaded) -> None:
+    """Returns when every coroutine that can still run has reached its own request."""
+    seen = -1
+    while engine.load != seen:
+        seen = engine.load
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 @dataclass(slots=True)
