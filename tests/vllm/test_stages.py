@@ -53,7 +53,7 @@ def trained_in_vllm(corridors: tuple[Path, Config], settings: EngineSettings, tm
 def test_training_in_dreams_with_both_models_in_vllm(
     corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path
 ) -> None:
-    """Rollouts through ``play_all``, two engines in one process, a weight update between the policy updates. What samples
+    """Rollouts through ``play_all``, two engines in a process, a weight update between the policy updates. What samples
     is what trains, in the second update too: vLLM's log-probs of all its tokens are the trainer's. (The ratio of an
     update's first step would say nothing, as it is taken within the trainer.)"""
     rows = trained_in_vllm(corridors, settings, tmp_path)
