@@ -24,10 +24,9 @@ class Loaded(Protocol):
 class Turnstile:
     """Lets that engine step next for which most requests wait, where several share one device.
 
-    In a dream policy and world model alternate; without this each would run half-empty batches. Requests that run count
-    like those that wait, so of all that is asked for something always moves, and an engine that was stopped in the
-    middle of its requests goes on once those of another have turned into requests to it, or into nothing. So a request
-    that no driver is going to step, or that nobody waits for any more, must not count: it would stop the others.
+    In a dream policy and world model alternate; without this each would run half-empty batches. An engine with a
+    request always steps or waits for one that has more, so nothing stands still, provided that every request that is
+    counted is going to be stepped: one that was cancelled or lost must not be part of a load.
     """
 
     def __init__(self) -> None:
