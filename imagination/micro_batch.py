@@ -39,6 +39,7 @@ class Step:
         ce_tokens: of experts.
         replay_tokens: of the policy's own earlier episodes.
         unchanged: no optimiser step was made since the rows were sampled.
+        remembered: all rows have the trainer's log-probs of the policy before any step.
         entropy_history: mean entropy of earlier updates; ``None`` before there are any.
     """
 
@@ -48,6 +49,7 @@ class Step:
     ce_tokens: int
     replay_tokens: int
     unchanged: bool
+    remembered: bool
     entropy_history: float | None
 
 
@@ -157,8 +159,8 @@ class Losses:
             engine = torch.where(engine.isnan(), own, engine)
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
-        if step.unchanged:
-            sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(logprobs, engine, rl)
+        if step.unchanged or step.remembered:
+            sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(own, engine, rl)
         old, importance = engine, None
         if self.settings.tis_cap:
             old = own

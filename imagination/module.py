@@ -28,7 +28,7 @@ from policy.lm.batch import Row, collate, padded
 from policy.lm.forward import micro_batches
 from policy.value import ValueHead
 
-# Engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
+# Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
 _EXACT = 1.01
 
 
@@ -36,13 +36,18 @@ _EXACT = 1.01
 class Update:
     """The experience of one policy update: rows to learn from and what the rollouts measured.
 
-    ``judged`` rows have their advantages; others are judged by the module's algorithm.
+    Attributes:
+        judged: rows have their advantages; others are judged by the module's algorithm.
+        exact: log-probs came from an engine that computes what the trainer does, up to the rounding of fp32, so a first
+            minibatch tells whether that is so. Those of any other engine can be off at any token, so the trainer
+            computes its own of all rows before the first step.
     """
 
     index: int
     rows: list[Row]
     metrics: dict[str, float] = field(default_factory=dict)
     judged: bool = False
+    exact: bool = False
 
 
 class PolicyModule(L.LightningModule):
@@ -106,15 +111,19 @@ class PolicyModule(L.LightningModule):
         chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
         collected: list[LossTerms] = []
         norms: list[float] = []
+        size = math.ceil(len(rows) / settings.minibatches)
+        # the only step of an update reads all rows under the policy that acted, and needs no memory of it
+        remembered = not update.exact and (settings.epochs > 1 or size < len(rows))
+        if remembered:
+            rows = self._with_old_logprobs(rows, range(len(rows)))
         for _epoch in range(settings.epochs if rows else 0):
             order = torch.randperm(len(rows), generator=chance).tolist()
-            size = math.ceil(len(rows) / settings.minibatches)
             for start in range(0, len(rows), size):
                 optimizer.zero_grad()
                 unchanged = not norms
-                terms = self._minibatch([rows[i] for i in order[start : start + size]], unchanged)
+                terms = self._minibatch([rows[i] for i in order[start : start + size]], unchanged, remembered)
                 collected.extend(terms)
-                if unchanged and self._differs_from_engine(terms):
+                if unchanged and not remembered and self._differs_from_engine(terms):
                     rows = self._with_old_logprobs(rows, range(len(rows)) if settings.epochs > 1 else order[size:])
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
                 norms.append(float(norm))
@@ -155,7 +164,7 @@ class PolicyModule(L.LightningModule):
         )
         return found, told
 
-    def _minibatch(self, rows: Sequence[Row], unchanged: bool) -> list[LossTerms]:
+    def _minibatch(self, rows: Sequence[Row], unchanged: bool, remembered: bool) -> list[LossTerms]:
         """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""
         width = max(len(row.ids) for row in rows)
         weights, denominator = self.algorithm.weigh(padded([r.rl_weight for r in rows], 0.0, torch.float32, width) != 0)
@@ -166,6 +175,7 @@ class PolicyModule(L.LightningModule):
             ce_tokens=sum(sum(w != 0 for w in row.ce_weight) for row in rows),
             replay_tokens=sum(sum(w != 0 for w in row.replay_weight) for row in rows),
             unchanged=unchanged,
+            remembered=remembered,
             entropy_history=self.entropies.mean,
         )
         losses = Losses(

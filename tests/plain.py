@@ -234,6 +234,7 @@ def update(
     nudge: float = 0.0,
     tis_cap: float = 0.0,
     judge: bool = False,
+    exact: bool = True,
     **rest: Any,
 ) -> tuple[list[Gradients], Mapping[str, float]]:
     """The gradient of every optimiser step of one update, by the names of ``model``, and the metrics.
@@ -251,7 +252,7 @@ def update(
             module.value.linear.weight.copy_(value[None, :-1])
             module.value.linear.bias.copy_(value[-1:])
     critic = chosen(algorithm, rest.get("max_tokens")).critic is not None
-    fit(module, Update(index, list(rows), judged=not (judge or critic)))
+    fit(module, Update(index, list(rows), judged=not (judge or critic), exact=exact))
     ((at, metrics),) = recorded
     assert at == index
     return [{name.removeprefix("model."): g for name, g in step.items()} for step in module.notes.seen], metrics

@@ -92,7 +92,7 @@ class Engines:
         """
         settings = self.settings
         if settings.name == "vllm":
-            return VllmEngine(model, chat.tokenizer, context, settings)
+            return VllmEngine(model, chat.tokenizer, context, settings, self._turnstile)
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         try:
             return InProcessEngine(
@@ -106,6 +106,14 @@ class Engines:
             )
         except MemoryTooSmall as error:
             raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+
+
+def exact(engine: Engine) -> bool:
+    """Whether log-probs from this engine are those of a trainer of the same model, up to the rounding of fp32.
+
+    What is not known to be, is not: other kernels, other precisions, another process.
+    """
+    return isinstance(engine, InProcessEngine) and engine.exact
 
 
 def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:

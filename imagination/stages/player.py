@@ -23,6 +23,7 @@ from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, DreamSettings, TrainSettings, UserError
 from imagination.stages.common import weights_version
+from imagination.stages.engines import exact
 from imagination.stages.fit import cut
 from imagination.stages.replays import Replays
 from imagination.stages.watch import Watch
@@ -115,7 +116,7 @@ class Player:
             row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, [*rows, *again], measured)
+        return Update(index, [*rows, *again], measured, exact=exact(self.agent.engine))
 
     def _first_groups(self, index: int) -> int:
         """Groups of an update that are played in its world, without those beside it and without further ones."""

@@ -37,7 +37,7 @@ from imagination.stages.common import (
     open_run,
     resume_from,
 )
-from imagination.stages.engines import Engines, drafts_from
+from imagination.stages.engines import Engines, drafts_from, exact
 from imagination.stages.fit import cut, measure, read_log
 from imagination.stages.worlds import check_form, form_of
 from imagination.stream import StepStream
@@ -198,7 +198,7 @@ class Answers:
             logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
             if logged:  # several where reasoning was logged; the share counts rows
                 rows.append(logged[0] if len(logged) == 1 else chance.choice(logged))
-        return Update(index, rows, metrics)
+        return Update(index, rows, metrics, exact=exact(self.engine))
 
     def _choose(self, chance: random.Random, n: int) -> list[_Asked]:
         places = [(t, k) for t, weights in enumerate(self.weights) for k, w in enumerate(weights) if w > 0]

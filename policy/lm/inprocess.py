@@ -18,7 +18,7 @@ import torch
 from policy.lm.decode import Feed, kv_shape, make_decoder
 from policy.lm.drafts import Drafts
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.requests import Counts, Request, Turnstile
+from policy.lm.requests import Counts, Request, Turnstile, settled
 from policy.lm.sampling import sample
 from policy.lm.slot_table import SlotTable, common_prefix, within
 
@@ -46,6 +46,9 @@ class InProcessEngine:
         decode: ids to text, needed for stop strings.
         turnstile: shared by engines on the same device.
 
+    Attributes:
+        exact: log-probs are those of a trainer of the same model, up to the rounding of fp32.
+
     Raises:
         UnsupportedModel: other attention than full attention within ``context``.
         MemoryTooSmall: not even one slot fits ``memory_gib``.
@@ -68,6 +71,7 @@ class InProcessEngine:
         self.counts = Counts()
         self.drafts = drafts
         dtype = dtype or model.dtype
+        self.exact = dtype == model.dtype == torch.float32
         layers, heads, dim = kv_shape(model.config)
         per_slot = layers * 2 * heads * dim * (context + 1) * torch.empty((), dtype=dtype).element_size()
         affordable = int(memory_gib * 2**30 / per_slot)
@@ -185,11 +189,7 @@ class InProcessEngine:
 
     async def _drive(self) -> None:
         while self.load:
-            seen = -1
-            while self.load != seen:  # let every coroutine that can still run reach its own request first
-                seen = self.load
-                for _ in range(3):
-                    await asyncio.sleep(0)
+            await settled(self)
             if not self._turnstile.admits(self):
                 continue
             for slot in [slot for slot, request in self._running.items() if request.future.done()]:

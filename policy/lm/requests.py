@@ -24,7 +24,9 @@ class Loaded(Protocol):
 class Turnstile:
     """Lets that engine step next for which most requests wait, where several share one device.
 
-    In a dream policy and world model alternate; without this each would run half-empty batches.
+    In a dream policy and world model alternate; without this each would run half-empty batches. An engine with a
+    request always steps or waits for one that has more, so nothing stands still, provided that every request that is
+    counted is going to be stepped: one that was cancelled or lost must not be part of a load.
     """
 
     def __init__(self) -> None:
@@ -35,6 +37,15 @@ class Turnstile:
 
     def admits(self, engine: Loaded) -> bool:
         return all(engine.load >= other.load for other in self._engines)
+
+
+async def settled(engine: Loaded) -> None:
+    """Returns when every coroutine that can still run has reached its own request."""
+    seen = -1
+    while engine.load != seen:
+        seen = engine.load
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from policy.lm.backbone import plain_weights
 from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnavailable, Sampling, mixed_seed
+from policy.lm.requests import Turnstile, settled
 from policy.lm.settings import EngineSettings
 from policy.lm.vllm_process import complaints, describe, stop, undisturbed
 
@@ -43,13 +44,20 @@ class VllmEngine:
         tokenizer: of the model; stop strings are looked for in the text it decodes.
         context: the longest sequence, prompt and completion together.
         settings: memory, dtype and batch size.
+        turnstile: shared by engines on the same device. It decides when vLLM steps, not what it takes into a step:
+            requests are added to vLLM when they come, also while it waits.
 
     Raises:
         EngineUnavailable: vLLM is not installed, or it cannot run this model here.
     """
 
     def __init__(
-        self, model: Any, tokenizer: PreTrainedTokenizerBase, context: int, settings: EngineSettings | None = None
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        context: int,
+        settings: EngineSettings | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
         self.context = context
         self.version = 0
@@ -69,6 +77,13 @@ class VllmEngine:
         self._llm.engine_core._finalizer.detach()
         weakref.finalize(self, stop, self._llm.engine_core.engine_core).atexit = False
         self._push()
+        self._turnstile = turnstile or Turnstile()
+        self._turnstile.join(self)
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run; those that were cancelled do not count."""
+        return sum(not request.future.done() for request in self._pending.values())
 
     def update_weights(self) -> None:
         """Gives vLLM the module's weights and forgets the keys and values of the old ones.
@@ -134,8 +149,9 @@ class VllmEngine:
 
     async def _drive(self) -> None:
         while self._pending:
-            for _ in range(3):  # let every coroutine that can still run reach its own request first
-                await asyncio.sleep(0)
+            await settled(self)
+            if not self._turnstile.admits(self):
+                continue
             try:
                 outputs = self._llm.step()
             except Exception as error:  # raised to all callers: nobody may wait for ever

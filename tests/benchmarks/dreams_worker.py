@@ -53,7 +53,7 @@ class Dreams:
                 return GenerateEngine(model, context)
             if engine == "vllm":
                 settings = EngineSettings(name="vllm", slots=SLOTS, memory_gib=1.0, eager=eager)
-                return VllmEngine(model, chat.tokenizer, context, settings)
+                return VllmEngine(model, chat.tokenizer, context, settings, turnstile)
             drafts = (
                 drafts_from(logged, chat, form_of(self.config.worldmodel, logged))
                 if logged and engine == "drafts"

@@ -70,7 +70,7 @@ class Player:
                 "learned": [row.ids for row in rows],
             }
         )
-        return Update(index, rows, judged=True)
+        return Update(index, rows, judged=True, exact=True)
 
 
 def main() -> None:

@@ -95,7 +95,9 @@ def learn(
         enable_model_summary=False,
         enable_progress_bar=False,
     )
-    trainer.fit(module, StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, judged=True)))
+    # the rows' log-probs are the model's own
+    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, judged=True, exact=True))
+    trainer.fit(module, stream)
     return clock, records
 
 

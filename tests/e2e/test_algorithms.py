@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 from imagination.algorithms import ALGORITHMS
+from imagination.module import PolicyModule
 from imagination.settings import Config, UserError
 from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.train import train
+from policy.lm.batch import Row
 from tests.e2e.conftest import tiny_settings, write_log
 
 NO_EXPERTS = {"expert_share": 0.0}
@@ -96,6 +99,25 @@ def test_what_can_be_added_works_too(
     assert lines[0]["ce_tokens"] > 0
     assert lines[0]["gradient_share_dream"] + lines[0]["gradient_share_expert"] == pytest.approx(1.0)
     assert lines[0]["tokens_dream"] + lines[0]["tokens_expert"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_whose_log_probs_are_checked_before_the_first_step(
+    dtype: Any, cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the engine in process need no pass of the trainer's; rounded to bfloat16 they do, once an update."""
+    compared, whole = [], PolicyModule._with_old_logprobs
+
+    def noted(module: PolicyModule, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:
+        compared.append((len(wanted), len(rows)))
+        return whole(module, rows, wanted)
+
+    monkeypatch.setattr(PolicyModule, "_with_old_logprobs", noted)
+    config = settings(NO_EXPERTS)
+    config.engine.dtype = dtype
+    shutil.copytree(cloned, tmp_path, dirs_exist_ok=True)
+    train(config, tmp_path)
+    assert [wanted == rows > 0 for wanted, rows in compared] == ([] if dtype == "auto" else [True, True])
 
 
 def test_training_on_what_the_world_said_trains_more_tokens(cloned: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from imagination.stages.engines import Engines
 from imagination.stages.fit import fit_world_model, read_log
 from imagination.stages.refine import Answers, refine_world_model
 from imagination.stages.worlds import form_of
+from policy.lm.settings import EngineSettings
 from worldmodel.objective import transition_weights
 
 
@@ -76,6 +78,9 @@ def test_rows_train_what_was_sampled_and_nothing_else(tiny: Config, run: Path, k
     answers = Answers(engine, chat, form_of(tiny.worldmodel, train), train, weights, tiny)
     update = answers.update(0)
     assert update.rows
+    assert update.exact
+    rounded = Engines(EngineSettings(dtype="bfloat16")).make(model, chat, 256)
+    assert not replace(answers, engine=rounded).update(0).exact
     assert [row.ids for row in update.rows] == [row.ids for row in answers.update(0).rows]
     for row in update.rows:
         made = [i for i, m in enumerate(row.action_mask) if m]

@@ -24,6 +24,7 @@ from tests.plain import (
     gradients_of,
     grpo_rows,
     make_model,
+    plain_rl,
     plain_surrogate,
     scored,
     update,
@@ -36,14 +37,14 @@ def own_tokens(rows: Sequence[Row]) -> list[tuple[int, int]]:
     return [(r, t) for r, row in enumerate(rows) for t, w in enumerate(row.rl_weight) if w]
 
 
-def corrected(model: PreTrainedModel, old: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
+def corrected(model: PreTrainedModel, old: PreTrainedModel, rows: Sequence[Row], cap: float = CAP) -> Tensor:
     """Mean over tokens of PPO's loss of new / old, each times min(old / engine, cap)."""
     now = [scored(model, row.ids, 1.0) for row in rows]
     with torch.no_grad():
         before = [scored(old, row.ids, 1.0) for row in rows]
     losses = []
     for r, t in own_tokens(rows):
-        factor = min(math.exp(float(before[r][t]) - rows[r].behavior_logprobs[t]), CAP)
+        factor = min(math.exp(float(before[r][t]) - rows[r].behavior_logprobs[t]), cap)
         losses.append(factor * plain_surrogate(torch.exp(now[r][t] - before[r][t]), rows[r].advantages[t]))
     return torch.stack(losses).mean()
 
@@ -100,6 +101,76 @@ def test_minibatches_that_come_later_remember_the_policy_from_before_the_first_s
     early, late = [rows[i] for i in order[:3]], [rows[i] for i in order[3:]]
     assert_same(first, gradients_of(corrected(before, before, early), before))
     assert_same(second, gradients_of(corrected(after, before, late), after))
+
+
+def outlier_in_the_second_half(model: PreTrainedModel, seed: int) -> tuple[list[Row], list[Row], list[Row]]:
+    """Five rows of an engine that is right but for two tokens of the second minibatch, which the trainer finds 3 times
+    and half as likely; with the rows of both minibatches."""
+    order = torch.randperm(5, generator=torch.Generator().manual_seed(seed * 1_000_003)).tolist()
+    rows = exact(model, grpo_rows(model))
+    late = order[4]
+    one, other = [t for t, w in enumerate(rows[late].rl_weight) if w][:2]
+    told = list(rows[late].behavior_logprobs)
+    told[one] -= math.log(3.0)
+    told[other] -= math.log(0.5)
+    rows[late] = replace(rows[late], behavior_logprobs=told)
+    return rows, [rows[i] for i in order[:3]], [rows[i] for i in order[3:]]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_an_outlier_in_the_second_half_by_hand(epochs: int) -> None:
+    """The first minibatch cannot know of it. Of an engine that is not exact all rows are compared before any step, and
+    the outlier gets its weight: 3, cut to 2. k3 of a ratio r is r - 1 - log r; all other tokens have r = 1."""
+    seed = 3
+    model = make_model()
+    rows, early, late = outlier_in_the_second_half(model, seed)
+    before, after = copy.deepcopy(model), copy.deepcopy(model)
+    with torch.no_grad():
+        after.lm_head.weight.mul_(1.2)
+    n = len(own_tokens(rows))
+    assert n == 22
+    train = replace(DEFAULTS, minibatches=2, epochs=epochs)
+    (first, second, *_), metrics = update(model, rows, train=train, tis_cap=2.0, nudge=0.2, seed=seed, exact=False)
+    assert metrics["mismatch_ratio_max"] == pytest.approx(3.0, rel=1e-4)
+    k3 = (3 - 1 - math.log(3)) + (0.5 - 1 - math.log(0.5))
+    assert metrics["mismatch_k3"] == pytest.approx(k3 / n, rel=1e-3)
+    assert metrics["tis_weight"] == pytest.approx((n - 2 + 2.0 + 0.5) / n, rel=1e-4)
+    assert_same(first, gradients_of(corrected(before, before, early, 2.0), before))
+    assert_same(second, gradients_of(corrected(after, before, late, 2.0), after))
+
+
+def test_what_is_not_corrected_is_measured_on_all_rows_too() -> None:
+    model = make_model()
+    rows, early, late = outlier_in_the_second_half(model, 3)
+    train = replace(DEFAULTS, minibatches=2)
+    steps, metrics = update(copy.deepcopy(model), rows, train=train, seed=3, exact=False)
+    assert metrics["mismatch_ratio_max"] == pytest.approx(3.0, rel=1e-4)
+    assert "tis_weight" not in metrics
+    for got, minibatch in zip(steps, (early, late), strict=True):
+        assert_same(got, gradients_of(plain_rl(model, minibatch, 1.0), model))
+
+
+@pytest.mark.parametrize(("minibatches", "epochs", "passes"), [(1, 1, 1), (2, 1, 3), (1, 2, 3), (2, 2, 5)])
+def test_an_engine_that_is_not_exact_costs_one_pass_before_the_first_step(
+    minibatches: int, epochs: int, passes: int
+) -> None:
+    """However well it happens to agree; and none where the only step reads all rows anyway."""
+    model = make_model()
+    rows = exact(model, grpo_rows(model))
+    update(model, rows)  # asks once whether the model can be packed
+    calls = []
+    model.model.register_forward_hook(lambda module, args, output: calls.append(1))
+    train = replace(DEFAULTS, minibatches=minibatches, epochs=epochs, micro_tokens=10**6)
+    update(model, rows, train=train, tis_cap=2.0, exact=False)
+    assert len(calls) == passes
+
+
+def test_experts_alone_need_no_log_probs_of_their_own() -> None:
+    model = make_model()
+    train = replace(DEFAULTS, minibatches=2)
+    steps, metrics = update(model, EXPERTS, train=train, tis_cap=2.0, exact=False)
+    assert len(steps) == 2
+    assert "mismatch_k3" not in metrics
 
 
 def test_an_exact_engine_costs_no_forward_pass_and_changes_no_gradient() -> None:

@@ -24,6 +24,7 @@ from imagination.stages.engines import Engines
 from imagination.stages.train import train
 from imagination.stages.worlds import load_world_model
 from policy.lm.settings import EngineSettings
+from policy.lm.vllm_engine import VllmEngine
 from real_envs.store import TrajectoryStore
 from tests.vllm.conftest import TOLERANCE
 from worldmodel.audit import judge
@@ -34,21 +35,45 @@ def updates(folder: Path) -> list[dict[str, float]]:
     return [row for row in rows if row["stage"] == "train"]
 
 
-def test_training_in_dreams_with_both_models_in_vllm(
-    corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path
-) -> None:
-    """Rollouts through ``play_all``, two engines in one process, a weight update between the policy updates. The ratio
-    of each update's only minibatch is 1: what sampled is what trains, in the second update too."""
+def trained_in_vllm(corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path) -> list[dict[str, float]]:
+    """The metrics of two updates with both models in vLLM, of two steps each, which move the policy a lot."""
     folder = shutil.copytree(corridors[0], tmp_path / "run")
     config = deepcopy(corridors[1])
     config.engine = settings
-    config.train.lr, config.algorithm.name = 3e-3, "ppo"  # whose every token has a ratio, also where nobody succeeds
+    config.train.lr, config.train.minibatches = 3e-3, 2
+    config.algorithm.name = "ppo"  # every token has an advantage, also where nobody succeeds
     train(config, folder)
     rows = updates(folder)
     assert [row["step"] for row in rows] == [0, 1]
     assert all("stop_engine_failed" not in row and row["turns"] > 0 for row in rows), rows
-    assert all(row["ratio_max"] == pytest.approx(1, abs=4 * TOLERANCE) for row in rows)
     assert all(row["rl_tokens"] > 0 for row in rows)
+    return rows
+
+
+def test_training_in_dreams_with_both_models_in_vllm(
+    corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path
+) -> None:
+    """Rollouts through ``play_all``, two engines in a process, a weight update between the policy updates. What samples
+    is what trains, in the second update too: vLLM's log-probs of all its tokens are the trainer's. (The ratio of an
+    update's first step would say nothing, as it is taken within the trainer.)"""
+    rows = trained_in_vllm(corridors, settings, tmp_path)
+    for row in rows:
+        assert row["mismatch_ratio_max"] == pytest.approx(1, abs=4 * TOLERANCE)
+        assert row["mismatch_k3"] < TOLERANCE**2
+        assert row["tis_weight"] == pytest.approx(1, abs=TOLERANCE)
+
+
+def test_weights_that_do_not_arrive_show(
+    corridors: tuple[Path, Config], settings: EngineSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, but vLLM keeps the weights that it started with: from the second update on it samples from another
+    policy than the one that trains, which is seen and corrected for."""
+    monkeypatch.setattr(VllmEngine, "update_weights", lambda engine: None)
+    fresh, stale = trained_in_vllm(corridors, settings, tmp_path)
+    assert fresh["mismatch_ratio_max"] == pytest.approx(1, abs=4 * TOLERANCE)
+    assert stale["mismatch_ratio_max"] > 1.5
+    assert stale["mismatch_k3"] > 0.01
+    assert abs(stale["tis_weight"] - 1) > 5 * TOLERANCE
 
 
 @pytest.fixture(scope="module")

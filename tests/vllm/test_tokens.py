@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
+from policy.lm.requests import Turnstile
 from policy.lm.vllm_engine import VllmEngine
 from tests.vllm.conftest import CONTEXT, NEVER, TOKENIZER, VOCAB, assert_scored, generate, processed, prompt, together
 
@@ -180,6 +181,47 @@ def test_many_requests_at_once(model: PreTrainedModel, engine: VllmEngine) -> No
         assert len(completion.ids) == 1 + k % 7
         if k % 10 == 0:
             assert_scored(model, ids, completion, 0.9)
+
+
+def test_two_engines_take_turns(
+    both: dict[str, tuple[PreTrainedModel, VllmEngine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a dream: the world's long request is stopped for the policy's three, whose next ones join it in the middle.
+    What vLLM had begun it ends as if nothing had been; and nobody waits for ever."""
+    (_, policy), (_, world) = both["tied"], both["untied"]
+    shared, order = Turnstile(), list[str]()
+    for name, engine in (("policy", policy), ("world", world)):
+        shared.join(engine)
+        monkeypatch.setattr(engine, "_turnstile", shared)
+
+        def noted(name: str = name, step: Any = engine._llm.step) -> Any:
+            order.append(name)
+            return step()
+
+        monkeypatch.setattr(engine._llm, "step", noted)
+    written: list[tuple[str, list[int], Any]] = []
+
+    async def ask(name: str, ids: list[int], tokens: int) -> None:
+        completion = await both[name][1].complete(ids, Sampling(tokens, NEVER), len(ids))
+        written.append((name, ids, completion))
+
+    async def later(k: int) -> None:
+        while "world" not in order:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await ask("tied", prompt(5 + k, k), 2)
+        await ask("untied", prompt(9 + k, k), 2)
+
+    async def run() -> None:
+        long = ask("untied", prompt(30, seed=3), 8)
+        await asyncio.wait_for(asyncio.gather(long, *(later(k) for k in range(3))), timeout=60)
+
+    asyncio.run(run())
+    assert len(written) == 7
+    for name, ids, completion in written:
+        assert_scored(both[name][0], ids, completion)
+    first = order.index("policy")
+    assert order == ["world"] * first + ["policy"] * 2 + ["world"] * (8 - first)
+    assert 1 <= first <= 3
 
 
 def test_a_caller_that_is_cancelled_leaves_nothing_behind(model: PreTrainedModel, engine: VllmEngine) -> None:
