@@ -104,7 +104,8 @@ def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
             "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
         )
     if wires["stopped_by"]:
-        return "Stopped by a tripwire", stopped_sentence(wires["stopped_by"])
+        late = wires["stopped_by"].get("after_training")
+        return f"{'Taken back' if late else 'Stopped'} by a tripwire", stopped_sentence(wires["stopped_by"])
     if wires["blind"]:
         return (
             "Some tripwires were blind",
@@ -114,14 +115,18 @@ def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def stopped_sentence(stopped: Mapping[str, Any]) -> str:
-    """Why training stopped, in one sentence."""
+    """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
     example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
-    kept = stopped.get("policy_of_update")
-    back = "the policy it started with" if kept is None else f"the policy that played update {kept}"
-    return (
-        f"Training stopped at update {stopped['update']} by tripwire '{stopped['wire']}': "
-        f"{stopped['sentence']}{example}; it went back to {back}, whose dreams were the last to be trusted."
-    )
+    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
+    kept, since = stopped.get("policy_of_update"), stopped.get("since")
+    back = f"the policy that played update {kept}" if kept else "the policy it started with"
+    if since is None:  # a run of an earlier version, which trusted every policy but the last
+        why = f"it went back to {back}, whose dreams were the last to be trusted"
+    else:
+        why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
+    if stopped.get("after_training"):
+        return f"The policy that training ended with was taken back by {wire}; {why}."
+    return f"Training stopped at update {stopped['update']} by {wire}; {why}."
 
 
 def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row]) -> str:

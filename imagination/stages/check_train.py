@@ -62,8 +62,8 @@ def check(config: Config) -> None:
             f"imitates those of at least algorithm.keep_min_return={least}: lower the latter"
         )
     wires = config.tripwires
-    if wires.window < 1 or wires.every < 1 or wires.min_groups < 1 or wires.real_episodes < 0:
-        raise UserError("tripwires.window, .every and .min_groups must be 1 or more, .real_episodes 0 or more")
+    if min(wires.window, wires.memory, wires.every, wires.min_groups) < 1 or wires.real_episodes < 0:
+        raise UserError("tripwires.window, .memory, .every and .min_groups must be 1 or more, .real_episodes 0 or more")
 
 
 def check_experts(config: Config, experts: int) -> None:

@@ -72,18 +72,9 @@ class Player:
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
         settings = self.config.train
-        self.agent.engine.update_weights()
-        for engine in self.world.engines:
-            if isinstance(engine, InProcessEngine):
-                engine.reset()
         chance = random.Random(f"{self.config.seed}/{index}")
-        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         longest = longest_turns(self.config.dream, index)
-        groups = self._first_groups(index)
-        played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
-        if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
-            played += self._branches(index, chance, stamp, longest, played)
-        played += self._in_place_of_equal_groups(index, chance, stamp, longest, played)
+        played = self._rollouts(index, chance, longest)
         beside = self._beside(index, chance, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
@@ -92,10 +83,8 @@ class Player:
                 f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
                 "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
             )
-        first = [played[g * settings.group_size] for g in range(groups)]
-        self.run.add_rollouts(
-            "train", [*first, *beside[:: settings.group_size]], which="update", step=index, split="train"
-        )
+        shown = [*self._one_a_group(index, played), *beside[:: settings.group_size]]
+        self.run.add_rollouts("train", shown, which="update", step=index, split="train")
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
         if self.watch is not None and self.watch.tripped is not None:
             return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
@@ -117,6 +106,38 @@ class Player:
             if any(row.ce_weight):
                 rows.append(row)
         return Update(index, [*rows, *again], measured, exact=exact(self.agent.engine))
+
+    def last_look(self) -> None:
+        """The wires look at the policy that training ended with, in the dreams of one more update.
+
+        No update after the last one plays before it learns, so nothing else would show what the last one taught.
+        Nothing is learned from these dreams, and none of them is a real step; they are of stage ``last_look``.
+        """
+        if self.watch is None:
+            return
+        index = self.config.train.updates
+        played = self._rollouts(
+            index, random.Random(f"{self.config.seed}/{index}"), longest_turns(self.config.dream, index)
+        )
+        self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
+        self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
+
+    def _rollouts(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+        """What an update plays in its world, by the policy as it is now."""
+        self.agent.engine.update_weights()
+        for engine in self.world.engines:
+            if isinstance(engine, InProcessEngine):
+                engine.reset()
+        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
+        groups = self._first_groups(index)
+        played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
+        if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
+            played += self._branches(index, chance, stamp, longest, played)
+        return played + self._in_place_of_equal_groups(index, chance, stamp, longest, played)
+
+    def _one_a_group(self, index: int, played: Sequence[Trajectory]) -> list[Trajectory]:
+        """An episode of each of the groups that are played first, to be written down."""
+        return [played[g * self.config.train.group_size] for g in range(self._first_groups(index))]
 
     def _first_groups(self, index: int) -> int:
         """Groups of an update that are played in its world, without those beside it and without further ones."""

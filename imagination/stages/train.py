@@ -62,6 +62,7 @@ def _train(run: RunFolder, config: Config) -> None:
     model = adapted(model, config.policy)
     state, done = resume_from(run, "train")
     run.forget("train", done)
+    run.forget("last_look")
     starts = {
         name: start
         for name, start in starts_from_log(log, branch=True).items()
@@ -113,9 +114,13 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     more = [callback for callback in (watch, replays, keep) if callback is not None]
     trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, more)
+    device = model.device
     if watch is None or watch.tripped is None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     if watch is not None:
+        if watch.tripped is None:
+            model.to(device)  # Lightning leaves it on the CPU
+            player.last_look()
         watch.roll_back()
     for opened in (world, real):
         if opened is not None and opened.close is not None:
@@ -124,10 +129,11 @@ def _train(run: RunFolder, config: Config) -> None:
         raise RuntimeError(f"training in dreams took {steps} real step{'s' * (steps != 1)}")
     save_checkpoint(model, chat.tokenizer, run.model("policy"))
     count()
-    turns = sum(line.get("turns", 0) for line in run.metrics("train")) if dreamed else 0
+    lines = [*run.metrics("train"), *run.metrics("last_look")]
+    turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
     run.update({"dreamed_turns": int(turns), "speed": player.speed()})
     if dreamed:
-        off = {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
+        off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})
 
 

@@ -1,4 +1,4 @@
-"""Tripwires at work: the last trusted policy is kept, training stops where a wire trips, and the run says why."""
+"""Tripwires at work: recent policies are kept, training stops where a wire trips, and the run says why."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagination.evaluation import summarise
 from imagination.reporting.text import stopped_sentence
 from imagination.rollout import Episode, Provenance, play_all
 from imagination.run_folder import RunFolder
-from imagination.settings import Config
+from imagination.settings import Config, UserError
 from imagination.stages.common import need
 from imagination.tripwires.measures import LogReference, measure
 from imagination.tripwires.wires import Measured, Tripped, check, first_trip
@@ -67,8 +67,9 @@ class Probe:
 class Watch(Callback):
     """Looks at each update's rollouts before anything is learned from them.
 
-    A policy is trusted once its own rollouts left all wires quiet. Its trained weights are kept here, and with the
-    training state of a stopped run, until a later policy is trusted.
+    The evidence of a wire may add up over several updates, and a policy that has learned from the first of them is not
+    to be trusted. So the trained weights with which each of the last ``max(memory, window)`` updates was played are
+    kept here, and with the training state of a stopped run: evidence reaches no farther back.
 
     Args:
         model: the policy that is trained, now as it starts.
@@ -77,26 +78,34 @@ class Watch(Callback):
 
     def __init__(self, run: RunFolder, config: Config, model: Any, log: Sequence[Trajectory], probe: Probe) -> None:
         self._run, self._settings, self._model, self.probe = run, config.tripwires, model, probe
+        self._updates = config.train.updates
         self._reference = LogReference(log)
         self.history: list[Measured] = []
         self.tripped: Tripped | None = None
         self._example = ""
-        self._trusted_update: int | None = None  # None: the policy before the first update
-        self._trusted = self._weights()
+        self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
 
     def _weights(self) -> dict[str, torch.Tensor]:
         found = self._model.named_parameters()
         return {name: p.detach().to("cpu", copy=True) for name, p in found if p.requires_grad}
 
-    def look(self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent) -> dict[str, float]:
-        """Measures the rollouts, for ``metrics.jsonl``; afterwards ``tripped`` says whether to go on."""
-        real = self.probe.play(update, agent) if self.probe.due(update) else (0, 0)
+    def look(
+        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
+    ) -> dict[str, float]:
+        """Measures the rollouts, for ``metrics.jsonl``; afterwards ``tripped`` says whether to go on.
+
+        Args:
+            update: which; the number of updates for the rollouts of the policy that training ended with.
+            played: its episodes in the dream, by the policy as it is now.
+            agent: plays a probe where one is due; ``None`` plays none.
+        """
+        self._kept[update] = self._weights()
+        self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
+        real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
         measured, examples = measure(update, played, self._reference, short=self._settings.short, real=real)
         self.history.append(measured)
         self.tripped = check(self.history, self._settings)
-        if self.tripped is None:
-            self._trusted, self._trusted_update = self._weights(), update
-        else:
+        if self.tripped is not None:
             self._example = examples.get(self.tripped.wire, "")
         return measured.to_metrics()
 
@@ -106,46 +115,59 @@ class Watch(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "trusted": self._trusted,
-            "update": self._trusted_update,
+            "kept": self._kept,
             "history": [measured.to_json() for measured in self.history],
             "example": self._example,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._trusted, self._trusted_update = state_dict["trusted"], state_dict["update"]
+        self._kept = dict(state_dict["kept"])
         self.history = [Measured.from_json(measured) for measured in state_dict["history"]]
         self._example = state_dict["example"]
         self.tripped = first_trip(self.history, self._settings)
 
     def resume(self, state: str) -> None:
-        """Goes on from a saved training state; the run may have been killed just after a wire had tripped."""
-        self.load_state_dict(torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key])
+        """Goes on from a saved training state; the run may have been killed just after a wire had tripped.
+
+        Raises:
+            UserError: it is of a version that kept the policy of one update only.
+        """
+        saved = torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
+        if "kept" not in saved:
+            raise UserError(
+                f"{state} was saved by an earlier version, whose tripwires kept too few policies to go back to: "
+                "delete it, and training starts again from the clone"
+            )
+        self.load_state_dict(saved)
 
     @torch.no_grad()
     def roll_back(self) -> None:
-        """The policy as it was last trusted; nothing if no wire tripped."""
+        """The policy before it learned from any of the evidence; nothing if no wire tripped."""
         if self.tripped is None:
             return
+        trusted = self._kept[self.tripped.since]
         for name, parameter in self._model.named_parameters():
-            if name in self._trusted:
-                parameter.copy_(self._trusted[name])
+            if name in trusted:
+                parameter.copy_(trusted[name])
         print(stopped_sentence(self._stopped(self.tripped)), file=sys.stderr, flush=True)
 
     def _stopped(self, tripped: Tripped) -> dict[str, Any]:
         return {
             "wire": tripped.wire,
             "update": tripped.update,
+            "since": tripped.since,
+            "after_training": tripped.update >= self._updates,
             "sentence": tripped.sentence,
             "example": self._example,
-            "policy_of_update": self._trusted_update,
+            "policy_of_update": tripped.since,
         }
 
     def summary(self) -> dict[str, Any]:
         """For ``summary.json``."""
         return {
             "enabled": True,
-            "updates": len(self.history),
+            "updates": min(len(self.history), self._updates),
+            "last_look": len(self.history) > self._updates,
             "blind": self._reference.blind,
             "stopped_by": None if self.tripped is None else self._stopped(self.tripped),
         }

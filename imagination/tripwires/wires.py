@@ -91,24 +91,34 @@ class Tripped:
 
     Attributes:
         update: whose rollouts tripped it; nothing was learned from them.
+        since: the first update whose rollouts are part of the evidence, that of other wires that trip at the same
+            update included. The policy that played it has not learned from any of them.
         wire: its name.
         sentence: what was seen, with numbers.
     """
 
     update: int
+    since: int
     wire: str
     sentence: str
+
+
+# What a wire says when it trips: since which update its evidence counts, and the sentence. A wire that adds up groups
+# counts since the earliest update of its window that has such a group; one that compares a whole window (gap,
+# rejected, drift) since the first update of the window.
+Evidence = tuple[int, str]
+Wire = Callable[[Sequence[Measured], TripwireSettings], Evidence | None]
 
 
 def check(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
     """Whether the last update of the history trips a wire; the first of ``WIRES`` that does."""
     if not settings.enabled or not history:
         return None
-    for name, wire in WIRES.items():
-        sentence = wire(history, settings)
-        if sentence is not None:
-            return Tripped(history[-1].update, name, sentence)
-    return None
+    found = {name: evidence for name, wire in WIRES.items() if (evidence := wire(history, settings)) is not None}
+    if not found:
+        return None
+    name, (_, sentence) = next(iter(found.items()))
+    return Tripped(history[-1].update, min(since for since, _ in found.values()), name, sentence)
 
 
 def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
@@ -129,57 +139,67 @@ def _surely(part: int, whole: int, bound: float, settings: TripwireSettings) -> 
 
 def _share(
     history: Sequence[Measured], last: int, part: str, whole: str, bound: float, settings: TripwireSettings
-) -> Proportion | None:
-    """The same of sums over the last so many updates. Nothing where the newest adds nothing: old evidence was weighed
-    when it was new."""
+) -> tuple[int, Proportion] | None:
+    """The same of sums over the last so many updates, with the first that adds to ``part``. Nothing where the newest
+    adds nothing: old evidence was weighed when it was new."""
     if getattr(history[-1], part) == 0:
         return None
     window = history[-last:]
-    return _surely(_sum(window, part), _sum(window, whole), bound, settings)
+    found = _surely(_sum(window, part), _sum(window, whole), bound, settings)
+    return None if found is None else (next(m.update for m in window if getattr(m, part)), found)
 
 
 def _of(found: Proportion) -> str:
     return f"{found.successes} of {found.n}"
 
 
-def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     found = _share(history, settings.memory, "contradicted", "claimed", settings.contradicted, settings)
     if found is None:
         return None
-    return (
-        f"the dream pays where the log says that the same actions earn less, in {_of(found)} groups in which both "
+    since, share = found
+    return since, (
+        f"the dream pays where the log says that the same actions earn less, in {_of(share)} groups in which both "
         "know the answer"
     )
 
 
-def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     window = history[-settings.memory :]
     counts: Counter[str] = Counter()
     for measured in window:
         counts.update(measured.habits)
-    named = [(n, habit) for habit, n in counts.items() if habit in history[-1].habits]
-    if not named:
+    paid = _sum(window, "paid")
+    sure = {
+        habit: found
+        for habit, n in counts.items()
+        if habit in history[-1].habits and (found := _surely(n, paid, settings.favourite, settings)) is not None
+    }
+    if not sure:
         return None
-    groups, habit = max(named)
-    found = _surely(groups, _sum(window, "paid"), settings.favourite, settings)
-    if found is None:
-        return None
-    return f"'{habit}', which never paid in the log, is paid for in {_of(found)} groups that the dream pays"
+    since = next(m.update for m in window if sure.keys() & m.habits.keys())
+    habit = max(sure, key=lambda name: (sure[name].successes, name))
+    share = sure[habit]
+    return since, f"'{habit}', which never paid in the log, is paid for in {_of(share)} groups that the dream pays"
 
 
-def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     found = _share(history, settings.window, "unseen", "paid", settings.unseen, settings)
     if found is None:
         return None
-    return f"the dream pays for actions that never paid in the log, in {_of(found)} groups that it pays"
+    since, share = found
+    return since, f"the dream pays for actions that never paid in the log, in {_of(share)} groups that it pays"
 
 
-def _strange(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _strange(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     found = _share(history, settings.window, "strange", "groups", 0.0, settings)
-    return None if found is None else f"the dream pays amounts that the log never paid, in {_of(found)} groups"
+    if found is None:
+        return None
+    since, share = found
+    return since, f"the dream pays amounts that the log never paid, in {_of(share)} groups"
 
 
-def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _short(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     """Reward up while episodes collapse: success must have risen beyond chance since the first updates."""
     found = _share(history, settings.window, "short", "solved_groups", 0.5, settings)
     if found is None or len(history) <= BASELINE:
@@ -189,13 +209,14 @@ def _short(history: Sequence[Measured], settings: TripwireSettings) -> str | Non
     rise = difference_ci95(now, before)
     if rise is None or rise[0] <= 0:
         return None
-    return (
-        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {_of(found)} groups are solved in fewer "
+    since, share = found
+    return since, (
+        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {_of(share)} groups are solved in fewer "
         f"than {settings.short:g} times the turns of the log's shortest solution"
     )
 
 
-def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _gap(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     """Only right after a probe. Dreams count as so many groups, not episodes, for the width of the interval."""
     last, window = history[-1], history[-settings.window :]
     groups, episodes = _sum(window, "start_groups"), _sum(window, "start_episodes")
@@ -206,18 +227,21 @@ def _gap(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
     gap = difference_ci95(believed, real)
     if gap is None or gap[0] <= settings.gap:
         return None
-    return (
+    return window[0].update, (
         f"the dream believes in a success of {believed.rate:.2f} where {real.n} real episodes show {real.rate:.2f}, "
         f"beyond the allowed {settings.gap:g} (95 % interval of the gap {gap[0]:.2f} to {gap[1]:.2f})"
     )
 
 
-def _loops(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _loops(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     found = _share(history, settings.window, "looping", "groups", settings.loops, settings)
-    return None if found is None else f"episodes repeat themselves in {_of(found)} groups"
+    if found is None:
+        return None
+    since, share = found
+    return since, f"episodes repeat themselves in {_of(share)} groups"
 
 
-def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
+def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     if len(history) < BASELINE + settings.window:
         return None
     window = history[-settings.window :]
@@ -225,18 +249,19 @@ def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> str | 
     rise = difference_ci95(now, before)
     if rise is None or rise[0] <= settings.rejected:
         return None
-    return (
+    return window[0].update, (
         f"the share of predictions that are malformed or doubted rose from {before.rate:.2f} to {now.rate:.2f}, so the "
         "policy goes where the world model knows little"
     )
 
 
-def _drift(name: str, what: str) -> Callable[[Sequence[Measured], TripwireSettings], str | None]:
-    def wire(history: Sequence[Measured], settings: TripwireSettings) -> str | None:
-        recent = [getattr(m, name) for m in history[-settings.window :]]
+def _drift(name: str, what: str) -> Wire:
+    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+        window = history[-settings.window :]
+        recent = [getattr(m, name) for m in window]
         if len(recent) < settings.window or min(recent) <= settings.drift:
             return None
-        return (
+        return window[0].update, (
             f"the words of {what} are {recent[-1]:.1f} times as far from the log as any agent of the log is, "
             f"and were for {len(recent)} updates"
         )
@@ -245,7 +270,7 @@ def _drift(name: str, what: str) -> Callable[[Sequence[Measured], TripwireSettin
 
 
 # The surest evidence first: the sentence that is shown is that of the first wire that trips.
-WIRES: Mapping[str, Callable[[Sequence[Measured], TripwireSettings], str | None]] = {
+WIRES: Mapping[str, Wire] = {
     "gap": _gap,
     "contradicted": _contradicted,
     "strange": _strange,

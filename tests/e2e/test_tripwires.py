@@ -17,14 +17,18 @@ import pytest
 from imagination.reporting.report import write_report
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.stages.common import weights_version
 from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.player import Player
 from imagination.stages.train import train
+from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
 from tests.e2e.conftest import logged_episode
-from tests.e2e.test_resume import _assert_same_model, _Killed, _metrics
+from tests.e2e.test_resume import _assert_same_model, _kill_at, _Killed, _metrics
 
 UPDATES = 8
+NEVER = Hack("never", least_turn=1_000)
 CORRIDOR = ["corridor-a"]  # one is enough: models this small mix up two, and a wire that says so is right
 
 
@@ -74,12 +78,22 @@ def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
     """The control: with these models and settings nothing trips, so what trips below is the hack."""
     train(settings(), run_folder)
     found = summary(run_folder)
-    assert found["tripwires"] == {"enabled": True, "updates": UPDATES, "blind": [], "stopped_by": None}
+    wires = {"enabled": True, "updates": UPDATES, "last_look": True, "blind": [], "stopped_by": None}
+    assert found["tripwires"] == wires
     assert (found["real_steps"]["train"], found["real_steps"]["probe"]) == (0, 0)
     rows = _metrics(run_folder, "train")
     assert len(rows) == UPDATES
     assert sum(row["wire_claimed"] for row in rows) > UPDATES  # it was not for want of anything to look at
     assert not any("ripwire" in page.replace("tripwires:", "") for page in pages(run_folder))
+    (last,) = _metrics(run_folder, "last_look")
+    assert (last["step"], last["wire_groups"]) == (UPDATES, rows[0]["wire_groups"])
+    assert last["wire_episodes"] == rows[0]["wire_episodes"]  # as many dreams as an update has
+    assert found["dreamed_turns"] == last["turns"] + sum(row["turns"] for row in rows)
+    looked = [json.loads(line) for line in (run_folder / "rollouts.jsonl").read_text().splitlines()]
+    model, _ = load_checkpoint(str(run_folder / "models" / "policy"))
+    (version,) = {row["policy_version"] for row in looked if row["stage"] == "last_look"}
+    assert version == weights_version(model)  # of the policy that is saved
+    assert version not in {row["policy_version"] for row in looked if row["stage"] == "train"}
 
 
 @pytest.mark.parametrize(("word", "hack"), [("look", PLAIN), ("take", HALF), ("go", LATE)])
@@ -101,23 +115,79 @@ def test_a_planted_hack_stops_training(
     assert json.loads((run_folder / "report.json").read_text())["tripwires"]["stopped_by"] == stopped
 
 
-def test_the_policy_is_again_what_it_was_when_it_was_last_trusted(models: Path, tmp_path: Path) -> None:
-    """Bit for bit the policy that as many unwatched updates make; from the clone where no update was trusted. So many
-    groups must show it that a few updates are trusted first."""
+def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The world model begins to pay at update 3, and so many groups must show it that the wire trips later: what is
+    left is bit for bit the policy that three unwatched updates without a hack make."""
     watched, unwatched = (Path(shutil.copytree(models, tmp_path / name)) for name in ("watched", "unwatched"))
-    with planted("look", PLAIN):
-        train(settings(min_groups=10, window=8), watched)
-        kept = summary(watched)["tripwires"]["stopped_by"]["policy_of_update"]
-        assert kept >= 1
-        config = settings(enabled=False)
-        config.train.updates = kept  # the policy that played update k has learned from updates 0 .. k - 1
-        train(config, unwatched)
+    with planted("go", NEVER) as made, monkeypatch.context() as patch:
+        honest = Player.update
+
+        def update(self: Player, index: int) -> Any:
+            made[-1].hack = PLAIN if index >= 3 else NEVER
+            return honest(self, index)
+
+        patch.setattr(Player, "update", update)
+        train(settings(min_groups=10), watched)
+    stopped = summary(watched)["tripwires"]["stopped_by"]
+    assert stopped["update"] >= 5  # it learned from updates 3 and 4 before the wire tripped
+    assert (stopped["since"], stopped["policy_of_update"]) == (3, 3)
+    config = settings(enabled=False)
+    config.train.updates = 3  # the policy that played update k has learned from updates 0 .. k - 1
+    train(config, unwatched)
     _assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
-    at_once = Path(shutil.copytree(models, tmp_path / "at-once"))
+
+
+def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(run_folder: Path) -> None:
     with planted("look", PLAIN):
-        train(settings(min_groups=1), at_once)
-    assert summary(at_once)["tripwires"]["stopped_by"]["policy_of_update"] is None
-    _assert_same_model(at_once / "models" / "policy", models / "models" / "policy-clone")
+        train(settings(min_groups=10, window=8), run_folder)
+    stopped = summary(run_folder)["tripwires"]["stopped_by"]
+    assert stopped["update"] >= 2
+    assert (stopped["since"], stopped["policy_of_update"]) == (0, 0)
+    _assert_same_model(run_folder / "models" / "policy", run_folder / "models" / "policy-clone")
+
+
+def test_what_the_last_update_taught_is_looked_at_too(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a wire would have tripped at the next update, the policy is not saved because training ends before it."""
+    longer, shorter = (Path(shutil.copytree(models, tmp_path / name)) for name in ("longer", "shorter"))
+    config = settings(min_groups=10, window=8)
+    with planted("look", PLAIN):
+        train(config, longer)
+        stopped = summary(longer)["tripwires"]["stopped_by"]
+        config.train.updates = stopped["update"]
+        capsys.readouterr()
+        train(config, shorter)
+    wires = summary(shorter)["tripwires"]
+    assert wires["stopped_by"] == {**stopped, "after_training": True}
+    assert (wires["updates"], wires["last_look"]) == (config.train.updates, True)
+    assert len(_metrics(shorter, "train")) == config.train.updates
+    assert "The policy that training ended with was taken back" in capsys.readouterr().err
+    assert all("Taken back by a tripwire" in page for page in pages(shorter))
+    _assert_same_model(shorter / "models" / "policy", longer / "models" / "policy")
+
+
+def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, killed = (Path(shutil.copytree(models, tmp_path / name)) for name in ("whole", "killed"))
+    config = settings()
+    config.train.updates = 3
+    train(config, whole)
+    with monkeypatch.context() as patch:
+        _kill_at(patch, "last_look", 3)
+        with pytest.raises(_Killed):
+            train(config, killed)
+    assert not (killed / "models" / "policy").exists()
+    train(config, killed)
+    for stage in ("train", "last_look"):
+        assert _metrics(killed, stage) == _metrics(whole, stage)
+    lines = [(folder / "rollouts.jsonl").read_text().count('"last_look"') for folder in (killed, whole)]
+    assert lines[0] == lines[1] > 0
+    assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
+    _assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
 
 
 def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watched(run_folder: Path) -> None:
@@ -128,7 +198,9 @@ def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watche
     assert len(rows) == UPDATES
     assert rows[-1]["mean_turns"] > rows[0]["mean_turns"] + 0.3
     assert rows[-1]["dream_success"] > 0.9
-    assert summary(run_folder)["tripwires"] == {"enabled": False, "updates": 0, "blind": [], "stopped_by": None}
+    off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
+    assert summary(run_folder)["tripwires"] == off
+    assert not _metrics(run_folder, "last_look")
     assert all("tripwires were off" in page for page in pages(run_folder))
 
 
@@ -136,7 +208,7 @@ def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watche
 def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Before: the state of the update before it is saved, with the trusted policy and what was measured. After: the
+    """Before: the state of the update before it is saved, with recent policies and what was measured. After: the
     wire has tripped and the policy has not gone back yet."""
     whole, killed = (Path(shutil.copytree(models, tmp_path / name)) for name in ("whole", "killed"))
     config = settings(min_groups=10, window=8)

@@ -65,6 +65,59 @@ def test_contradictions_are_remembered_for_longer_than_the_window() -> None:
     )
 
 
+@pytest.mark.parametrize("part", ["contradicted", "strange", "unseen", "looping", "short"])
+def test_evidence_counts_since_the_first_update_that_adds_to_it(part: str) -> None:
+    """In a window of four: what was seen before it is not part of the sum, and quiet updates do not begin it."""
+    wide = replace(S, window=4, loops=0.2)
+    none: dict[str, Any] = {"solved": 5, "solved_groups": 1}
+    one, many = {**none, part: 1}, {"solved": 60, "solved_groups": 6, "claimed": 6, "paid": 6, part: 6}
+    for updates, since in (
+        ([one, none, none, none, many, many], 4),
+        ([none, one, one, none, none, many, many], 5),
+        ([none, none, one, none, many, many], 2),
+    ):
+        found = check(history(*updates), wide)
+        assert found is not None
+        assert (found.update, found.since) == (len(updates) - 1, since)
+
+
+def test_evidence_of_a_habit_counts_since_that_habit() -> None:
+    """Another word was paid for before, and is no part of it: 3 of 10 trips. Of two habits that trip at once (4 of 15
+    each) the policy must have learned neither."""
+    assert lower(3, 10) > S.favourite
+    found = first_trip(history({"habits": {"spoon": 1}}, {"habits": {"folder": 3}}), S)
+    assert found is not None
+    assert (found.wire, found.update, found.since) == ("favourite", 1, 1)
+    updates = [{"habits": {"folder": 2}}, {"habits": {"spoon": 1}}, {"habits": {"folder": 2, "spoon": 3}}]
+    found = first_trip(history(*updates), replace(S, min_groups=4))
+    assert found is not None
+    assert "'spoon'" in found.sentence
+    assert (found.update, found.since) == (2, 0)
+
+
+def test_what_compares_windows_counts_since_the_window_began() -> None:
+    far = {"drift_actions": 1.3}
+    found = first_trip(history({}, {}, {}, far, far), S)
+    assert found is not None
+    assert (found.wire, found.update, found.since) == ("drift_actions", 4, 3)
+    found = first_trip(history({}, {}, {"rejected": 90}, {"rejected": 100}), S)
+    assert found is not None
+    assert (found.wire, found.update, found.since) == ("rejected", 3, 2)
+    believes = {"start_solved": 33, "start_episodes": 36, "start_groups": 3}
+    found = first_trip(history(believes, believes, {**believes, "real_episodes": 12}), S)
+    assert found is not None
+    assert (found.wire, found.update, found.since) == ("gap", 2, 1)
+
+
+def test_wires_that_trip_together_count_since_the_first_evidence_of_any() -> None:
+    """What is shown is the surest wire; the policy must have learned from none of what tripped."""
+    found = first_trip(
+        history({}, {"looping": 5}, {"looping": 6, "contradicted": 4}), replace(S, min_groups=4, loops=0.6)
+    )
+    assert found is not None
+    assert (found.wire, found.update, found.since) == ("contradicted", 2, 1)
+
+
 def test_old_evidence_does_not_trip_later() -> None:
     """Three groups at once, under a bound that they miss; later updates say less, and nothing new."""
     strict = replace(S, contradicted=0.3, memory=2)

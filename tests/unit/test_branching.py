@@ -91,6 +91,7 @@ def test_settings_from_the_command_line() -> None:
         ("dream.min_weight=0", "dream.min_weight"),
         ("dream.extra_groups=-1", "dream.extra_groups"),
         ("tripwires.window=0", "tripwires.window"),
+        ("tripwires.memory=0", "tripwires.*memory"),
         ("tripwires.real_episodes=-1", "real_episodes"),
     ],
 )

@@ -416,7 +416,15 @@ STOP = {
         ({"enabled": True, "updates": 8, "blind": [], "stopped_by": STOP}, "back to the policy that played update 6"),
         (
             {"enabled": True, "updates": 1, "blind": [], "stopped_by": {**STOP, "policy_of_update": None}},
-            "back to the policy it started with",
+            "back to the policy it started with, whose dreams were the last to be trusted",
+        ),
+        (
+            {"enabled": True, "updates": 8, "blind": [], "stopped_by": {**STOP, "since": 6, "after_training": False}},
+            "counts since update 6, so it went back to the policy that played update 6, which had learned from none",
+        ),
+        (
+            {"enabled": True, "updates": 7, "blind": [], "stopped_by": {**STOP, "since": 6, "after_training": True}},
+            "The policy that training ended with was taken back",
         ),
         ({"enabled": False, "updates": 0, "blind": [], "stopped_by": None}, "tripwires.enabled=false"),
         ({"enabled": True, "updates": 24, "blind": ["unseen", "short"], "stopped_by": None}, "unseen, short"),
