@@ -57,9 +57,13 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     (found,) = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
     arm = found["arms"]["short"]
     assert (found["seed"], arm["train_tasks"]["n"], arm["real_steps"]["train"]) == (2, 12, 0)
-    assert len((tmp_path / "ablation/arms/short/seed-2/metrics.jsonl").read_text().splitlines()) == 1
-    lines = (tmp_path / "ablation/arms/mixed/seed-2/metrics.jsonl").read_text().splitlines()
-    mixed, alone = (json.loads(line) for line in lines)
+    short, lines = (
+        list(map(json.loads, (tmp_path / f"ablation/arms/{name}/seed-2/metrics.jsonl").read_text().splitlines()))
+        for name in ("short", "mixed")
+    )
+    assert [line["stage"] for line in short] == ["train", "last_look"]
+    mixed, alone, last = lines
+    assert (last["stage"], last.get("real_turns")) == ("last_look", None), "the last look takes no real step"
     assert min(mixed["rl_tokens_dream"], mixed["rl_tokens_real"]) > 0 == alone.get("rl_tokens_real", 0)
     assert {"dream_success", "real_success", "clip_fraction_real", "tokens_expert"} <= set(mixed)
     assert found["arms"]["mixed"]["real_steps"]["train"] == mixed["real_turns"] > 0, "declared, and counted"
