@@ -178,7 +178,7 @@ def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> Evide
     if not sure:
         return None
     since = next(m.update for m in window if sure.keys() & m.habits.keys())
-    habit = max(sure, key=lambda name: (sure[name].successes, name))
+    habit = max(sure, key=lambda name: (sure[name].successes, len(name), name))  # of equals the one that says most
     share = sure[habit]
     return since, f"'{habit}', which never paid in the log, is paid for in {_of(share)} groups that the dream pays"
 
