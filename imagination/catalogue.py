@@ -56,7 +56,7 @@ _ALL = (
         summary="the demo for seeds 0, 1 and 2, each beside a control that trains in the real games",
         help=(
             "One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in\n"
-            "the real games: the upper bound that costs real steps. About 40 minutes on two CPU cores."
+            "the real games: the upper bound that costs real steps. About an hour on two CPU cores."
         ),
         reads="nothing",
         writes="seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json",

@@ -1,51 +1,25 @@
 """One step of generation: blocks of new tokens in, logits at the wanted ones out; keys and values stay in slots.
 
-``LeanDecoder`` is a plain forward pass for decoders shaped like Llama (Llama, Mistral, Qwen2, Qwen3): it works on flat
-tokens without padding, with joined projections, and skips what the last layer computes for tokens whose logits nobody
-asked for. ``GenericDecoder`` runs the model's own forward for all others with standard keys and values.
+``LeanDecoder`` is a plain forward pass for decoders shaped like Llama (Llama, Mistral, Qwen2, Qwen3), and
+``GenericDecoder`` runs the model's own forward for all others with standard keys and values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch.nn import functional as F
-from transformers import Cache
 
+from policy.lm.decode_generic import GenericDecoder, is_faithful
+from policy.lm.decode_lean import LeanDecoder
 from policy.lm.engine import UnsupportedModel
-from policy.lm.forward import attention_window, decoder, evaluating, token_logits
-from policy.lm.slots import Blocks, SlotCache, sizes
+from policy.lm.feed import Feed
+from policy.lm.forward import attention_window, decoder
+from policy.lm.slots import SlotCache
 
 _LEAN = ("llama", "mistral", "qwen2", "qwen3")
 _BIASED = ("q_proj", "k_proj", "v_proj")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """The new tokens of one step. Row ``r`` feeds ``counts[r]`` tokens at positions ``starts[r] ...`` of its slot.
-
-    Attributes:
-        slots, starts, counts: ``[row]``, slots ascending.
-        tokens: ``[n]`` ids, row after row.
-        wanted: ascending indices into ``tokens``: whose logits are asked for.
-    """
-
-    slots: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    tokens: np.ndarray
-    wanted: np.ndarray
-
-    def slot_of_token(self) -> np.ndarray:
-        return np.repeat(self.slots, self.counts)
-
-    def positions(self) -> np.ndarray:
-        first = np.cumsum(self.counts) - self.counts
-        return np.arange(len(self.tokens)) + np.repeat(self.starts - first, self.counts)
 
 
 class Decoder(Protocol):
@@ -86,7 +60,7 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> De
     if lean:
         return LeanDecoder(model, cache)
     generic = GenericDecoder(model, cache)
-    if not _is_faithful(generic):
+    if not is_faithful(generic):
         raise UnsupportedModel(
             f"{config.model_type} is not played faithfully: fed in pieces, it gives other probabilities than in one "
             "pass; choose a model with standard attention and output"
@@ -125,251 +99,4 @@ def _plain(model: Any) -> bool:
     return bool(model.config.hidden_act == "silu")
 
 
-@torch.no_grad()
-def _is_faithful(generic: GenericDecoder) -> bool:
-    """Whether a short text, read in two pieces, gets the logits that the model gives it; NaN is left to requests."""
-    model, cache = generic.model, generic.cache
-    ids = np.arange(1, 1 + min(4, cache.waste_position))
-    got = []
-    for piece in np.array_split(ids, 2)[: len(ids)]:
-        start, count = np.array([piece[0] - 1]), np.array([len(piece)])
-        feed = Feed(np.array([0]), start, count, piece, np.arange(len(piece)))
-        got.append(generic.logits(generic.hidden(feed)))
-    cache.clear(0)
-    with evaluating(model):
-        expected = model(input_ids=torch.from_numpy(ids[None]).to(model.device), use_cache=False).logits[0].float()
-    # far above rounding, TF32 and experts that change with it included, and far below what a forgotten factor does
-    tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.2
-    return not bool((torch.cat(got) - expected).norm() > tolerance * expected.norm())
-
-
-@dataclass(slots=True)
-class _Layer:
-    norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    out: torch.Tensor
-    mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-
-
-class LeanDecoder:
-    """See the module. Holds a copy of the weights in its own dtype with query, key and value (and gate and up) joined.
-
-    Rotary pairs ``(i, i + dim / 2)`` are moved next to each other in the rows of the query and key projections, so that
-    a rotation is one complex product; scores of queries and keys do not notice a common permutation.
-    """
-
-    def __init__(self, model: Any, cache: SlotCache) -> None:
-        self.model, self.cache = model, cache
-        config = model.config
-        _, self.kv_heads, self.dim = kv_shape(config)
-        self.heads = config.num_attention_heads
-        self.eps = config.rms_norm_eps
-        half = torch.arange(self.dim // 2)
-        self._pairs = torch.stack([half, half + self.dim // 2], 1).flatten()
-        self._layers: list[_Layer] = []
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.cache.kv.dtype
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copies the model's weights as they are now."""
-        body = decoder(self.model)
-        positions = torch.arange(self.cache.waste_position, device=self.model.device)
-        cos, sin = body.rotary_emb(torch.zeros(1, device=self.model.device), positions[None])
-        half = self.dim // 2
-        self._rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())  # [position, dim / 2]
-        self._embedding = self._copy(body.embed_tokens.weight)
-        self._final_norm = self._copy(body.norm.weight)
-        head = self.model.get_output_embeddings()
-        tied = head.weight is body.embed_tokens.weight
-        self._head = self._embedding if tied else self._copy(head.weight)
-        self._head_bias = None if head.bias is None else self._copy(head.bias)
-        self._layers = [self._layer(layer) for layer in body.layers]
-
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(self.dtype, copy=True)
-
-    def _layer(self, layer: Any) -> _Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        heads = (self.heads, self.kv_heads, None)
-        weights = [self._paired(_weight(p), n) for p, n in zip(projections, heads, strict=True)]
-        biases = [_bias(p) for p in projections]
-        joined = None
-        if biases[0] is not None:
-            joined = torch.cat([self._paired(b, n) for b, n in zip(biases, heads, strict=True) if b is not None])
-        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
-        q_norm, k_norm = (None if n is None else self._copy(n.weight[self._pairs]) for n in norms)
-        return _Layer(
-            norm=self._copy(layer.input_layernorm.weight),
-            qkv=self._copy(torch.cat(weights)),
-            qkv_bias=None if joined is None else self._copy(joined),
-            q_norm=q_norm,
-            k_norm=k_norm,
-            out=self._copy(_weight(attention.o_proj)),
-            mlp_norm=self._copy(layer.post_attention_layernorm.weight),
-            gate_up=self._copy(torch.cat([_weight(mlp.gate_proj), _weight(mlp.up_proj)])),
-            down=self._copy(_weight(mlp.down_proj)),
-        )
-
-    def _paired(self, rows: torch.Tensor, heads: int | None) -> torch.Tensor:
-        if heads is None:
-            return rows
-        return rows.view(heads, self.dim, -1)[:, self._pairs.to(rows.device)].reshape(rows.shape)
-
-    def hidden(self, feed: Feed) -> torch.Tensor:
-        """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
-        device = self.cache.kv.device
-        numpy_positions = feed.positions()
-        rotation = self._rotation[torch.from_numpy(numpy_positions).to(device)][:, None]
-        rows = self.cache.rows(feed.slot_of_token(), numpy_positions)
-        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache)
-        x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
-        last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
-            joined = self._qkv(layer, x, rotation)
-            q = joined[:, : self.heads]
-            self.cache.write(index, rows, joined[:, self.heads :])
-            keys, values = self.cache.kv[index]
-            if not len(feed.wanted) and index == last:
-                return x[:0]  # a piece of a long prompt
-            if index == last and len(feed.wanted) < len(feed.tokens):
-                wanted = torch.from_numpy(feed.wanted).to(device)
-                x, q = x[wanted], q[wanted]
-                blocks = _only(feed, numpy_positions, self.heads // self.kv_heads, self.cache)
-            seen = blocks.attend(q, keys, values)
-            x = torch.addmm(x, seen.flatten(1), layer.out.T)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.T)
-        return self._norm(x, self._final_norm)
-
-    def _qkv(self, layer: _Layer, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
-        """Queries, keys and values as heads, one after the other: ``[n, head, dim]``."""
-        joined = F.linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
-        turned = joined[:, : self.heads + self.kv_heads]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = turned[:, : self.heads], turned[:, self.heads :]
-            q.copy_(self._norm(q, layer.q_norm))
-            k.copy_(self._norm(k, layer.k_norm))
-        fp32 = turned.float()  # itself, if it is that already: then it is turned in place
-        torch.view_as_complex(fp32.unflatten(-1, (-1, 2))).mul_(rotation)
-        if fp32 is not turned:
-            turned.copy_(fp32)
-        return joined
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of the lean models scales or caps them."""
-        return F.linear(hidden, self._head, self._head_bias).float()
-
-
-def _only(feed: Feed, positions: np.ndarray, group: int, cache: SlotCache) -> Blocks:
-    """The plan for the wanted tokens alone; those of a row are neighbours, as they are its last ones."""
-    row = np.repeat(np.arange(len(feed.slots)), feed.counts)[feed.wanted]
-    rows, first, counts = np.unique(row, return_index=True, return_counts=True)
-    return Blocks(feed.slots[rows], positions[feed.wanted][first], counts, group, cache)
-
-
-def _weight(projection: Any) -> torch.Tensor:
-    """The weight of a linear layer with its LoRA updates added."""
-    base = getattr(projection, "base_layer", projection)
-    weight: torch.Tensor = base.weight
-    if base is not projection and not projection.merged and not projection.disable_adapters:
-        for adapter in projection.active_adapters:
-            weight = weight + projection.get_delta_weight(adapter).to(weight.dtype)
-    return weight
-
-
-def _bias(projection: Any) -> torch.Tensor | None:
-    bias: torch.Tensor | None = getattr(projection, "base_layer", projection).bias
-    return bias
-
-
-class _RowCache(Cache):
-    """What a transformers model reads and writes of the slots, for rows padded to one width."""
-
-    def __init__(self, cache: SlotCache, slots: torch.Tensor, positions: torch.Tensor, visible: int) -> None:
-        self.cache, self.slots, self.positions, self.visible = cache, slots, positions, visible
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        keys, values = self.cache.kv[layer_idx]
-        keys[self.slots[:, None], :, self.positions] = key_states.transpose(1, 2)
-        values[self.slots[:, None], :, self.positions] = value_states.transpose(1, 2)
-        return keys[self.slots, :, : self.visible], values[self.slots, :, : self.visible]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.visible
-
-
-class GenericDecoder:
-    """The model's own forward pass on padded rows: right for any standard decoder, at the speed of transformers.
-
-    Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
-    """
-
-    def __init__(self, model: Any, cache: SlotCache) -> None:
-        self.model, self.cache = model, cache
-
-    def refresh(self) -> None:
-        """The model itself is run; there is nothing to copy."""
-
-    def hidden(self, feed: Feed) -> torch.Tensor:
-        """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
-        kinds = sizes(feed.counts)
-        of_token = np.repeat(kinds, feed.counts)
-        places, states = [], []
-        with evaluating(self.model):
-            for kind in np.unique(kinds):
-                rows, mine = kinds == kind, of_token == kind
-                place = np.flatnonzero(mine[feed.wanted])
-                wanted = np.cumsum(mine)[feed.wanted[place]] - 1  # among the tokens of this kind
-                part = Feed(feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted)
-                places.append(place)
-                states.append(self._padded(part))
-        order = np.argsort(np.concatenate(places))
-        return torch.cat(states)[torch.from_numpy(order).to(self.cache.kv.device)]
-
-    def _padded(self, feed: Feed) -> torch.Tensor:
-        """``hidden``, all rows in one rectangle."""
-        device = self.cache.kv.device
-        width = int(feed.counts.max())
-        columns = np.arange(width)
-        inside = columns < feed.counts[:, None]
-        tokens = np.zeros(inside.shape, dtype=np.int64)
-        tokens[inside] = feed.tokens
-        at = feed.starts[:, None] + columns
-        waste = self.cache.waste_position
-        written = torch.from_numpy(np.where(inside, at, waste)).to(device)
-        positions = torch.from_numpy(np.minimum(at, waste - 1)).to(device)
-        visible = int((feed.starts + feed.counts).max())
-        mask = torch.arange(visible, device=device) <= positions[:, :, None]
-        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores
-            mask = torch.where(mask, 0.0, torch.finfo(self.cache.kv.dtype).min).to(self.cache.kv.dtype)
-        cache = _RowCache(self.cache, torch.from_numpy(feed.slots).to(device), written, visible)
-        hidden = decoder(self.model)(
-            input_ids=torch.from_numpy(tokens).to(device),
-            attention_mask=mask[:, None],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        wanted: torch.Tensor = hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(inside)[feed.wanted]).to(device)]
-        return wanted
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
-        return token_logits(self.model, hidden).float()
-
-
-__all__ = ["Decoder", "Feed", "GenericDecoder", "LeanDecoder", "kv_shape", "make_decoder"]
+__all__ = ["Decoder", "kv_shape", "make_decoder"]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from policy.lm.decode import Feed, kv_shape, make_decoder
+from policy.lm.decode import kv_shape, make_decoder
 from policy.lm.drafts import Drafts
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.feed import Feed
 from policy.lm.requests import Counts, Request, Turnstile, settled
 from policy.lm.sampling import sample
 from policy.lm.slot_table import SlotTable, common_prefix, within

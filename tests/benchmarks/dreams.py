@@ -29,6 +29,7 @@ FULL = [
     "vocab_size=400",
     "dream={max_turns: 10, max_tokens: 400}",
     "max_action_tokens=32",
+    "collect.episodes=500",
     "fit.steps=800",
     *(f"{model}.{one}" for model in ("worldmodel", "policy") for one in _SHAPE),
 ]
