@@ -1,4 +1,4 @@
-"""What the critic says of played rows before an update: a value before each token, and of the state it was cut in."""
+"""What the critic says of played rows before an update: a value before each token, and of the state after the last."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def critic_values(
         encoded = encode(model, batch.input_ids, batch.attention_mask)
         after = value(encoded.states)[encoded.index]  # [batch, time], value of the state after each token
         before = torch.cat([after.new_zeros(len(micro), 1), after[:, :-1]], 1)
-        follows = torch.where(batch.truncated, after.gather(1, batch.cut_after[:, None])[:, 0], 0.0)
+        last = batch.attention_mask.sum(1, keepdim=True) - 1
+        follows = torch.where(batch.truncated, after.gather(1, last)[:, 0], 0.0)
         for r, i in enumerate(micro):
             values[i] = before[r, : len(rows[i].ids)].tolist()
             bootstrap[i] = float(follows[r])

@@ -80,8 +80,9 @@ def policy_row(
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
-    value of the state it was cut in. Where the guard ended a dream, what the world model was unsure of must not be paid
-    for through a critic either: the state is the one in which the doubted action was chosen.
+    value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
+    must not be paid for through a critic either. Nor is the state before the doubted action one to bootstrap from: its
+    value would be that of itself, doubtful actions would cost nothing, and PPO learns to say little else (docs/LOG.md).
 
     Args:
         advantage: of all its tokens, where that is known before the update is judged.
@@ -101,9 +102,8 @@ def policy_row(
         raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
     last = _last_agent_token(trace)
     answered = trace.turns[last] < len(episode.turns)  # not where the world's own context was full
-    truncated = episode.stop.is_truncation and answered
-    unsure = episode.stop is StopReason.UNSURE
-    n = len(trace.ids) if truncated and not unsure else last + 1
+    bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered
+    n = len(trace.ids) if bootstrapped else last + 1
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]
     # an action that the world could not answer (its context was full) has no turn, and earned nothing
     earned = torch.tensor([[*pay.rewards(episode), 0.0]])
@@ -118,8 +118,7 @@ def policy_row(
         advantages=[advantage if mine else 0.0 for mine in made],
         rl_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(trace.turns[:n], made, strict=True)],
         rewards=place_turn_rewards(earned, index)[0].tolist(),
-        truncated=truncated,
-        cut_after=_first_token_of(trace, trace.turns[last]) - 1 if unsure else -1,
+        truncated=bootstrapped,
         turns=trace.turns[:n],
         anchors=anchors(episode),
         group=group,
@@ -135,11 +134,6 @@ def anchors(episode: Trajectory) -> list[int]:
     """
     seen = [episode.start, *(turn.observation for turn in episode.turns)]
     return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) for text in seen]
-
-
-def _first_token_of(trace: Trace, turn: int) -> int:
-    """Of the policy's own in this turn; a prompt is always before it."""
-    return next(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT and trace.turns[i] == turn)
 
 
 def _last_agent_token(trace: Trace) -> int:

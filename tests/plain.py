@@ -60,7 +60,6 @@ def rl_row(
     seed: int,
     reward: float = 0.0,
     truncated: bool = False,
-    cut_after: int = -1,
     temperature: float = 1.0,
 ) -> Row:
     """``mask`` marks trained tokens with ``A``. Ratios spread around 1, some of them beyond the clip."""
@@ -78,7 +77,6 @@ def rl_row(
         rl_weight=[float(m) for m in mine],
         rewards=[reward if i == last else 0.0 for i in range(len(ids))],
         truncated=truncated,
-        cut_after=cut_after,
         turns=run_segments(torch.tensor([mine]))[0].tolist(),
     )
 

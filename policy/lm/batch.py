@@ -43,8 +43,7 @@ class Row:
         replay_weight: per token, of an episode of an earlier update; ``behavior_logprobs`` are those of the policy that
             acted then, and ``advantages`` are given.
         learned: per token, whether the critic has a target there.
-        truncated: we cut the episode, and the state that it was cut in has a value.
-        cut_after: of a truncated row, the index of the token after which that state is; -1 is the last one.
+        truncated: a limit of ours cut the episode, and the state after the last token has a value.
     """
 
     ids: Sequence[int]
@@ -59,7 +58,6 @@ class Row:
     values: Sequence[float] = ()
     returns: Sequence[float] = ()
     truncated: bool = False
-    cut_after: int = -1
     turns: Sequence[int] = ()
     anchors: Sequence[int] = ()
     group: int = 0
@@ -74,7 +72,7 @@ class TokenBatch:
     """A padded batch.
 
     ``rewards`` stand on the last token of the action that earned them. ``truncated`` episodes bootstrap from the state
-    after the token ``cut_after``. ``old_logprobs``, ``values`` and ``returns`` are NaN until the trainer knows them.
+    after their last token. ``old_logprobs``, ``values`` and ``returns`` are NaN until the trainer has filled them in.
     """
 
     input_ids: torch.Tensor  # long
@@ -92,7 +90,6 @@ class TokenBatch:
     turns: torch.Tensor  # long, -1 for tokens of no action
     learned: torch.Tensor  # bool, where the critic has a target
     truncated: torch.Tensor  # bool, [batch]
-    cut_after: torch.Tensor  # long, [batch]
     source: list[Source] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -147,7 +144,6 @@ def collate(rows: Sequence[Row], pad: int) -> TokenBatch:
         turns=fill([r.turns for r in rows], -1, torch.long),
         learned=fill([r.learned for r in rows], False, torch.bool),
         truncated=torch.tensor([r.truncated for r in rows]),
-        cut_after=torch.tensor([r.cut_after % len(r.ids) for r in rows]),
         source=[r.source for r in rows],
     )
 

@@ -57,7 +57,7 @@ def plain_gradient(
         values = values.index_put((torch.tensor(r), torch.arange(1, n)), value[:-1])
         with torch.no_grad():
             before[r, :n] = torch.stack(scored(reference, row.ids, 1.0))
-            follows[r] = value[row.cut_after] if row.truncated else 0.0
+            follows[r] = value[-1] if row.truncated else 0.0
         for t, reward in enumerate(row.rewards):
             if reward:
                 paid[r, row.turns[t]] += reward

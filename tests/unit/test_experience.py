@@ -199,20 +199,14 @@ def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "length", "truncated", "cut_after"),
-    [(T, 4, False, 3), (L, 7, True, 6), (U, 4, True, 1), (C, 7, True, 6)],
-    ids=str,
+    ("stop", "length", "truncated"), [(T, 4, False), (L, 7, True), (U, 4, False), (C, 7, True)], ids=str
 )
-def test_a_truncated_episode_keeps_the_state_where_it_was_cut(
-    stop: StopReason, length: int, truncated: bool, cut_after: int
-) -> None:
-    """A critic bootstraps from it. After the world's end there is no state to keep; where the guard doubted the answer,
-    it is the one before the action, never what was doubted."""
+def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, length: int, truncated: bool) -> None:
+    """A critic bootstraps from it. After the world's end there is no state to keep."""
     row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])), 1.0)
     assert row is not None
     assert len(row.ids) == len(row.rl_weight) == len(row.rewards) == length
     assert row.truncated is truncated
-    assert collate([row], pad=0).cut_after.tolist() == [cut_after]
     assert sum(row.rl_weight) == 2
 
 

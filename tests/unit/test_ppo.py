@@ -39,7 +39,7 @@ def plain_critic(
             hidden = model.model(torch.tensor([list(row.ids)])).last_hidden_state[0]
         after = (hidden @ value[:-1] + value[-1]).tolist()
         own = [t for t, m in enumerate(row.action_mask) if m]
-        v = [after[t - 1] for t in own] + [after[row.cut_after] if row.truncated else 0.0]
+        v = [after[t - 1] for t in own] + [after[-1] if row.truncated else 0.0]
         delta = [row.rewards[t] + gamma * v[i + 1] - v[i] for i, t in enumerate(own)]
         a = [sum((gamma * lam) ** k * d for k, d in enumerate(delta[i:])) for i in range(len(own))]
         advantages.append(dict(zip(own, a, strict=True)))
@@ -72,15 +72,13 @@ def plain_value_loss(
 
 
 def ppo_rows(model: PreTrainedModel) -> list[Row]:
-    """Two that ended, two that were cut (and bootstrap from the state after their last token), one that was cut because
-    its last answer was doubted (and bootstraps from before its last action); the advantages in the rows are nonsense,
-    because the critic's are to be used."""
+    """Two that ended, two that were cut (and bootstrap from the state after their last token); the advantages in the
+    rows are nonsense, because the critic's are to be used."""
     return [
         rl_row(model, ".AA..AAA", 99.0, 1, reward=1.0),
         rl_row(model, "..A.A....AAAA.A...", 99.0, 2, reward=0.5, truncated=True),
         rl_row(model, ".A..", 99.0, 3, truncated=True),
         rl_row(model, ".......AAAAA", 99.0, 4, reward=-0.25),
-        rl_row(model, "..AA...AA", 99.0, 5, truncated=True, cut_after=6),
     ]
 
 
