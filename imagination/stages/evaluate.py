@@ -69,7 +69,9 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     on_policy: dict[str, dict[str, float | int | None]] = {}
     for which in ("before", "after"):
         judged = played[f"{which}/train"][::2]
-        on_policy[which] = audit_metrics(await judge(world.at_temperature(0.0).apart_from(judged), judged))
+        failed: list[tuple[str, int]] = []
+        found = await judge(world.at_temperature(0.0).apart_from(judged), judged, failed=failed)
+        on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
     run.update(
         {
             "policy": policies,

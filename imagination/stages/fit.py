@@ -147,7 +147,9 @@ def measure(
         return metrics
     elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
     apart = world_model.apart_from(elsewhere)
-    metrics["heldout_tasks"] = audit_metrics(asyncio.run(judge(apart, elsewhere)))
+    failed = []
+    there = asyncio.run(judge(apart, elsewhere, failed=failed))
+    metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
     return metrics
 
 

@@ -15,7 +15,7 @@ from imagination.settings import Config, UserError
 from imagination.stages.common import load_model, weights_version
 from imagination.stages.engines import Engines
 from imagination.stages.fit import fit_world_model, read_log
-from imagination.stages.refine import Answers, refine_world_model
+from imagination.stages.refine import Answers, no_worse, refine_world_model
 from imagination.stages.worlds import form_of
 from policy.lm.settings import EngineSettings
 from worldmodel.objective import transition_weights
@@ -105,3 +105,21 @@ def test_what_cannot_work_is_said_at_once(tiny: Config, run: Path) -> None:
     tiny.worldmodel.members, tiny.collect.validation = 1, 0.0
     with pytest.raises(UserError, match=r"raise collect\.validation"):
         refine_world_model(tiny, run)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "promoted"),
+    [
+        ((0.9, 0), (0.9, 0), True),
+        ((0.9, 0), (0.89, 0), False),
+        ((0.9, 0), (0.99, 1), False),  # it broke on a turn that the other had to answer
+        ((0.9, 2), (0.91, 1), True),
+        ((0.9, 0), (None, 40), False),
+        ((None, 40), (0.9, 0), True),
+    ],
+)
+def test_a_refined_model_that_breaks_more_often_is_not_promoted(
+    before: tuple[float | None, int], after: tuple[float | None, int], promoted: bool
+) -> None:
+    one, other = ({"exact_match": exact, "failed": failed} for exact, failed in (before, after))
+    assert no_worse(one, other) is promoted
