@@ -8,7 +8,7 @@ or the token sampled last. Slots that finish make room for requests that wait; n
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -20,7 +20,8 @@ from policy.lm.drafts import Drafts
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.feed import Feed
 from policy.lm.requests import Counts, Request, Turnstile, settled
-from policy.lm.sampling import sample
+from policy.lm.sampling import logprobs_of, sample
+from policy.lm.sessions import Sessions
 from policy.lm.slot_table import SlotTable, common_prefix, within
 
 _STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bounds the memory of a step
@@ -91,8 +92,7 @@ class InProcessEngine:
         self._turnstile.join(self)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self._slot_of: OrderedDict[Hashable, int] = OrderedDict()  # the session least recently used comes first
-        self._free = set(range(self.slots))
+        self._sessions = Sessions(self.slots)
         self._driver: asyncio.Task[None] | None = None
 
     @property
@@ -123,15 +123,12 @@ class InProcessEngine:
             raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
         if self.drafts is not None:
             self.drafts.reset()
-        self._slot_of.clear()
-        self._free = set(range(self.slots)) - set(self._running)
+        self._sessions.clear(self._running)
         self._state.fed[:] = 0
 
     def release(self, session: Hashable) -> None:
         """See ``Engine``."""
-        slot = self._slot_of.pop(session, None)
-        if slot is not None and slot not in self._running:
-            self._free.add(slot)
+        self._sessions.release(session, self._running)
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -210,27 +207,13 @@ class InProcessEngine:
             request = self._waiting.popleft()
             if request.future.done():  # cancelled
                 continue
-            slot = self._slot_for(request)
+            slot = self._sessions.find(request.session, self._running)
             if slot is None:
                 postponed.append(request)
                 break
             if not self._load_prompt(slot, request):
                 postponed.append(request)
         self._waiting.extendleft(reversed(postponed))
-
-    def _slot_for(self, request: Request) -> int | None:
-        slot = self._slot_of.get(request.session) if request.session is not None else None
-        if slot is not None and slot not in self._running:
-            self._slot_of.move_to_end(request.session)
-            return slot
-        if self._free:
-            return min(self._free)  # neighbours: attention reads them in place
-        for session, idle in self._slot_of.items():
-            if idle not in self._running:
-                del self._slot_of[session]
-                self._free.add(idle)
-                return idle
-        return None
 
     def _load_prompt(self, slot: int, request: Request) -> bool:
         """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
@@ -246,9 +229,7 @@ class InProcessEngine:
             if common[donor] >= cached + _WORTH_COPYING:
                 cached = int(common[donor])
                 self._decoder.cache.copy(donor, slot, cached)
-        self._free.discard(slot)
-        if request.session is not None and request.session not in self._slot_of:
-            self._slot_of[request.session] = slot
+        self._sessions.take(slot, request.session)
         self._running[slot] = request
         self.counts.reused += cached
         state.ids[slot, :n] = request.ids
@@ -334,7 +315,7 @@ class InProcessEngine:
             logits = self._decoder.logits(hidden[part])
             if given[part].all():
                 ids[part] = state.ids[slots[part], at[part]]
-                logprobs[part] = _logprobs(logits, ids[part])
+                logprobs[part] = logprobs_of(logits, ids[part])
                 continue
             chosen, scored = sample(
                 logits,
@@ -347,7 +328,7 @@ class InProcessEngine:
                 those = np.flatnonzero(given[part])
                 told = state.ids[slots[part][those], at[part][those]]
                 ids[done + those] = told
-                logprobs[done + those] = _logprobs(logits[torch.from_numpy(those).to(device)], told)
+                logprobs[done + those] = logprobs_of(logits[torch.from_numpy(those).to(device)], told)
         return ids, logprobs
 
     def _go_on(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -430,27 +411,18 @@ class InProcessEngine:
 
     def _finish(self, slot: int, outcome: _Outcome | None) -> None:
         request = self._running.pop(slot)
-        if outcome is None or isinstance(outcome, Exception):
+        broken = outcome is None or isinstance(outcome, Exception)
+        if broken:
             self._state.fed[slot] = 0
-            if self._slot_of.get(request.session) == slot:
-                del self._slot_of[request.session]
         if isinstance(outcome, EngineFailure):
             self._decoder.cache.clear(slot)
-        if self._slot_of.get(request.session) != slot:
-            self._free.add(slot)
+        self._sessions.leave(slot, request.session, keep=not broken)
         if request.future.done() or outcome is None:
             return
         if isinstance(outcome, Exception):
             request.future.set_exception(outcome)
         else:
             request.future.set_result(outcome)
-
-
-def _logprobs(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:
-    """Of given ``ids`` ``[n]`` under ``logits`` ``[n, vocab]``: ``[n]``."""
-    wanted = torch.from_numpy(ids).to(logits.device)[:, None]
-    told: np.ndarray = logits.log_softmax(-1).gather(-1, wanted)[:, 0].cpu().numpy()
-    return told
 
 
 __all__ = ["InProcessEngine", "MemoryTooSmall"]

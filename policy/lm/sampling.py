@@ -5,6 +5,7 @@ In fp32, that is; in bf16 other batches round their logits in another way, by en
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
@@ -60,3 +61,10 @@ def truncated(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Ten
         outside[:, 0] = False
         ranked = ranked.masked_fill(outside, float("-inf"))
     return torch.empty_like(logits).scatter_(-1, order, ranked)
+
+
+def logprobs_of(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:
+    """Of given ``ids`` ``[n]`` under ``logits`` ``[n, vocab]``: ``[n]``."""
+    wanted = torch.from_numpy(ids).to(logits.device)[:, None]
+    told: np.ndarray = logits.log_softmax(-1).gather(-1, wanted)[:, 0].cpu().numpy()
+    return told
