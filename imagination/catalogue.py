@@ -179,8 +179,9 @@ _ALL = (
         summary="the targets of the audit for seeds 0, 1 and 2, or for runs that you name",
         help=(
             "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
-            "are made as far as an audit needs them, with checkpoints of the policy kept on the way. Their clones are\n"
-            "also trained in dreams alone, with guard and tripwires and without (ablation=gating)."
+            "are made as far as an audit needs them, with checkpoints of the policy kept on the way. Those get the\n"
+            "world models of audit.others, too: one that writes edits, fitted to the same log. Their clones are also\n"
+            "trained in dreams alone, with guard and tripwires and without (ablation=gating)."
         ),
         reads="nothing, or the runs of audit.runs",
         writes="audit-table.md, audit-table.json, gating.json; audit.json and audit.html in each run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,11 +20,15 @@ BETAS = (0.9, 0.98)
 
 
 def schedule(step: int, steps: int, warmup: int) -> float:
-    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    """Factor of the learning rate at ``step``, counted from 0: linear warm-up, then a line that would reach 0 after the
+    last step.
+
+    Small models read what they have seldom seen better after it than after a cosine to a tenth (Bergsma et al. 2025,
+    "Straight to zero", arXiv 2502.15938).
+    """
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return max(0.0, (steps - step) / max(1, steps - warmup))
 
 
 class SupervisedModule(L.LightningModule):

@@ -1,9 +1,9 @@
 """Is this world model good enough to dream in? All measurements of an audit, put together.
 
-Schema of ``audit.json``, version 2. An *estimate* is ``{"value": number | null, "n": int, "ci95": [low, high] |
+Schema of ``audit.json``, version 3. An *estimate* is ``{"value": number | null, "n": int, "ci95": [low, high] |
 null}``; null is "not measured", never 0::
 
-    format, version       "imagination-audit", 2
+    format, version       "imagination-audit", 3
     run, world_model      the run's name; {"name", "version", "kind"} of the audited model
     settings              hash of the settings that decide what the audit says
     seeds                 {"run": seed of policies and dreams, "bootstrap": seed of all resampling}
@@ -61,7 +61,7 @@ from worldmodel.audit.success import success_metrics
 from worldmodel.audit.transitions import in_new_situations, judge, share, transition_metrics
 from worldmodel.world_model import WorldModel
 
-FORMAT, VERSION = "imagination-audit", 2
+FORMAT, VERSION = "imagination-audit", 3
 ABOUT = {
     "held_out": "episodes of the log that the model was not fitted to",
     "on_policy": "the actions of {policy} in the real environment",

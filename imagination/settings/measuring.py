@@ -39,7 +39,8 @@ class AuditSettings:
         least_n: fewer turns or episodes than this decide nothing in the verdict.
         min_coverage: least share of the planned episodes that all policies must have finished, or nothing is said of
             their agreement.
-        min_text: least share of next observations that are right, of held-out turns that no logged episode has.
+        min_text: least share of next observations that are right, of all held-out turns and of those among them that
+            no logged episode has.
         min_delta: the same for a world model that writes edits.
         min_reward: least precision and recall of rewards on the policy's own actions.
         max_gap: largest mean absolute difference of dreamed and real success over the policies.
@@ -49,6 +50,8 @@ class AuditSettings:
         min_open_loop: least open-loop exact match up to the turn that is called safe.
         min_sensitivity: least sensitivity, specificity and share of refusals that it refuses too.
         runs: for audit-table, folders of runs; none takes seeds 0, 1 and 2, which are made where they are missing.
+        others: for audit-table without runs, further world models that are fitted to the same logs and audited with the
+            same policies: a name and settings in one text, such as "worldmodel.kind=delta fit.steps=2500".
         world_models: for audit-table, folders under models/ of each run.
     """
 
@@ -72,6 +75,7 @@ class AuditSettings:
     min_open_loop: float = 0.8
     min_sensitivity: float = 0.9
     runs: list[str] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=lambda: {"delta": "worldmodel.kind=delta"})
     world_models: list[str] = field(default_factory=lambda: ["worldmodel"])
 
 

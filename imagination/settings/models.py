@@ -62,7 +62,7 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: warm-up, cosine decay to a tenth.
+    """Supervised training of either model: warm-up, then a linear decay to zero.
 
     Attributes:
         steps: optimiser steps.

@@ -48,9 +48,7 @@ def compare_arms(arms: Arms, runs: Sequence[Path], folder: Path) -> list[dict[st
     Raises:
         UserError: as ``ablate``; before anything is trained.
     """
-    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
-    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
-        raise UserError(f"the arms need names that differ in letters or digits, got {sorted(arms)}")
+    slugs = slugs_of(arms)
     configs = {path: {name: config_of_arm(path, folder, arms[name]) for name in arms} for path in runs}
     results = []
     for path, mine in configs.items():
@@ -66,6 +64,18 @@ def compare_arms(arms: Arms, runs: Sequence[Path], folder: Path) -> list[dict[st
             give_back_memory()
         results.append(found)
     return results
+
+
+def slugs_of(arms: Arms) -> dict[str, str]:
+    """A folder name for each arm.
+
+    Raises:
+        UserError: two would share one, or there is nothing to make one of.
+    """
+    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
+    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
+        raise UserError(f"they need names that differ in letters or digits, got {sorted(arms)}")
+    return slugs
 
 
 def config_of_arm(path: Path, folder: Path, settings: str) -> Config:

@@ -35,7 +35,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
-    origin = _hash_of(source, ["models/policy-clone", *members])
+    origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
@@ -81,7 +81,7 @@ async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
     return result
 
 
-def _hash_of(root: Path, folders: Sequence[str]) -> str:
+def hash_of(root: Path, folders: Sequence[str]) -> str:
     """A short hash of all files of these folders of ``root``."""
     digest = hashlib.sha256()
     for folder in folders:

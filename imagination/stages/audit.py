@@ -73,12 +73,14 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
-    """The audit that is there, if it has these settings and no model has been written since."""
+    """The audit that is there, if it has these settings and no model or policy of it has been written since."""
     path = audit_files(folder, config.audit.world_model)[0]
     if not path.exists():
         return None
     written = path.stat().st_mtime
-    if any(model.stat().st_mtime > written for model in (folder / "models").rglob("config.json")):
+    policies = [Path(policy) / "config.json" for policy in config.audit.policies]
+    models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
+    if any(model.stat().st_mtime > written for model in models):
         return None
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     same = found.get("version") == VERSION and found.get("settings") == _settings(config)
@@ -87,7 +89,7 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
 
 def _settings(config: Config) -> str:
     """A short hash of the settings that decide what an audit says."""
-    which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models")}
+    which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models", "others")}
     parts = [config.seed, which, asdict(config.worldmodel), asdict(config.dream), asdict(config.evaluate)]
     parts.append(config.collect.validation)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]

@@ -8,6 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.auditing.play import find_candidates
 from imagination.auditing.verdict import told
 from imagination.compose import load_config, remembered_overrides
 from imagination.reporting.text import number
@@ -16,6 +17,7 @@ from imagination.settings import Config
 from imagination.stages.ablate import arms_table, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
 from imagination.stages.common import give_back_memory
+from imagination.stages.others import check_others, fit_beside, others_of
 from imagination.stages.prepared import prepared_runs
 
 
@@ -23,22 +25,24 @@ def audit_table(config: Config, folder: Path) -> None:
     """Audits every world model of every run and prints the table. Writes ``audit-table.md`` and ``audit-table.json``.
 
     A run that is there is used as it is; an audit that is there is used if it has these settings and no model has
-    changed since. Without ``audit.runs`` each seed's clone is also trained in dreams with and without gating
-    (``ablation=gating``), into ``gating.json`` and the table.
+    changed since. Without ``audit.runs`` the world models of ``audit.others`` are fitted to each seed's log and audited
+    with its policies, and each seed's clone is also trained in dreams with and without gating (``ablation=gating``),
+    into ``gating.json`` and the table.
 
     Raises:
-        UserError: a run of ``audit.runs`` is not there.
+        UserError: a run of ``audit.runs`` is not there, or ``audit.others`` cannot work.
     """
+    if not config.audit.runs:
+        check_others(folder, config.audit.others)
     results = []
     runs = prepared_runs(config, folder, config.audit.runs, "audit.runs")
     for path in runs:
         mine = config_of(path, config)
         for name in config.audit.world_models:
             mine.audit.world_model = name
-            found = audited_before(mine, path)
-            print(f"== {path}, {name}{': audited before' if found else ''}", flush=True)
-            results.append(row_of(found or run_audit(mine, path), audit_files(path, name)[1]))
-            give_back_memory()
+            results.append(row_of(_audited(mine, path), audit_files(path, name)[1]))
+        if not config.audit.runs:
+            results += audit_others(config, path, folder)
     table = render_table(results)
     if not config.audit.runs:
         arms = load_config(["ablation=gating"], Config).ablation.arms
@@ -49,6 +53,30 @@ def audit_table(config: Config, folder: Path) -> None:
     (folder / "audit-table.md").write_text(table)
     print(table)
     print(f"table: {folder / 'audit-table.md'}")
+
+
+def _audited(config: Config, path: Path) -> dict[str, Any]:
+    found = audited_before(config, path)
+    print(f"== {path}, {config.audit.world_model}{': audited before' if found else ''}", flush=True)
+    found = found or run_audit(config, path)
+    give_back_memory()
+    return found
+
+
+def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the further world models of a run, judged by what the run's own policies do."""
+    rows = []
+    for name, (other, there) in others_of(path, folder, config.audit.others).items():
+        print(f"== {path}, {name}: fit to the same log", flush=True)
+        fit_beside(other, path, there)
+        give_back_memory()
+        other.audit = deepcopy(config.audit)
+        other.audit.policies = other.audit.policies or [
+            str(c.folder) for c in find_candidates(path / "models", other.evaluate.temperature, 0, ())
+        ]
+        row = row_of(_audited(other, there), audit_files(there, other.audit.world_model)[1])
+        rows.append(row | {"run": path.name, "world_model": row["world_model"] | {"name": name}})
+    return rows
 
 
 def config_of(path: Path, config: Config) -> Config:
@@ -79,24 +107,22 @@ def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:
 
 
 def render_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """One line a run and world model, means over the runs, and why targets are missed; in Markdown."""
-    heads = results[0]["targets"]
-    lines = [
-        "| run | world model | policies | " + " | ".join(_head(t) for t in heads) + " | trust |",
-        "|---|---|---|" + "---|" * (len(heads) + 1),
-    ]
-    for r in results:
-        cells = " | ".join(_cell(t) for t in r["targets"])
-        lines.append(f"| {r['run']} | {r['world_model']['name']} | {r['policies']} | {cells} | {r['trust']} |")
+    """A table for each world model: one line a run, means over the runs, and why targets are missed; in Markdown."""
+    lines = []
     for name in dict.fromkeys(r["world_model"]["name"] for r in results):
         mine = [r for r in results if r["world_model"]["name"] == name]
+        lines += [
+            "| run | world model | policies | " + " | ".join(_head(t) for t in mine[0]["targets"]) + " | trust |",
+            "|---|---|---|" + "---|" * (len(mine[0]["targets"]) + 1),
+        ]
+        for r in mine:
+            cells = " | ".join(_cell(t) for t in r["targets"])
+            lines.append(f"| {r['run']} | {name} | {r['policies']} | {cells} | {r['trust']} |")
         if len(mine) > 1:
-            means = " | ".join(_mean([r["targets"][k] for r in mine]) for k in range(len(heads)))
+            means = " | ".join(_mean([r["targets"][k] for r in mine]) for k in range(len(mine[0]["targets"])))
             lines.append(f"| **mean of {len(mine)}** | {name} | | {means} | |")
-    lines += [
-        "",
-        "Bold: missed. Brackets: 95 % intervals. Own actions: those of each run's last policy, really played.",
-    ]
+        lines.append("")
+    lines.append("Bold: missed. Brackets: 95 % intervals. Own actions: those of each run's last policy, really played.")
     for r in results:
         lines += _why(r)
     return "\n".join(lines) + "\n"

@@ -16,10 +16,12 @@ from imagination.auditing.audit import Subject, measure
 from imagination.auditing.play import Arena, Contestant, Loaded
 from imagination.auditing.verdict import targets, verdict
 from imagination.cli import main
+from imagination.compose import load_config
 from imagination.dream_env import Start
 from imagination.replay import Replay, ReplayActor
 from imagination.settings import AuditSettings, Config
 from imagination.stages.audit import audited_before, run_audit
+from imagination.stages.audit_table import audit_others
 from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.train import train
 from policy.agent import LanguageModelAgent
@@ -107,7 +109,7 @@ class Optimist:
         self.oracle.release(session)
 
 
-KEYS = ("text", "reward_precision", "reward_recall", "gap", "spearman", "cr_pairwise", "ece")
+KEYS = ("text", "text_new", "reward_precision", "reward_recall", "gap", "spearman", "cr_pairwise", "ece")
 
 
 def audit_of(world: World, optimistic: bool) -> dict[str, object]:
@@ -234,6 +236,20 @@ def test_a_tiny_run_is_audited_in_real_games(tmp_path: Path, capsys: pytest.Capt
     assert main(["audit-table", f"output={tmp_path}", "run=table", *small(tmp_path)[2:], f"audit.runs=[{folder}]"]) == 0
     assert "audited before" in capsys.readouterr().out
     assert (tmp_path / "table" / "audit-table.md").read_text().startswith("| run | world model |")
+    # another kind of world model on the same log, judged by what the same policies do
+    config = load_config(small(tmp_path), Config)
+    (row,) = audit_others(config, folder, folder)
+    there = folder / "worlds" / "delta"
+    assert (row["run"], row["world_model"]["name"], row["world_model"]["kind"]) == ("small", "delta", "delta")
+    assert row["targets"][0]["target"] == config.audit.min_delta
+    other = json.loads((there / "audit.json").read_text())
+    assert [p["name"] for p in other["policies"]] == ["policy-clone@0.5", "clone-00010", "policy-clone"]
+    assert other["real_steps"] > 0
+    assert json.loads((there / "summary.json").read_text())["real_steps"]["fit_world_model"] == 0
+    fitted = (there / "models" / "worldmodel" / "config.json").stat().st_mtime_ns
+    assert audit_others(config, folder, folder) == [row]  # neither is done again
+    assert (there / "models" / "worldmodel" / "config.json").stat().st_mtime_ns == fitted
+    assert "audited before" in capsys.readouterr().out
     (folder / "audit.json").unlink()
     assert main(["audit", *small(tmp_path)]) == 0
     again = json.loads((folder / "audit.json").read_text())

@@ -14,7 +14,7 @@ from imagination.auditing.play import find_candidates
 from imagination.auditing.verdict import targets, verdict
 from imagination.compose import remember_overrides
 from imagination.settings import AuditSettings, Config
-from imagination.stages.audit_table import config_of, render_table, row_of
+from imagination.stages.audit_table import audit_table, config_of, render_table, row_of
 
 
 def e(value: float | None, n: int = 100, low: float | None = None, high: float | None = None) -> dict[str, Any]:
@@ -161,17 +161,18 @@ def test_a_bound_is_met_where_it_is_reached() -> None:
 
 def test_edits_have_a_target_of_their_own() -> None:
     found = good()
-    found["sets"]["held_out"]["new"]["text"] = e(0.92)
+    found["sets"]["held_out"]["text"] = found["sets"]["held_out"]["new"]["text"] = e(0.92)
     for kind, met in (("text", True), ("delta", False)):
         found["world_model"]["kind"] = kind
-        assert targets(found, AuditSettings())[0]["met"] is met
+        assert [row["met"] for row in targets(found, AuditSettings())[:2]] == [met, met]
 
 
 @pytest.mark.parametrize(
     ("where", "value", "undecided"),
     [
         (("sets", "on_policy", "reward", "precision"), e(1.0, 19), {"reward_precision"}),
-        (("sets", "held_out", "new", "text"), e(0.2, 19), {"text"}),
+        (("sets", "held_out", "text"), e(0.2, 19), {"text"}),
+        (("sets", "held_out", "new", "text"), e(0.2, 19), {"text_new"}),
         (("agreement", "plain", "policies"), 9, {"gap", "spearman", "cr_pairwise"}),
         (("agreement", "plain", "episodes_each"), 47, {"gap", "spearman", "cr_pairwise"}),  # of 60
         (("agreement", "plain", "episodes_each"), 48, set()),
@@ -206,7 +207,7 @@ def test_missed_targets_make_it_worse() -> None:
     found = good()
     found["sets"]["on_policy"]["reward"]["precision"] = e(0.9, 60, 0.8, 0.96)
     said = verdict(found, AuditSettings())
-    assert (said["trust"], said["sentences"][0]) == ("partly", "Dream in it with care: 1 of 7 targets are missed.")
+    assert (said["trust"], said["sentences"][0]) == ("partly", "Dream in it with care: 1 of 8 targets are missed.")
     assert "Reward precision, own actions: 0.90 [0.80, 0.96], n=60, wanted at least 0.95 (chance may explain it)." in (
         " ".join(said["sentences"])
     )
@@ -257,7 +258,7 @@ def test_what_was_not_measured_is_not_met() -> None:
     del found["sets"]["on_policy"], found["sets"]["on_policies"]
     found |= {"policies": [], "agreement": {}}
     rows = {row["key"]: row["met"] for row in targets(found, AuditSettings())}
-    assert rows == {"text": True, **dict.fromkeys(list(rows)[1:])}
+    assert rows == {"text": True, "text_new": True, **dict.fromkeys(list(rows)[2:])}
     said = verdict(found, AuditSettings())
     assert said["trust"] == "partly"
     assert said["sentences"][0] == "What was measured is good enough, but not everything was measured."
@@ -281,7 +282,7 @@ def test_the_page_stands_alone_and_escapes_what_worlds_say() -> None:
         "Where it fails",
     ):
         assert section in page
-    assert terminal_audit(finished(good())).row_count == 7
+    assert terminal_audit(finished(good())).row_count == 8
 
 
 def test_the_table_says_what_was_missed_and_why() -> None:
@@ -291,7 +292,7 @@ def test_the_table_says_what_was_missed_and_why() -> None:
     table = render_table(rows)
     assert "| bad | worldmodel | 2 |" in table
     assert "**0.60 [0.59, 0.61], n=60**" in table
-    assert "| **mean of 2** | worldmodel | | 0.940 | 0.790 |" in table
+    assert "| **mean of 2** | worldmodel | | 0.940 | 0.940 | 0.790 |" in table
     assert "**bad, worldmodel**: 7 of 100 predictions wrong" in table
     assert "**demo, worldmodel**" not in table  # nothing to explain
     assert "predicted “&lt;script>” (reward 1, end); real “Hall” (reward 0)" in table
@@ -307,6 +308,22 @@ def test_each_run_of_the_table_keeps_its_own_settings(tmp_path: Path) -> None:
     assert (mine.worldmodel.kind, mine.audit.pairs, mine.seed) == ("delta", 9, 7)
     (tmp_path / "overrides.json").unlink()  # made by the table itself
     assert config_of(tmp_path, config).worldmodel.kind == "text"
+
+
+@pytest.mark.parametrize(
+    ("others", "wrong"),
+    [
+        ({"d": "worldmodel.kind=delt"}, "delta"),
+        ({"d": "worldmodel.kin=delta"}, "worldmodel.kind"),
+        ({"a b": "", "A-B": ""}, "names that differ"),
+    ],
+)
+def test_what_cannot_be_fitted_is_said_before_anything_runs(tmp_path: Path, others: dict[str, str], wrong: str) -> None:
+    config = Config()
+    config.audit.others = others
+    with pytest.raises(ValueError, match=wrong):
+        audit_table(config, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_checkpoints_come_before_temperatures(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule
+from imagination.supervised import SupervisedModule, schedule
 from policy.lm.batch import collate
 from tests.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored
 
@@ -33,3 +33,10 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
         fit(module, collate(scaled, pad=0))
         (got,) = module.notes.seen
         assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
+
+
+def test_the_learning_rate_rises_and_then_falls_to_zero_along_a_line() -> None:
+    """By hand: two steps up, eight down, and nothing behind the end."""
+    assert [schedule(step, 10, 2) for step in range(11)] == [0.5, 1.0, 1.0, *(k / 8 for k in range(7, -1, -1))]
+    assert schedule(12, 10, 2) == 0.0
+    assert [schedule(step, 2, 4) for step in range(2)] == [0.25, 0.5]  # fewer steps than the warm-up
