@@ -62,7 +62,7 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: warm-up, then a linear decay to zero.
+    """Supervised training of either model: warm-up, then decay.
 
     Attributes:
         steps: optimiser steps.
@@ -72,6 +72,7 @@ class FitSettings:
         lr: highest learning rate; that of models from scratch, too high for pretrained ones.
         weight_decay: decoupled.
         warmup: steps until the highest learning rate.
+        decay: cosine falls to a tenth of the highest learning rate, linear to zero.
         precision: bf16 trains under autocast; weights stay fp32.
     """
 
@@ -81,6 +82,7 @@ class FitSettings:
     lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
+    decay: Literal["cosine", "linear"] = "cosine"
     precision: Literal["bf16", "fp32"] = "bf16"
 
 
