@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,21 +16,16 @@ from imagination.settings import FitSettings
 from policy.lm.batch import TokenBatch
 from policy.lm.forward import hidden_before, token_logits
 
-Decay = Literal["cosine", "linear"]
 Record = Callable[[int, Mapping[str, float]], None]
 BETAS = (0.9, 0.98)
 
 
-def schedule(step: int, steps: int, warmup: int, decay: Decay = "cosine") -> float:
-    """Factor of the learning rate at ``step``, counted from 0: linear warm-up, then down until the last step.
-
-    ``cosine`` falls to a tenth; ``linear`` would reach 0 after the last step (Bergsma et al. 2025, "Straight to zero",
-    arXiv 2502.15938).
-    """
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
     if step < warmup:
         return (step + 1) / warmup
-    left = max(0.0, (steps - step) / max(1, steps - warmup))
-    return left if decay == "linear" else 0.1 + 0.45 * (1 - math.cos(math.pi * min(1.0, left)))
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 class SupervisedModule(L.LightningModule):
@@ -79,6 +74,6 @@ class SupervisedModule(L.LightningModule):
             trained = [p for p in self.parameters() if p.requires_grad]
             optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: schedule(step, settings.steps, settings.warmup, settings.decay)
+            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

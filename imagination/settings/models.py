@@ -62,7 +62,7 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: warm-up, then decay.
+    """Supervised training of either model: warm-up, cosine decay to a tenth.
 
     Attributes:
         steps: optimiser steps.
@@ -72,7 +72,6 @@ class FitSettings:
         lr: highest learning rate; that of models from scratch, too high for pretrained ones.
         weight_decay: decoupled.
         warmup: steps until the highest learning rate.
-        decay: cosine falls to a tenth of the highest learning rate, linear to zero.
         precision: bf16 trains under autocast; weights stay fp32.
     """
 
@@ -82,7 +81,6 @@ class FitSettings:
     lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
-    decay: Literal["cosine", "linear"] = "cosine"
     precision: Literal["bf16", "fp32"] = "bf16"
 
 

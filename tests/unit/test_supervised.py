@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule, schedule
+from imagination.supervised import SupervisedModule
 from policy.lm.batch import collate
 from tests.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored
 
@@ -35,13 +33,3 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
         fit(module, collate(scaled, pad=0))
         (got,) = module.notes.seen
         assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
-
-
-def test_the_learning_rate_rises_and_then_falls() -> None:
-    """By hand: two steps up, eight down, and nothing behind the end."""
-    line = [schedule(step, 10, 2, "linear") for step in range(11)]
-    assert line == [0.5, 1.0, 1.0, *(k / 8 for k in range(7, -1, -1))]
-    assert schedule(12, 10, 2, "linear") == 0.0
-    assert [schedule(step, 2, 4, "linear") for step in range(2)] == [0.25, 0.5]  # fewer steps than the warm-up
-    cosine = [schedule(step, 10, 2, "cosine") for step in (2, 4, 6, 8, 10, 12)]
-    assert cosine == pytest.approx([1.0, 0.1 + 0.45 * (1 + 0.5**0.5), 0.55, 0.1 + 0.45 * (1 - 0.5**0.5), 0.1, 0.1])
