@@ -27,7 +27,7 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
     least = settings.min_delta if found["world_model"].get("kind") == "delta" else settings.min_text
     rows = [
         ("text", "Next observation right, held-out turns", ">=", least, held.get("text")),
-        ("text_new", "The same, turns that are not in the log", ">=", least, new.get("text")),
+        ("text_new", "Next observation right, held-out turns not in the log", ">=", least, new.get("text")),
         ("reward_precision", "Reward precision, own actions", ">=", settings.min_reward, reward.get("precision")),
         ("reward_recall", "Reward recall, own actions", ">=", settings.min_reward, reward.get("recall")),
         ("gap", "Mean absolute optimism gap", "<=", settings.max_gap, plain.get("mean_absolute_gap")),
