@@ -21,7 +21,7 @@ GAME_SEEDS = 10_000  # games of different run seeds never share a game seed
 
 def collect(config: Config, folder: Path) -> None:
     """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
-    run = open_run(config, folder)
+    run = open_run(config, folder, "collect")
     refuse_foreign_log(run)
     with run.timed("collect"):
         splits = generate_games(config, run)

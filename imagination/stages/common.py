@@ -12,7 +12,8 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,33 @@ from policy.lm.backbone import load_checkpoint, with_lora
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 
+# Names of folders, and what only looks at a run or starts others from it, decide nothing that is made.
+_WHOLE = tuple(f.name for f in fields(Config) if f.name not in ("run", "output", "audit", "compare", "ablation"))
+_LOG = ("seed", "games", "collect")
+_WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
+# What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
+READS = {
+    "collect": _LOG,
+    "fit_world_model": _WORLD,
+    "clone": (*_WORLD, "policy", "max_action_tokens", "clone"),
+    "train": tuple(name for name in _WHOLE if name != "evaluate"),
+}
 
-def fingerprint(config: Config) -> str:
-    """A short hash of all settings that decide what is trained: the same work has the same one.
 
-    Left out are the names of folders, and what only looks at a run or starts others from it.
+def fingerprint(config: Config, stage: str = "") -> str:
+    """A short hash of all settings that decide what ``stage`` makes; by default, what a whole run does.
+
+    The same work has the same one.
     """
-    apart = ("run", "output", "audit", "compare", "ablation")
-    settings = {k: v for k, v in asdict(config).items() if k not in apart}
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+    chosen = {}
+    for name in READS.get(stage, _WHOLE):
+        value = reduce(getattr, name.split("."), config)
+        chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def open_run(config: Config, folder: Path) -> RunFolder:
-    """The folder of this run, and torch set up for it."""
+def open_run(config: Config, folder: Path, stage: str = "") -> RunFolder:
+    """The folder of this run, and torch set up for ``stage``."""
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(cores or 1)
@@ -50,7 +65,7 @@ def open_run(config: Config, folder: Path) -> RunFolder:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     disable_progress_bar()  # of transformers, for models that load in a moment
-    return RunFolder(folder, config.seed, fingerprint(config))
+    return RunFolder(folder, config.seed, fingerprint(config, stage))
 
 
 def give_back_memory() -> None:
@@ -176,11 +191,12 @@ def make_trainer(
         _Bar(refresh_rate=5),
         *more,
     ]
+    half = precision == "bf16" or (precision == "auto" and torch.cuda.is_available())
     return L.Trainer(
         max_epochs=1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=1,
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        precision="bf16-mixed" if half else "32-true",
         logger=TensorBoardLogger(run.path, name="tensorboard", version=stage),
         callbacks=callbacks,
         enable_checkpointing=False,

@@ -37,11 +37,10 @@ def demo(config: Config, folder: Path) -> None:
 
 def run_stages(config: Config, folder: Path) -> None:
     """All stages in order; the finished ones of an interrupted run are kept."""
-    mine = fingerprint(config)
     redo = False
     for number, (name, stage) in enumerate(STAGES.items(), start=1):
         done = RunFolder(folder, config.seed).summary.get("done", {}).get(name)
-        redo = redo or done != mine
+        redo = redo or done != fingerprint(config, name)
         title = f"[{number}/{len(STAGES)}] {name.replace('_', ' ')}"
         print(f"{title}: done before" if not redo else title, flush=True)
         if redo:

@@ -63,7 +63,7 @@ def read_log(run: RunFolder, config: Config) -> tuple[list[Trajectory], list[Tra
 
 def fit_world_model(config: Config, folder: Path) -> None:
     """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
-    run = open_run(config, folder)
+    run = open_run(config, folder, "fit_world_model")
     with run.timed("fit_world_model"):
         check_room(config)
         train, held = read_log(run, config)
@@ -155,7 +155,7 @@ def measure(
 
 def clone(config: Config, folder: Path) -> None:
     """Behaviour cloning on the mediocre part of the log. Writes ``models/policy-clone``."""
-    run = open_run(config, folder)
+    run = open_run(config, folder, "clone")
     with run.timed("clone"):
         train, _ = read_log(run, config)
         chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]

@@ -56,7 +56,7 @@ def fit_beside(config: Config, source: Path, there: Path) -> None:
     """
     origin = hash_of(source, ["log"])
     run = RunFolder(there, config.seed)
-    made = f"{fingerprint(config)}/{origin}"
+    made = f"{fingerprint(config, 'fit_world_model')}/{origin}"
     if run.summary.get("fitted_as") == made:
         return
     if run.summary.get("log_of") != origin:

@@ -46,7 +46,7 @@ def train(config: Config, folder: Path) -> None:
         UserError: settings contradict each other, or an earlier stage is missing.
     """
     check(config)
-    run = open_run(config, folder)
+    run = open_run(config, folder, "train")
     with run.timed("train"):
         _train(run, config)
     finish(run, "train")

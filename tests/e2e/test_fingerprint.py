@@ -1,0 +1,80 @@
+"""What a change of settings does again, and what it leaves as it is."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagination.compose import load_config
+from imagination.settings import Config
+from imagination.settings.dreams import DreamSettings
+from imagination.stages.collect import collect
+from imagination.stages.common import READS, fingerprint
+from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.train import train
+
+STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
+
+
+@pytest.mark.parametrize(
+    ("setting", "first"),
+    [
+        ("collect.episodes=7", "collect"),
+        ("seed=7", "collect"),
+        ("worldmodel.rarity=0.1", "fit_world_model"),
+        ("dream.temperature=0.5", "fit_world_model"),  # its calibration is of answers at this temperature
+        ("clone.keep_every=10", "clone"),
+        ("policy.hidden=64", "clone"),
+        ("train.updates=7", "train"),
+        ("dream.min_confidence=0.5", "train"),
+        ("evaluate.episodes=7", "evaluate"),
+        ("audit.episodes=7", ""),
+        ("run=another", ""),
+    ],
+)
+def test_a_setting_does_again_what_depends_on_it(setting: str, first: str) -> None:
+    before, after = Config(), load_config([setting], Config)
+    again = [stage for stage in STAGES if fingerprint(before, stage) != fingerprint(after, stage)]
+    assert again == (list(STAGES[STAGES.index(first) :]) if first else [])
+
+
+def test_stages_read_no_settings_that_they_do_not_declare(run: Path, tiny: Config, tmp_path: Path) -> None:
+    small = load_config(["preset=tiny", "collect.episodes=3", "collect.heldout_episodes=1"], Config)
+    for name, stage, config, folder in (
+        ("collect", collect, small, tmp_path / "games-run"),
+        ("fit_world_model", fit_world_model, tiny, run),
+        ("clone", clone, tiny, run),
+        ("train", train, tiny, run),
+    ):
+        watched, read = watch(config)
+        stage(watched, folder)
+        declared = set(READS[name])
+        assert read, name
+        assert {one for one in read if one not in declared and one.partition(".")[0] not in declared} == set(), name
+
+
+def watch(config: Config) -> tuple[Config, set[str]]:
+    """The same settings, and the names of those that have been read since: sections, and single ones of ``dream``."""
+    read: set[str] = set()
+    sections = {f.name for f in fields(Config)} - {"dream"}
+    dreams = {f.name for f in fields(DreamSettings)}
+
+    class Dream(DreamSettings):
+        def __getattribute__(self, name: str) -> Any:
+            if name in dreams:
+                read.add(f"dream.{name}")
+            return super().__getattribute__(name)
+
+    class Watched(Config):
+        def __getattribute__(self, name: str) -> Any:
+            if name in sections:
+                read.add(name)
+            return super().__getattribute__(name)
+
+    dream = Dream(**vars(config.dream))
+    watched = Watched(**{**vars(config), "dream": dream})
+    read.clear()
+    return watched, read
