@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from policy.lm.native import native_attention
+
 
 class SlotCache:
     """``kv[layer, 0 | 1]`` are keys and values ``[slot, head, time, dim]``; written in place, never copied to grow.
@@ -39,6 +41,7 @@ class SlotCache:
         else:
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.waste_position = context
+        self.native = native_attention(dtype, dim, device)
 
     def rows(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
         """Where ``write`` puts what token ``n`` leaves, in a layer as a table ``[2 * slot * head * time, dim]``.
@@ -98,8 +101,8 @@ def sizes(counts: np.ndarray) -> np.ndarray:
 class Blocks:
     """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
 
-    ``group`` query heads share each head of keys. Rows are grouped by block length (in powers of two), so that one long
-    prompt does not pad a batch of decoding rows.
+    ``group`` query heads share each head of keys. Short blocks go to compiled attention where there is such; the others
+    are grouped by length (in powers of two), so that one long prompt does not pad a batch of decoding rows.
     """
 
     def __init__(
@@ -112,9 +115,12 @@ class Blocks:
     ) -> None:
         self.rectangles: list[Rectangle] = []
         first = np.cumsum(counts) - counts
+        self._native = cache.native
+        few = counts <= (cache.native.most if cache.native else 0)
+        self.plan = np.stack([slots, starts, counts, first], 1)[few].astype(np.int64)  # [row, 4], what is compiled
         kinds = sizes(counts)
-        for kind in np.unique(kinds):
-            rows = np.flatnonzero(kinds == kind)
+        for kind in np.unique(kinds[~few]):
+            rows = np.flatnonzero((kinds == kind) & ~few)
             rows = rows[np.argsort(slots[rows])]
             self.rectangles.append(
                 _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, cache)
@@ -134,6 +140,9 @@ class Blocks:
         heads = keys.shape[1]
         group = query_heads // heads
         out: torch.Tensor | None = None
+        if self._native and len(self.plan):
+            out = q.new_empty(n, query_heads, dim)
+            self._native(q, keys, values, self.plan, out)
         for part in self.rectangles:
             rows, width = part.queries.shape
             k = keys[part.slots, :, : part.visible]

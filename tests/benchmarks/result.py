@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from policy.lm.native import native_attention
 from tests.benchmarks.machine import hardware
 
 
@@ -90,6 +91,7 @@ def write(
         "hardware": hardware(device),
         "threads": options.threads,
         "torch": torch.__version__,
+        "compiled_attention": native_attention(torch.float32, 64, torch.device(device)) is not None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join([f"python -m tests.benchmarks.{name}", *sys.argv[1:]]),
         "quick": options.quick,

@@ -11,8 +11,8 @@ from policy.lm.slots import Blocks, SlotCache
 TIME, DIM = 12, 8
 
 
-def filled(heads: int) -> SlotCache:
-    cache = SlotCache(2, heads, DIM, 9, TIME, torch.float32, torch.device("cpu"))
+def filled(heads: int, dim: int = DIM) -> SlotCache:
+    cache = SlotCache(2, heads, dim, 9, TIME, torch.float32, torch.device("cpu"))
     cache.kv.copy_(torch.randn(cache.kv.shape, generator=torch.Generator().manual_seed(heads)))
     return cache
 

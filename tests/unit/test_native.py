@@ -1,0 +1,136 @@
+"""If these fail, compiled attention is not attention, or a machine without a compiler cannot dream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from policy.lm import native
+from policy.lm.slots import Blocks, SlotCache
+
+CPU = torch.device("cpu")
+TIME = 70
+KINDS = [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)]  # a sum, rounded once
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    if native.native_attention(torch.float32, 64, CPU) is None:
+        pytest.skip("no g++ for x86-64 on this machine: decoding uses torch alone")
+
+
+def filled(heads: int, dim: int, dtype: torch.dtype) -> SlotCache:
+    cache = SlotCache(1, heads, dim, 6, TIME, dtype, CPU)
+    cache.kv.copy_(torch.randn(cache.kv.shape, generator=torch.Generator().manual_seed(heads)) * 2)
+    return cache
+
+
+def attended(cache: SlotCache, q: torch.Tensor, slots: list[int], starts: list[int], counts: list[int]) -> torch.Tensor:
+    group = q.shape[1] // cache.kv.shape[3]
+    blocks = Blocks(np.array(slots), np.array(starts), np.array(counts), group, cache)
+    assert len(blocks.plan) == sum(count <= native.MOST_TOKENS[q.dtype] for count in counts)
+    return blocks.attend(q, *cache.kv[0])
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+@pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 3), (2, 2), (1, 5)])
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+def test_attention_is_that_of_each_query_alone(
+    heads: int, group: int, dim: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Short blocks beside one that torch attends to, positions from the first to the last: a plain loop in fp64."""
+    cache = filled(heads, dim, dtype)
+    slots, starts, counts = [0, 2, 3, 5], [0, 20, TIME - 2, 31], [1, 3, 2, 12]
+    joined = torch.randn(sum(counts), heads * group + 2, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+    q = joined[:, : heads * group]  # as it comes from a joined projection: rows are not neighbours
+    got, done = attended(cache, q, slots, starts, counts), 0
+    for slot, start, count in zip(slots, starts, counts, strict=True):
+        for position in range(start, start + count):
+            for head in range(heads * group):
+                keys, values = cache.kv[0, :, slot, head // group, : position + 1].double()
+                expected = (keys @ q[done, head].double() / dim**0.5).softmax(0) @ values
+                torch.testing.assert_close(got[done, head].double(), expected, rtol=tolerance, atol=4 * tolerance)
+            done += 1
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+def test_weights_far_below_the_highest_vanish_and_large_scores_do_not_overflow(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    cache = filled(1, 64, dtype)
+    cache.kv[0, 0, 0] = 0.0
+    cache.kv[0, 0, 0, 0, 17] = 100.0
+    got = attended(cache, torch.full((1, 1, 64), 100.0, dtype=dtype), [0], [40], [1])
+    torch.testing.assert_close(got[0, 0], cache.kv[0, 1, 0, 0, 17], rtol=tolerance, atol=tolerance)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    """Bit for bit, as a dream is the same whatever else is dreamed; nor on what lies behind its own position."""
+    cache = filled(1, 64, torch.float32)
+    slots, starts, counts = [0, 1, 4], [3, 33, 60], [1, 2, 8]
+    q = torch.randn(11, 3, 64, generator=torch.Generator().manual_seed(1))
+    together, done = attended(cache, q, slots, starts, counts), 0
+    for slot, start, count in zip(slots, starts, counts, strict=True):
+        cache.kv[0, :, slot, :, start + count :] = torch.nan
+        alone = attended(cache, q[done : done + count], [slot], [start], [count])
+        assert torch.equal(alone, together[done : done + count])
+        done += count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("where", ["query", "key", "value"])
+def test_nan_stays_nan_and_stays_in_its_row(where: str, dtype: torch.dtype) -> None:
+    cache, q = filled(1, 32, dtype), torch.ones(2, 1, 32, dtype=dtype)
+    clean = attended(cache, q, [0, 1], [5, 5], [1, 1])
+    broken = {"query": q[0, 0], "key": cache.kv[0, 0, 0, 0, 3], "value": cache.kv[0, 1, 0, 0, 3]}[where]
+    broken[7] = torch.nan
+    got = attended(cache, q, [0, 1], [5, 5], [1, 1])
+    assert got[0, 0, 7].isnan()
+    assert torch.equal(got[1], clean[1])
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """As on a machine that has compiled nothing yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._library.cache_clear()
+    yield monkeypatch
+    native._library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_named_and_torch_goes_on(
+    fresh: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho 'no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    fresh.setenv("CXX", str(compiler))
+    assert filled(1, 64, torch.float32).native is None
+    assert "no such header" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "imagination").iterdir()] == [], "no half a library is left"
+
+
+def test_without_a_compiler_or_by_wish_torch_attends(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setenv("CXX", "no-such-compiler")
+    cache = filled(1, 64, torch.float32)
+    assert cache.native is None
+    q = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(1))
+    blocks = Blocks(np.array([1, 3]), np.array([9, 4]), np.array([1, 1]), 3, cache)
+    assert (len(blocks.plan), len(blocks.rectangles)) == (0, 1)
+    fresh.delenv("CXX")
+    native._library.cache_clear()
+    fresh.setenv(native.SWITCH, "0")
+    assert native.native_attention(torch.float32, 64, CPU) is None
+    fresh.delenv(native.SWITCH)
+    compiled = attended(filled(1, 64, torch.float32), q, [1, 3], [9, 4], [1, 1])
+    torch.testing.assert_close(blocks.attend(q, *cache.kv[0]), compiled, rtol=1e-6, atol=1e-6)
+
+
+def test_other_kinds_of_keys_are_left_to_torch() -> None:
+    assert native.native_attention(torch.float32, 80, CPU) is None
+    assert native.native_attention(torch.float16, 64, CPU) is None
+    assert native.native_attention(torch.float32, 64, torch.device("meta")) is None
