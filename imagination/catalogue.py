@@ -42,8 +42,8 @@ _ALL = (
         summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
         help=(
             "Runs every stage below in about a quarter of an hour on two CPU cores, then prints a table and where the\n"
-            "page is. Stopped, it goes on where it was; finished, it only reports again. With other settings it does again\n"
-            "what depends on them."
+            "page is. Stopped, it goes on where it was; finished, it only reports again; with other settings it\n"
+            "does again what depends on them."
         ),
         reads="nothing",
         writes="everything that the stages below write",

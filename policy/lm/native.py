@@ -71,7 +71,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(_built(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         output = getattr(error, "stderr", None) or error
         print(f"note: {_SOURCE.name} could not be compiled, decoding is slower without it: {output}", file=sys.stderr)
         return None
