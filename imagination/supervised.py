@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from imagination.averaging import WeightAverage
 from imagination.losses import cross_entropy_loss, token_logprobs
 from imagination.optimizers import MuonAdamW
 from imagination.settings import FitSettings
@@ -31,7 +32,8 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 class SupervisedModule(L.LightningModule):
     """Next-token training of either model on the tokens it should have made (``ce_weight``).
 
-    ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means.
+    ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
+    model has the average of its weights where ``settings.average`` asks for one.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class SupervisedModule(L.LightningModule):
         self.from_scratch = from_scratch
         self.record = record
         self.seed = seed
+        self._average = WeightAverage(model, settings.average) if settings.average else None
 
     def training_step(self, batch: TokenBatch, _: int) -> Tensor:
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
@@ -64,6 +67,23 @@ class SupervisedModule(L.LightningModule):
             self.log_dict(metrics, prog_bar=True)
             self.record(self.global_step, metrics)
         return terms.loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        if self._average is not None:  # here, because callbacks that save this step come next
+            self._average.update()
+
+    def on_train_end(self) -> None:
+        if self._average is not None:
+            self._average.into_model()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            checkpoint["average"] = self._average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            self._average.load_state_dict(checkpoint["average"])
 
     def configure_optimizers(self) -> Any:
         settings = self.settings

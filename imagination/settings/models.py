@@ -72,6 +72,7 @@ class FitSettings:
         lr: highest learning rate; that of models from scratch, too high for pretrained ones.
         weight_decay: decoupled.
         warmup: steps until the highest learning rate.
+        average: decay of the average of the weights over all steps that is kept in place of the last; 0 keeps the last.
         precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs the packed forward
             pass in fp32 is faster for small models.
     """
@@ -82,7 +83,12 @@ class FitSettings:
     lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
+    average: float = 0.997
     precision: Literal["auto", "bf16", "fp32"] = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average must lie in [0, 1); 0 keeps the last weights, got {self.average}")
 
 
 @dataclass
@@ -126,6 +132,7 @@ class CloneSettings(FitSettings):
 
     steps: int = 250
     lr: float = 1e-3
+    average: float = 0.0
     agents: list[str] = field(default_factory=lambda: ["noisy"])
     from_world_model: bool = True
     keep_every: int = 0
