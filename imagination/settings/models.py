@@ -83,7 +83,7 @@ class FitSettings:
     lr: float = 3e-3
     weight_decay: float = 0.01
     warmup: int = 50
-    average: float = 0.997
+    average: float = 0.99
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
