@@ -80,6 +80,7 @@ def test_four_updates_equal_two_then_a_kill_then_two_more(
 def test_supervised_training_goes_on_where_it_stopped(
     run: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny.fit.average = 0.9  # what is averaged so far is part of the state
     stopped = shutil.copytree(run, tmp_path / "stopped")
     fit_world_model(tiny, run)
     with monkeypatch.context() as patch:
