@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import lightning as L
@@ -65,11 +66,13 @@ def test_training_ends_with_the_average_of_its_steps() -> None:
         model = make_model()
         settings = FitSettings(steps=4, warmup=1, lr=1e-2, average=average, precision="fp32")
         module = Watched(model, settings, lambda step, metrics: None)
-        trainer = L.Trainer(
-            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False,
-        )  # fmt: skip
-        trainer.fit(module, StepStream(4, lambda: module.global_step, lambda step: collate(EXPERTS, pad=0)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = L.Trainer(
+                max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                enable_progress_bar=False, enable_model_summary=False,
+            )  # fmt: skip
+            trainer.fit(module, StepStream(4, lambda: module.global_step, lambda step: collate(EXPERTS, pad=0)))
         return model
 
     seen: list[dict[str, torch.Tensor]] = []
