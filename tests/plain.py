@@ -209,14 +209,14 @@ class Noted(PolicyModule):
         return self.notes
 
 
-def fit(module: L.LightningModule, item: Any) -> None:
+def fit(module: L.LightningModule, item: Any, steps: int = 1) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
             max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        trainer.fit(module, StepStream(1, lambda: 0, lambda step: item))
+        trainer.fit(module, StepStream(steps, lambda: 0, lambda step: item))
 
 
 DEFAULTS = TrainSettings(minibatches=1, grad_clip=1e9, expert_coef=0.3, micro_tokens=40)

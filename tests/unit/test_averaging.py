@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from torch import nn
 
 from imagination.averaging import WeightAverage
 from imagination.settings import FitSettings
-from imagination.stream import StepStream
 from imagination.supervised import SupervisedModule
 from policy.lm.batch import collate
-from tests.plain import EXPERTS, make_model
+from tests.plain import EXPERTS, fit, make_model
 
 
 def test_the_average_by_hand() -> None:
@@ -61,29 +58,22 @@ def test_training_ends_with_the_average_of_its_steps() -> None:
         def on_train_batch_end(self, *_: Any) -> None:
             seen.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
 
-    def fit(average: float) -> nn.Module:
+    def trained(average: float) -> nn.Module:
         seen.clear()
         model = make_model()
         settings = FitSettings(steps=4, warmup=1, lr=1e-2, average=average, precision="fp32")
-        module = Watched(model, settings, lambda step, metrics: None)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer = L.Trainer(
-                max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-                enable_progress_bar=False, enable_model_summary=False,
-            )  # fmt: skip
-            trainer.fit(module, StepStream(4, lambda: module.global_step, lambda step: collate(EXPERTS, pad=0)))
+        fit(Watched(model, settings, lambda step, metrics: None), collate(EXPERTS, pad=0), steps=4)
         return model
 
     seen: list[dict[str, torch.Tensor]] = []
     mean = {name: p.detach().clone() for name, p in make_model().named_parameters()}
-    kept = dict(fit(0.25).named_parameters())
+    kept = dict(trained(0.25).named_parameters())
     for t, weights in enumerate(seen, start=1):
         past = min(0.25, (1 + t) / (10 + t))
         mean = {name: past * mean[name] + (1 - past) * weights[name] for name in mean}
     for name, expected in mean.items():
         torch.testing.assert_close(kept[name].data, expected, rtol=1e-6, atol=1e-7)
-    last = dict(fit(0.0).named_parameters())
+    last = dict(trained(0.0).named_parameters())
     assert len(seen) == 4
     assert all(torch.equal(last[name], seen[-1][name]) for name in last)
     assert any(not torch.allclose(kept[name], seen[-1][name], rtol=1e-6) for name in kept)

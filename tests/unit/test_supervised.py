@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule
+from imagination.supervised import SupervisedModule, schedule
 from policy.lm.batch import collate
 from tests.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored
 
@@ -33,3 +35,9 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
         fit(module, collate(scaled, pad=0))
         (got,) = module.notes.seen
         assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
+
+
+def test_the_learning_rate_rises_along_a_line_and_falls_along_a_cosine_to_a_tenth() -> None:
+    """By hand: two steps up, then the highest, three quarters, ."""
+    got = [schedule(step, 10, 2) for step in (0, 1, 2, 6, 10, 12)]
+    assert got == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
