@@ -38,6 +38,6 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
 
 
 def test_the_learning_rate_rises_along_a_line_and_falls_along_a_cosine_to_a_tenth() -> None:
-    """By hand: two steps up, then the highest, three quarters, ."""
+    """By hand: two steps up, the highest, halfway down, and a tenth at the end and behind it."""
     got = [schedule(step, 10, 2) for step in (0, 1, 2, 6, 10, 12)]
     assert got == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
