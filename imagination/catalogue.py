@@ -57,7 +57,8 @@ _ALL = (
         summary="the demo for seeds 0, 1 and 2, each beside a control that trains in the real games",
         help=(
             "One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in\n"
-            "the real games: the upper bound that costs real steps. About an hour on two CPU cores."
+            "the real games: the upper bound that costs real steps. Seeds share the cores, one process each, whose\n"
+            "words go to seed-0.log and so on: about an hour on two CPU cores. jobs=1 takes one after the other."
         ),
         reads="nothing",
         writes="seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json",
@@ -182,7 +183,8 @@ _ALL = (
             "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
             "are made as far as an audit needs them, with checkpoints of the policy kept on the way. Those get the\n"
             "world models of audit.others, too: one that writes edits, fitted to the same log. Their clones are also\n"
-            "trained in dreams alone, with guard and tripwires and without (ablation=gating)."
+            "trained in dreams alone, with guard and tripwires and without (ablation=gating). Runs share the cores,\n"
+            "one process each (jobs=1 takes one after the other): an hour and a half on two CPU cores."
         ),
         reads="nothing, or the runs of audit.runs",
         writes="audit-table.md, audit-table.json, gating.json; audit.json and audit.html in each run",
@@ -200,7 +202,8 @@ _ALL = (
         help=(
             "Starts from the clones and world models of several runs, trains each arm in a folder of its own, and\n"
             "plays every result in the same real games. Missing runs of seeds 0, 1 and 2 are made. An arm that was\n"
-            "finished is not done again; about two minutes an arm and a seed."
+            "finished is not done again; about two minutes an arm and a seed. Runs share the cores, one process each\n"
+            "(jobs=1 takes one after the other)."
         ),
         reads="nothing, or the runs of ablation.runs",
         writes="arms/, ablation.md, ablation.json",

@@ -19,7 +19,8 @@ from typing import Any
 
 from imagination import compose
 from imagination.catalogue import STAGES, Stage
-from imagination.schema import ConfigError, docstring, explanations, flat_defaults, schema_keys, type_name, unknown
+from imagination.mistakes import told_in_a_line
+from imagination.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on
@@ -38,17 +39,6 @@ examples:
 
 TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
-# The errors whose message is written for the user. They are named, not imported: most live in heavy modules.
-USER_ERRORS = (
-    ("imagination.settings.errors", "UserError"),
-    ("imagination.reporting.report", "ReportError"),
-    ("policy.lm.backbone", "CheckpointError"),
-    ("policy.lm.engine", "EngineUnavailable"),
-    ("policy.lm.engine", "UnsupportedModel"),
-    ("policy.lm.render", "ChatTemplateError"),
-    ("real_envs.manifest", "StoreError"),
-)
-
 # What is asked for once: a run does not remember it.
 PASSING = ("compare.show",)
 
@@ -65,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nstopped; to go on: imagine {shlex.join(words)}", file=sys.stderr)
         return 130
     except Exception as error:
-        if os.environ.get("IMAGINE_TRACEBACK") == "1" or not _is_users(error):
+        if not told_in_a_line(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -126,12 +116,6 @@ def prepare(overrides: Sequence[str]) -> tuple[Any, Path]:
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
-
-
-def _is_users(error: Exception) -> bool:
-    """Whether the error says what the user can do. A type that was never imported cannot have been raised."""
-    kinds = [getattr(sys.modules.get(module), name, None) for module, name in USER_ERRORS]
-    return isinstance(error, (ConfigError, *(kind for kind in kinds if kind)))
 
 
 def overview() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from imagination.machine import processor
 from real_envs.trajectory import Trajectory
 
 
@@ -30,7 +30,7 @@ class RunFolder:
             self.update(
                 {
                     "seed": seed,
-                    "hardware": f"{_processor()}, {os.cpu_count()} cores",
+                    "hardware": f"{processor()}, {os.cpu_count()} cores",
                     "versions": {p: version(p) for p in ("torch", "transformers", "lightning", "textworld")},
                 }
             )
@@ -137,14 +137,6 @@ class RunFolder:
                     "solved": t.solved,
                 }
                 file.write(json.dumps(row) + "\n")
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, else its architecture."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _of(line: str, stage: str, from_step: int) -> bool:

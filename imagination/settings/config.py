@@ -20,6 +20,8 @@ class Config:
     Attributes:
         run: names the folder under ``output``; the same name again goes on where it stopped.
         output: folder of all runs.
+        jobs: how many processes demo-seeds, audit-table and ablate share their runs among; 0 takes as many as there are
+            cores, and one where there is a GPU.
         seed: of games, log, weights, order of data and dreams.
         vocab_size: of the tokenizer of models from scratch.
         max_action_tokens: at which an action is ended by force.
@@ -27,6 +29,7 @@ class Config:
 
     run: str = "default"
     output: str = "outputs"
+    jobs: int = 0
     seed: int = 0
     vocab_size: int = 2048
     max_action_tokens: int = 16

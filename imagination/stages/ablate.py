@@ -17,7 +17,8 @@ from imagination.settings import Config, UserError
 from imagination.stages.arms import play_clone, train_arm
 from imagination.stages.check_train import check
 from imagination.stages.common import give_back_memory, need
-from imagination.stages.prepared import prepared_runs
+from imagination.stages.prepared import SEEDS, named_runs, prepared_run
+from imagination.stages.side_by_side import side_by_side
 
 Arms = Mapping[str, str]
 
@@ -33,8 +34,18 @@ def ablate(config: Config, folder: Path) -> None:
             "nothing to compare: choose ablation=gating or ablation=masks, or name arms and their settings, such as "
             "ablation.arms.as_it_is= ablation.arms.rloo=algorithm=rloo"
         )
-    runs = prepared_runs(config, folder, config.ablation.runs, "ablation.runs", until="clone")
-    results = compare_arms(config.ablation.arms, runs, folder)
+    arms = config.ablation.arms
+    if config.ablation.runs:
+        paths = named_runs(config.ablation.runs, "ablation.runs")
+        for path in paths:
+            check_arms(arms, path, folder)
+        runs = {str(path): (arms, path, folder) for path in paths}
+        found = side_by_side(compare_arms, runs, folder, config.jobs)
+    else:
+        check_arms(arms, folder, folder)
+        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
+        found = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
+    results = list(found.values())
     (folder / "ablation.json").write_text(json.dumps(results, indent=1))
     table = arms_table(results)
     (folder / "ablation.md").write_text(table)
@@ -42,28 +53,41 @@ def ablate(config: Config, folder: Path) -> None:
     print(f"table: {folder / 'ablation.md'}")
 
 
-def compare_arms(arms: Arms, runs: Sequence[Path], folder: Path) -> list[dict[str, Any]]:
-    """One entry a run: its clone in the real games, and every arm trained from it under ``folder/arms/``.
+def _compare_arms_of_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
+    return compare_arms(config.ablation.arms, prepared_run(config, folder, seed, until="clone"), folder)
+
+
+def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
+    """The clone of the run in ``path`` in the real games, and every arm trained from it under ``folder/arms/``.
 
     Raises:
         UserError: as ``ablate``; before anything is trained.
     """
     slugs = slugs_of(arms)
-    configs = {path: {name: config_of_arm(path, folder, arms[name]) for name in arms} for path in runs}
-    results = []
-    for path, mine in configs.items():
-        run = RunFolder(path, next(iter(mine.values())).seed)
-        need(run.games / "games.json", "collect")
-        print(f"== {path}: the clone", flush=True)
-        found = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(mine.values())), path)}
-        found |= {"hardware": run.summary["hardware"], "arms": {}}
-        for name, config in mine.items():
-            print(f"== {path}: {name}", flush=True)
-            there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
-            found["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
-            give_back_memory()
-        results.append(found)
-    return results
+    configs = {name: config_of_arm(path, folder, settings) for name, settings in arms.items()}
+    run = RunFolder(path, next(iter(configs.values())).seed)
+    need(run.games / "games.json", "collect")
+    print(f"== {path}: the clone", flush=True)
+    found = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(configs.values())), path)}
+    found |= {"hardware": run.summary["hardware"], "arms": {}}
+    for name, config in configs.items():
+        print(f"== {path}: {name}", flush=True)
+        there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
+        found["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
+        give_back_memory()
+    return found
+
+
+def check_arms(arms: Arms, path: Path, folder: Path) -> None:
+    """Says what is wrong with arms of the run in ``path``, or of runs that ``folder`` will hold, before hours of work.
+
+    Raises:
+        UserError: two names would be one folder, or settings contradict each other.
+        ConfigError: a setting has no such key, or not that type.
+    """
+    slugs_of(arms)
+    for settings in arms.values():
+        _config_with(path, folder, settings)
 
 
 def slugs_of(arms: Arms) -> dict[str, str]:
@@ -85,9 +109,14 @@ def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
         UserError: they contradict each other.
         ConfigError: a setting has no such key, or not that type.
     """
+    mine = _config_with(path, folder, settings)
+    mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
+    return mine
+
+
+def _config_with(path: Path, folder: Path, settings: str) -> Config:
     own = remembered_overrides(path) or remembered_overrides(folder)
     mine = load_config(merge_overrides(own, shlex.split(settings)), Config)
-    mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
     check(mine)
     return mine
 

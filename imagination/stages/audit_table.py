@@ -14,11 +14,14 @@ from imagination.compose import load_config, remembered_overrides
 from imagination.reporting.text import number
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.ablate import arms_table, compare_arms
+from imagination.stages.ablate import arms_table, check_arms, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
 from imagination.stages.common import give_back_memory
-from imagination.stages.others import check_others, fit_beside, others_of
-from imagination.stages.prepared import prepared_runs
+from imagination.stages.others import fit_beside, others_of
+from imagination.stages.prepared import SEEDS, named_runs, prepared_run
+from imagination.stages.side_by_side import side_by_side
+
+PARTS = ("others", "models", "arms")  # the longest first
 
 
 def audit_table(config: Config, folder: Path) -> None:
@@ -32,27 +35,45 @@ def audit_table(config: Config, folder: Path) -> None:
     Raises:
         UserError: a run of ``audit.runs`` is not there, or ``audit.others`` cannot work.
     """
-    if not config.audit.runs:
-        check_others(folder, config.audit.others)
-    results = []
-    runs = prepared_runs(config, folder, config.audit.runs, "audit.runs")
-    for path in runs:
-        mine = config_of(path, config)
-        for name in config.audit.world_models:
-            mine.audit.world_model = name
-            results.append(row_of(_audited(mine, path), audit_files(path, name)[1]))
-        if not config.audit.runs:
-            results += audit_others(config, path, folder)
+    if config.audit.runs:
+        paths = named_runs(config.audit.runs, "audit.runs")
+        jobs = {str(path): (config, path) for path in paths}
+        rows, gating = list(side_by_side(audit_models, jobs, folder, config.jobs).values()), []
+    else:
+        check_arms(config.audit.others, folder, folder)
+        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
+        paths = list(side_by_side(prepared_run, seeds, folder, config.jobs).values())
+        parts = {f"{path.name}-{part}": (part, config, path, folder) for part in PARTS for path in paths}
+        found = side_by_side(_part, parts, folder, config.jobs)
+        rows = [found[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
+        gating = [found[f"{path.name}-arms"] for path in paths]
+    results = [row for mine in rows for row in mine]
     table = render_table(results)
-    if not config.audit.runs:
-        arms = load_config(["ablation=gating"], Config).ablation.arms
-        gating = compare_arms(arms, runs, folder)
+    if gating:
         table += f"\n**Learning from dreams alone, with guard and tripwires and without**\n\n{arms_table(gating)}"
         (folder / "gating.json").write_text(json.dumps(gating, indent=1))
     (folder / "audit-table.json").write_text(json.dumps(results, indent=1))
     (folder / "audit-table.md").write_text(table)
     print(table)
     print(f"table: {folder / 'audit-table.md'}")
+
+
+def _part(part: str, config: Config, path: Path, folder: Path) -> Any:
+    """What is done with a seed's run: audits of its own world models, of others fitted to its log, or training."""
+    if part == "models":
+        return audit_models(config, path)
+    if part == "others":
+        return audit_others(config, path, folder)
+    return compare_arms(load_config(["ablation=gating"], Config).ablation.arms, path, folder)
+
+
+def audit_models(config: Config, path: Path) -> list[dict[str, Any]]:
+    """Rows of the world models of a run that ``audit.world_models`` names."""
+    mine, rows = config_of(path, config), []
+    for name in config.audit.world_models:
+        mine.audit.world_model = name
+        rows.append(row_of(_audited(mine, path), audit_files(path, name)[1]))
+    return rows
 
 
 def _audited(config: Config, path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback, TQDMProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from transformers.utils.logging import disable_progress_bar
 
+from imagination.machine import cores
 from imagination.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.engines import Engines
@@ -31,8 +32,10 @@ from policy.lm.backbone import load_checkpoint, with_lora
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 
-# Names of folders, and what only looks at a run or starts others from it, decide nothing that is made.
-_WHOLE = tuple(f.name for f in fields(Config) if f.name not in ("run", "output", "audit", "compare", "ablation"))
+# Names of folders, how many processes work, and what only looks at a run or starts others from it, decide nothing that
+# is made.
+_ASIDE = ("run", "output", "jobs", "audit", "compare", "ablation")
+_WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
 _LOG = ("seed", "games", "collect")
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
 # What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
@@ -59,8 +62,7 @@ def fingerprint(config: Config, stage: str = "") -> str:
 def open_run(config: Config, folder: Path, stage: str = "") -> RunFolder:
     """The folder of this run, and torch set up for ``stage``."""
     if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(cores or 1)
+        torch.set_num_threads(cores())
     L.seed_everything(config.seed, verbose=False)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")

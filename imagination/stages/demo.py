@@ -11,22 +11,14 @@ from typing import Any
 from imagination.evaluation import Proportion
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.stages import prepared
 from imagination.stages.arms import train_arm
-from imagination.stages.collect import collect
 from imagination.stages.common import fingerprint, give_back_memory
 from imagination.stages.evaluate import evaluate
-from imagination.stages.fit import clone, fit_world_model
 from imagination.stages.report import report
-from imagination.stages.train import train
+from imagination.stages.side_by_side import side_by_side
 
-STAGES = {
-    "collect": collect,
-    "fit_world_model": fit_world_model,
-    "clone": clone,
-    "train": train,
-    "evaluate": evaluate,
-}
-SEEDS = (0, 1, 2)
+STAGES = {**prepared.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
@@ -53,19 +45,22 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
     Writes ``table.json`` and ``table.md``.
     """
-    results = []
-    for seed in SEEDS:
-        mine = deepcopy(config)
-        mine.seed = seed
-        print(f"== seed {seed}: dreams", flush=True)
-        run_stages(mine, folder / f"seed-{seed}")
-        report(mine, folder / f"seed-{seed}", partial=False)
-        print(f"== seed {seed}: control, the same updates in the real games", flush=True)
-        results.append(_result(folder / f"seed-{seed}", _control(mine, folder / f"seed-{seed}")))
+    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in prepared.SEEDS}
+    results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
     (folder / "table.json").write_text(json.dumps(results, indent=1))
     table = seeds_table(results)
     (folder / "table.md").write_text(table)
     print(table)
+
+
+def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
+    """One seed of them; its line of the table."""
+    mine = prepared.seed_config(config, seed)
+    print(f"== seed {seed}: dreams", flush=True)
+    run_stages(mine, folder)
+    report(mine, folder, partial=False)
+    print(f"== seed {seed}: control, the same updates in the real games", flush=True)
+    return _result(folder, _control(mine, folder))
 
 
 def _control(config: Config, folder: Path) -> dict[str, Any]:

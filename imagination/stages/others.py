@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from imagination.compose import load_config, merge_overrides, remembered_overrides
 from imagination.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.ablate import config_of_arm, slugs_of
@@ -16,18 +14,6 @@ from imagination.stages.common import fingerprint
 from imagination.stages.fit import fit_world_model
 
 SHARED = ("games", "log")
-
-
-def check_others(folder: Path, others: Mapping[str, str]) -> None:
-    """Says what is wrong with them before hours of work.
-
-    Raises:
-        UserError: two names would be one folder.
-        ConfigError: a setting has no such key, or not that type.
-    """
-    slugs_of(others)
-    for settings in others.values():
-        load_config(merge_overrides(remembered_overrides(folder), shlex.split(settings)), Config)
 
 
 def others_of(path: Path, folder: Path, others: Mapping[str, str]) -> dict[str, tuple[Config, Path]]:

@@ -78,4 +78,4 @@ def test_a_run_without_games_or_no_run_at_all_is_told(tmp_path: Path) -> None:
         ablate(config, tmp_path)
     RunFolder(tmp_path / "run", seed=0)
     with pytest.raises(UserError, match="collect"):
-        compare_arms({"a": ""}, [tmp_path / "run"], tmp_path)
+        compare_arms({"a": ""}, tmp_path / "run", tmp_path)

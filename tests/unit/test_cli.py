@@ -19,7 +19,7 @@ from typing import Any, Literal
 import pytest
 from omegaconf import OmegaConf
 
-from imagination import cli, compose
+from imagination import cli, compose, mistakes
 from imagination import settings as real_settings
 from imagination.catalogue import STAGES
 from imagination.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
@@ -411,7 +411,7 @@ def test_an_error_for_the_user_is_one_line(
         cli.main(["train", "run=new"])
 
 
-@pytest.mark.parametrize(("module", "name"), cli.USER_ERRORS)
+@pytest.mark.parametrize(("module", "name"), mistakes.USER_ERRORS)
 def test_errors_written_for_the_user_are_known_and_exist(
     module: str, name: str, ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
