@@ -5,6 +5,7 @@ More threads in one process help little: the models of the demo are small, and m
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -167,6 +168,8 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], arguments: tup
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(file.fileno(), stream.fileno())
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(line_buffering=True)  # or what is said would come when it is over
     try:
         pipe.send((work(*arguments), None))
     except Exception as error:
