@@ -1,104 +1,37 @@
-// Attention of the few new tokens of each sequence to all of its cached keys and values, on CPUs (policy/lm/native.py).
+// Attention of the new tokens of each sequence to all of its cached keys and values, on CPUs (policy/lm/native.py).
 //
-// Keys and values are read once, at the speed of memory; what torch offers for so few queries takes up to twice as long
-// in fp32 and more in bf16. Sums are in fp32 whatever the cache holds, and their order depends on nothing but the
-// sequence itself. NaN in a sequence stays in it.
+// A token that comes alone reads keys and values once, at the speed of memory; what torch offers for so few queries
+// takes up to twice as long in fp32 and more in bf16. Prompts and drafts have more queries (attention_tiles.h); unlike
+// torch's, they need no padding to a common length. Sums are in fp32 whatever the cache holds, and their order depends
+// on nothing but the sequence itself. NaN in a sequence stays in it.
 
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
+
+#include "attention_tiles.h"
+#include "attention_vectors.h"
 
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int kGroup = 2 * kLanes;  // numbers of a row that are loaded together
-constexpr int kTogether = 4;        // queries that stay in registers while the keys pass by
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
-typedef uint32_t Words __attribute__((vector_size(4 * kLanes)));
-
-inline Floats load(const float* from) {
-  Floats x;
-  std::memcpy(&x, from, sizeof x);
-  return x;
-}
-
-// A group of a row as two vectors. Which number goes where is the type's own matter: `place` tells.
-inline void load(const float* from, Floats& a, Floats& b) {
-  a = load(from);
-  b = load(from + kLanes);
-}
-inline int place(const float*, int vector, int lane) { return vector * kLanes + lane; }
-
-// Of bfloat16, the lower and the upper half of each word: no shuffling, and a float has the bits in its upper half.
-inline void load(const uint16_t* from, Floats& a, Floats& b) {
-  Words words;
-  std::memcpy(&words, from, sizeof words);
-  const Words low = words << 16, high = words & 0xffff0000u;
-  std::memcpy(&a, &low, sizeof a);
-  std::memcpy(&b, &high, sizeof b);
-}
-inline int place(const uint16_t*, int vector, int lane) { return 2 * lane + vector; }
-
-inline void store(float x, float& to) { to = x; }
-inline void store(float x, uint16_t& to) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  // to the nearest, ties to even; a NaN has to stay one in its upper half
-  to = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-inline float total(const Floats& x) {
-  typedef float Eight __attribute__((vector_size(32)));
-  typedef float Four __attribute__((vector_size(16)));
-  Eight eight[2];
-  std::memcpy(eight, &x, sizeof x);
-  eight[0] += eight[1];
-  Four four[2];
-  std::memcpy(four, eight, sizeof four);
-  four[0] += four[1];
-  return (four[0][0] + four[0][2]) + (four[0][1] + four[0][3]);
-}
-
-// e^x for x <= 0, within 2e-7 of it, by the polynomial of Cephes (Moshier 1992, expf).
-inline Floats exponential(Floats x) {
-  x = x < -87.0f ? Floats{} - 87.0f : x;
-  const Floats n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // rounds: so large a number has no fraction
-  const Floats f = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // ln 2 in two parts
-  Floats p = Floats{} + 1.9875691500e-4f;
-  p = p * f + 1.3981999507e-3f;
-  p = p * f + 8.3334519073e-3f;
-  p = p * f + 4.1665795894e-2f;
-  p = p * f + 1.6666665459e-1f;
-  p = p * f + 5.0000001201e-1f;
-  const Integers power = (__builtin_convertvector(n, Integers) + 127) << 23;
-  Floats scale;
-  std::memcpy(&scale, &power, sizeof scale);
-  return (p * f * f + f + 1.0f) * scale;
-}
+constexpr int kFew = 4;     // queries at most that have the keys for themselves
+constexpr int kBlock = 96;  // queries of a block, if a head of keys is not shared by more
 
 // Turns n scores into their exponentials above the highest, and returns the total; there is room for whole vectors.
 inline float exponentials(float* scores, int64_t n) {
   for (int64_t t = n; t % kLanes; ++t) scores[t] = -INFINITY;
-  Floats most = load(scores), sum{};
-  for (int64_t t = kLanes; t < n; t += kLanes) {
-    const Floats some = load(scores + t);
-    most = some > most ? some : most;
-  }
-  float highest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = most[lane] > highest ? most[lane] : highest;
+  Floats high = load(scores), sum{};
+  for (int64_t t = kLanes; t < n; t += kLanes) high = larger(load(scores + t), high);
+  const float most = highest(high);
   for (int64_t t = 0; t < n; t += kLanes) {
-    const Floats some = exponential(load(scores + t) - highest);
+    const Floats some = exponential(load(scores + t) - most);
     sum += some;
-    std::memcpy(scores + t, &some, sizeof some);
+    save(some, scores + t);
   }
   return total(sum);
 }
 
-// N queries of G groups of numbers; query m sees the positions before visible[m], which ascend.
+// Few: N queries of G groups of numbers; query m sees the positions before visible[m], which ascend.
 template <int G, int N, typename T>
-void attend(const T* const* q, const int64_t* visible, const T* keys, const T* values, T* const* out, float* weights,
+void few(const T* const* q, const int64_t* visible, const T* keys, const T* values, T* const* out, float* weights,
             int64_t room) {
   constexpr int W = 2 * G, dim = G * kGroup;
   const int64_t steps = visible[N - 1];
@@ -145,39 +78,87 @@ void attend(const T* const* q, const int64_t* visible, const T* keys, const T* v
 template <int G, typename T>
 void some(int n, const T* const* q, const int64_t* visible, const T* k, const T* v, T* const* out, float* weights,
           int64_t room) {
-  if (n == 1) attend<G, 1>(q, visible, k, v, out, weights, room);
-  if (n == 2) attend<G, 2>(q, visible, k, v, out, weights, room);
-  if (n == 3) attend<G, 3>(q, visible, k, v, out, weights, room);
-  if (n == 4) attend<G, 4>(q, visible, k, v, out, weights, room);
+  if (n == 1) few<G, 1>(q, visible, k, v, out, weights, room);
+  if (n == 2) few<G, 2>(q, visible, k, v, out, weights, room);
+  if (n == 3) few<G, 3>(q, visible, k, v, out, weights, room);
+  if (n == 4) few<G, 4>(q, visible, k, v, out, weights, room);
+}
+
+// Where the queries of some tokens of a row lie, and where their results go.
+template <typename T>
+struct Piece {
+  const T* q;
+  T* out;
+  int64_t stride, heads, group, dim, head, first, start;
+
+  const T* query(int64_t m) const { return q + (first + m / group) * stride + (head * group + m % group) * dim; }
+  T* result(int64_t m) const { return out + (((first + m / group) * heads + head) * group + m % group) * dim; }
+  int64_t visible(int64_t m) const { return start + m / group + 1; }
+};
+
+template <typename T>
+void play_few(const Piece<T>& piece, const T* keys, const T* values, int64_t queries, std::vector<float>& weights) {
+  const int64_t dim = piece.dim;
+  constexpr int G = 32 / kGroup;
+  const auto play = dim == 32 ? some<G, T> : dim == 64 ? some<2 * G, T> : dim == 96 ? some<3 * G, T> : some<4 * G, T>;
+  const T* q[kFew];
+  T* out[kFew];
+  int64_t visible[kFew];
+  for (int64_t m = 0; m < queries; ++m) q[m] = piece.query(m), out[m] = piece.result(m), visible[m] = piece.visible(m);
+  const int64_t room = (visible[queries - 1] + kLanes - 1) / kLanes * kLanes;
+  weights.resize(kFew * room);
+  play(static_cast<int>(queries), q, visible, keys, values, out, weights.data(), room);
+}
+
+template <typename T>
+void play_block(const Piece<T>& piece, const T* keys, const T* values, int64_t queries, Block& s) {
+  const int64_t dim = piece.dim;
+  const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+  s.queries.resize(queries * dim), s.visible.resize(queries);
+  for (int64_t m = 0; m < queries; ++m) {
+    s.visible[m] = piece.visible(m);
+    for (int64_t d = 0; d < dim; d += kGroup) {
+      Floats a, b;
+      load(piece.query(m) + d, a, b);
+      save(a * scale, s.queries.data() + m * dim + d);
+      save(b * scale, s.queries.data() + m * dim + d + kLanes);
+    }
+  }
+  sum_up(keys, values, dim, s);
+  for (int64_t m = 0; m < queries; ++m) {
+    const float inverse = 1.0f / s.seen[m].total;
+    for (int64_t d = 0; d < dim; ++d) {
+      const int64_t at = d / kGroup * kGroup + place(piece.q, d % kGroup / kLanes, d % kLanes);
+      store(s.sums[m * dim + d] * inverse, piece.result(m)[at]);
+    }
+  }
 }
 
 template <typename T>
 void all(const T* q, int64_t stride, const T* keys, const T* values, T* out, const int64_t* plan, int64_t rows,
          int64_t heads, int64_t group, int64_t dim, int64_t time, int threads) {
-  const auto play = dim == 32 ? some<1, T> : dim == 64 ? some<2, T> : dim == 96 ? some<3, T> : some<4, T>;
+  struct Item {
+    int64_t slot, head, start, tokens, first;
+  };
+  const int64_t most = group < kBlock ? kBlock / group : 1;
+  std::vector<Item> items;
+  for (const int64_t* row = plan; row < plan + rows * 4; row += 4)
+    for (int64_t begin = 0; begin < row[2]; begin += most)
+      for (int64_t head = 0; head < heads; ++head)
+        items.push_back({row[0], head, row[1] + begin, row[2] - begin < most ? row[2] - begin : most, row[3] + begin});
 #pragma omp parallel num_threads(threads)
   {
     std::vector<float> weights;
+    Block block;
 #pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < rows * heads; ++item) {
-      const int64_t *row = plan + item / heads * 4, head = item % heads;
-      const int64_t slot = row[0], start = row[1], queries = row[2] * group, first = row[3];
-      const int64_t base = (slot * heads + head) * time * dim;
-      const int64_t room = (start + row[2] + kLanes - 1) / kLanes * kLanes;
-      weights.resize(kTogether * room);
-      for (int64_t begin = 0; begin < queries; begin += kTogether) {
-        const int n = static_cast<int>(queries - begin < kTogether ? queries - begin : kTogether);
-        const T* q_of[kTogether];
-        T* out_of[kTogether];
-        int64_t visible[kTogether];
-        for (int m = 0; m < n; ++m) {
-          const int64_t token = (begin + m) / group, at = head * group + (begin + m) % group;
-          q_of[m] = q + (first + token) * stride + at * dim;
-          out_of[m] = out + ((first + token) * heads * group + at) * dim;
-          visible[m] = start + token + 1;
-        }
-        play(n, q_of, visible, keys + base, values + base, out_of, weights.data(), room);
-      }
+    for (size_t i = 0; i < items.size(); ++i) {
+      const Item& item = items[i];
+      const Piece<T> piece{q, out, stride, heads, group, dim, item.head, item.first, item.start};
+      const int64_t base = (item.slot * heads + item.head) * time * dim, queries = item.tokens * group;
+      if (queries <= kFew)
+        play_few(piece, keys + base, values + base, queries, weights);
+      else
+        play_block(piece, keys + base, values + base, queries, block);
     }
   }
 }

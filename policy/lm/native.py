@@ -25,8 +25,8 @@ _SOURCE = Path(__file__).with_name("attention.cpp")
 _COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
 _DIMS = (32, 64, 96, 128)
 _NAMES = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
-# Blocks of more tokens are products of matrices, which BLAS multiplies faster.
-MOST_TOKENS = {torch.float32: 8, torch.bfloat16: 4}
+# In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
+MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
 
 
 class NativeAttention:
@@ -69,6 +69,8 @@ def _library() -> ctypes.CDLL | None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if sys.platform != "linux" or platform.machine() != "x86_64" or compiler is None:
         return None
+    if "avx2" not in _processor().split():
+        return None
     try:
         library = ctypes.CDLL(str(_built(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
@@ -91,7 +93,8 @@ def _built(compiler: str) -> Path:
         subprocess.SubprocessError: the compiler failed, or took minutes.
     """
     openmp = _openmp_of_torch()
-    made_of = [_SOURCE.read_text(), _COMPILE, compiler, str(openmp), _processor()]
+    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("attention*"))]
+    made_of = [*sources, _COMPILE, compiler, str(openmp), _processor()]
     key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagination"
     path = folder / f"attention-{key}.so"

@@ -17,8 +17,8 @@ from policy.lm import native
 from policy.lm.slots import Blocks, SlotCache
 
 CPU = torch.device("cpu")
-TIME = 70
-KINDS = [(torch.float32, 1e-6), (torch.bfloat16, 8e-3)]  # a sum, rounded once
+TIME = 150
+KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 8e-3)]  # a sum, rounded once
 
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
@@ -53,18 +53,26 @@ def attended(cache: SlotCache, q: torch.Tensor, slots: list[int], starts: list[i
 def test_attention_is_that_of_each_query_alone(
     heads: int, group: int, dim: int, dtype: torch.dtype, tolerance: float
 ) -> None:
-    """Short blocks beside one that torch attends to, positions from the first to the last: a plain loop in fp64."""
+    """Blocks of all lengths, positions from the first to the last: a plain loop in fp64."""
     cache = filled(heads, dim, dtype)
-    slots, starts, counts = [0, 2, 3, 5], [0, 20, TIME - 2, 31], [1, 3, 2, 12]
+    slots, starts, counts = [0, 1, 2, 3, 4, 5], [0, 40, 0, TIME - 2, TIME - 60, 31], [1, 3, 70, 2, 60, 12]
+    check_attention(cache, heads * group, slots, starts, counts, tolerance)
+
+
+def check_attention(
+    cache: SlotCache, query_heads: int, slots: list[int], starts: list[int], counts: list[int], tolerance: float
+) -> None:
+    _, _, _, heads, _, dim = cache.kv.shape
+    dtype, group = cache.kv.dtype, query_heads // heads
     joined = torch.randn(sum(counts), heads * group + 2, dim, generator=torch.Generator().manual_seed(1)).to(dtype)
     q = joined[:, : heads * group]  # as it comes from a joined projection: rows are not neighbours
     got, done = attended(cache, q, slots, starts, counts), 0
     for slot, start, count in zip(slots, starts, counts, strict=True):
         for position in range(start, start + count):
-            for head in range(heads * group):
-                keys, values = cache.kv[0, :, slot, head // group, : position + 1].double()
-                expected = (keys @ q[done, head].double() / dim**0.5).softmax(0) @ values
-                torch.testing.assert_close(got[done, head].double(), expected, rtol=tolerance, atol=4 * tolerance)
+            keys, values = cache.kv[0, :, slot, :, : position + 1].double().repeat_interleave(group, 1)
+            scores = torch.einsum("htd,hd->ht", keys, q[done].double()) / dim**0.5
+            expected = torch.einsum("ht,htd->hd", scores.softmax(-1), values)
+            torch.testing.assert_close(got[done].double(), expected, rtol=tolerance, atol=4 * tolerance)
             done += 1
 
 
@@ -84,8 +92,8 @@ def test_weights_far_below_the_highest_vanish_and_large_scores_do_not_overflow(
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     """Bit for bit, as a dream is the same whatever else is dreamed; nor on what lies behind its own position."""
     cache = filled(1, 64, torch.float32)
-    slots, starts, counts = [0, 1, 4], [3, 33, 60], [1, 2, 8]
-    q = torch.randn(11, 3, 64, generator=torch.Generator().manual_seed(1))
+    slots, starts, counts = [0, 1, 4, 5], [3, 33, 60, 5], [1, 2, 8, 80]
+    q = torch.randn(91, 3, 64, generator=torch.Generator().manual_seed(1))
     together, done = attended(cache, q, slots, starts, counts), 0
     for slot, start, count in zip(slots, starts, counts, strict=True):
         cache.kv[0, :, slot, :, start + count :] = torch.nan
@@ -97,14 +105,16 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_nan_stays_nan_and_stays_in_its_row(where: str, dtype: torch.dtype) -> None:
-    cache, q = filled(1, 32, dtype), torch.ones(2, 1, 32, dtype=dtype)
-    clean = attended(cache, q, [0, 1], [5, 5], [1, 1])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_nan_stays_nan_and_stays_in_its_row(where: str, dtype: torch.dtype, tokens: int) -> None:
+    cache, q = filled(1, 32, dtype), torch.ones(2 * tokens, 1, 32, dtype=dtype)
+    rows = ([0, 1], [75, 75], [tokens, tokens])
+    clean = attended(cache, q, *rows)
     broken = {"query": q[0, 0], "key": cache.kv[0, 0, 0, 0, 3], "value": cache.kv[0, 1, 0, 0, 3]}[where]
     broken[7] = torch.nan
-    got = attended(cache, q, [0, 1], [5, 5], [1, 1])
+    got = attended(cache, q, *rows)
     assert got[0, 0, 7].isnan()
-    assert torch.equal(got[1], clean[1])
+    assert torch.equal(got[tokens:], clean[tokens:])
 
 
 @pytest.fixture
@@ -114,6 +124,22 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Mo
     native._library.cache_clear()
     yield monkeypatch
     native._library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.skipif("avx2" not in native._processor().split(), reason="the processor is too old for compiled attention")
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+def test_processors_with_narrower_vectors_attend_alike(
+    fresh: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float
+) -> None:
+    fresh.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
+    for dim in (32, 96):
+        check_attention(filled(2, dim, dtype), 6, [0, 1, 3, 5], [0, 40, TIME - 60, 20], [1, 2, 60, 1], tolerance)
+
+
+def test_a_processor_without_wide_vectors_leaves_it_to_torch(fresh: pytest.MonkeyPatch) -> None:
+    fresh.setattr(native, "_processor", lambda: "flags : fpu sse sse2")
+    assert filled(1, 64, torch.float32).native is None
 
 
 @needs_compiler
