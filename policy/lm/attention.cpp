@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "attention_tiles.h"
-#include "attention_vectors.h"
+#include "vectors.h"
 
 namespace {
 

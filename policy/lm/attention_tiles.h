@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "attention_vectors.h"
+#include "vectors.h"
 
 namespace {
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from policy.lm.feed import Feed
 from policy.lm.forward import decoder
+from policy.lm.native import native_layers
 from policy.lm.slots import Blocks, SlotCache
 
 
@@ -46,6 +47,7 @@ class LeanDecoder:
         half = torch.arange(self.dim // 2)
         self._pairs = torch.stack([half, half + self.dim // 2], 1).flatten()
         self._layers: list[_Layer] = []
+        self._native = native_layers(cache.kv.dtype, cache.kv.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,45 +103,59 @@ class LeanDecoder:
     def hidden(self, feed: Feed) -> torch.Tensor:
         """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
         device = self.cache.kv.device
-        numpy_positions = feed.positions()
-        rotation = self._rotation[torch.from_numpy(numpy_positions).to(device)][:, None]
-        rows = self.cache.rows(feed.slot_of_token(), numpy_positions)
+        positions, of_token = feed.positions(), feed.slot_of_token()
+        if self._native is None:
+            rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None]
+            rows = self.cache.rows(of_token, positions)
         blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache)
         x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            joined = self._qkv(layer, x, rotation)
+            joined = self._qkv(layer, x)
             q = joined[:, : self.heads]
-            self.cache.write(index, rows, joined[:, self.heads :])
             keys, values = self.cache.kv[index]
+            if self._native is None:
+                self._turn(joined[:, : self.heads + self.kv_heads], rotation)
+                self.cache.write(index, rows, joined[:, self.heads :])
+            else:
+                self._native.keep(joined, self._rotation, of_token, positions, keys, values)
             if not len(feed.wanted) and index == last:
                 return x[:0]  # a piece of a long prompt
             if index == last and len(feed.wanted) < len(feed.tokens):
                 wanted = torch.from_numpy(feed.wanted).to(device)
                 x, q = x[wanted], q[wanted]
-                blocks = _only(feed, numpy_positions, self.heads // self.kv_heads, self.cache)
+                blocks = _only(feed, positions, self.heads // self.kv_heads, self.cache)
             seen = blocks.attend(q, keys, values)
             x = torch.addmm(x, seen.flatten(1), layer.out.T)
-            gate, up = F.linear(self._norm(x, layer.mlp_norm), layer.gate_up).chunk(2, -1)
-            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down.T)
+            x = torch.addmm(x, self._gated(F.linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down.T)
         return self._norm(x, self._final_norm)
 
-    def _qkv(self, layer: _Layer, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    def _qkv(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values as heads, one after the other: ``[n, head, dim]``."""
         joined = F.linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
-        turned = joined[:, : self.heads + self.kv_heads]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = turned[:, : self.heads], turned[:, self.heads :]
-            q.copy_(self._norm(q, layer.q_norm))
-            k.copy_(self._norm(k, layer.k_norm))
-        fp32 = turned.float()  # itself, if it is that already: then it is turned in place
-        torch.view_as_complex(fp32.unflatten(-1, (-1, 2))).mul_(rotation)
-        if fp32 is not turned:
-            turned.copy_(fp32)
+            q, k = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
+            q.copy_(F.rms_norm(q, (self.dim,), layer.q_norm, self.eps))
+            k.copy_(F.rms_norm(k, (self.dim,), layer.k_norm, self.eps))
         return joined
 
+    def _turn(self, heads: torch.Tensor, rotation: torch.Tensor) -> None:
+        """``heads[n, head, dim]`` by ``rotation[n, 1, dim / 2]``, in place."""
+        fp32 = heads.float()  # itself, if it is that already
+        torch.view_as_complex(fp32.unflatten(-1, (-1, 2))).mul_(rotation)
+        if fp32 is not heads:
+            heads.copy_(fp32)
+
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.norm(x, weight, self.eps)
         return F.rms_norm(x, (x.shape[-1],), weight, self.eps)
+
+    def _gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self._native is not None:
+            return self._native.gated(gate_up)
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate).mul_(up)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of the lean models scales or caps them."""

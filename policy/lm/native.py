@@ -1,4 +1,4 @@
-"""Compiled attention for decoding on CPUs: ``attention.cpp``, built once by the machine's own compiler.
+"""Compiled steps of decoding on CPUs: ``attention.cpp`` and ``layers.cpp``, built once by the machine's own compiler.
 
 Where there is none, everything works without it, slower. ``IMAGINATION_NATIVE=0`` leaves it out.
 """
@@ -21,10 +21,17 @@ import numpy as np
 import torch
 
 SWITCH = "IMAGINATION_NATIVE"
-_SOURCE = Path(__file__).with_name("attention.cpp")
+_SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "layers.cpp")]
 _COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
 _DIMS = (32, 64, 96, 128)
-_NAMES = {torch.float32: "attend_float32", torch.bfloat16: "attend_bfloat16"}
+_KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_ARGUMENTS = {
+    "attend": [_POINTER, _NUMBER, *[_POINTER] * 4, *[_NUMBER] * 5, ctypes.c_int],
+    "norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "gated": [*[_POINTER] * 2, *[_NUMBER] * 2, ctypes.c_int],
+    "keep": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
+}
 # In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
 MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
 
@@ -56,12 +63,70 @@ class NativeAttention:
         )  # fmt: skip
 
 
+class NativeLayers:
+    """What a Llama-like decoder computes between its matrix products, each in one pass; in fp32, rounded once."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._norm, self._gated, self._keep = (
+            getattr(library, f"{name}_{_KINDS[dtype]}") for name in ("norm", "gated", "keep")
+        )
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMS norm of ``[n, width]``, as ``torch.nn.functional.rms_norm``."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, torch.get_num_threads())
+        return out
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of ``[n, 2 * width]``: ``[n, width]``."""
+        n, width = len(gate_up), gate_up.shape[1] // 2
+        gate_up = gate_up.contiguous()
+        out = gate_up.new_empty(n, width)
+        self._gated(gate_up.data_ptr(), out.data_ptr(), n, width, torch.get_num_threads())
+        return out
+
+    def keep(
+        self,
+        joined: torch.Tensor,
+        rotations: torch.Tensor,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Turns queries and keys in place, and writes keys and values to their places.
+
+        Args:
+            joined: ``[n, query_head + 2 * head, dim]``, contiguous: queries, keys, values.
+            rotations: ``[position, dim / 2]``, complex64; pairs of neighbours in ``dim`` are turned by them.
+            slots, positions: ``[n]`` of int64.
+            keys, values: ``[slot, head, time, dim]``, contiguous.
+        """
+        n, all_heads, dim = joined.shape
+        _, heads, time, _ = keys.shape
+        self._keep(
+            joined.data_ptr(), rotations.data_ptr(), slots.ctypes.data, positions.ctypes.data, keys.data_ptr(),
+            values.data_ptr(), n, all_heads - 2 * heads, heads, dim, time, torch.get_num_threads(),
+        )  # fmt: skip
+
+
 def native_attention(dtype: torch.dtype, dim: int, device: torch.device) -> NativeAttention | None:
     """For keys and values of this kind; ``None`` where they are of another, or nothing could be compiled."""
-    if device.type != "cpu" or dtype not in _NAMES or dim not in _DIMS or os.environ.get(SWITCH) == "0":
+    library = _library_for(dtype, device) if dim in _DIMS else None
+    return None if library is None else NativeAttention(getattr(library, f"attend_{_KINDS[dtype]}"), dtype)
+
+
+def native_layers(dtype: torch.dtype, device: torch.device) -> NativeLayers | None:
+    """For numbers of this kind; ``None`` as with ``native_attention``."""
+    library = _library_for(dtype, device)
+    return None if library is None else NativeLayers(library, dtype)
+
+
+def _library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    if device.type != "cpu" or dtype not in _KINDS or os.environ.get(SWITCH) == "0":
         return None
-    library = _library()
-    return None if library is None else NativeAttention(getattr(library, _NAMES[dtype]), dtype)
+    return _library()
 
 
 @cache
@@ -75,13 +140,13 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_built(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         output = getattr(error, "stderr", None) or error
-        print(f"note: {_SOURCE.name} could not be compiled, decoding is slower without it: {output}", file=sys.stderr)
+        names = " and ".join(path.name for path in _SOURCES)
+        print(f"note: {names} could not be compiled, decoding is slower without: {output}", file=sys.stderr)
         return None
-    for name in _NAMES.values():
-        function = getattr(library, name)
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        function.argtypes = [pointer, number, *[pointer] * 4, *[number] * 5, ctypes.c_int]
-        function.restype = None
+    for name, arguments in _ARGUMENTS.items():
+        for kind in _KINDS.values():
+            function = getattr(library, f"{name}_{kind}")
+            function.argtypes, function.restype = arguments, None
     return library
 
 
@@ -93,24 +158,25 @@ def _built(compiler: str) -> Path:
         subprocess.SubprocessError: the compiler failed, or took minutes.
     """
     openmp = _openmp_of_torch()
-    sources = [path.read_text() for path in sorted(_SOURCE.parent.glob("attention*"))]
+    headers = sorted(_SOURCES[0].parent.glob("*.h"))
+    sources = [path.read_text() for path in (*_SOURCES, *headers)]
     made_of = [*sources, _COMPILE, compiler, str(openmp), _processor()]
     key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagination"
-    path = folder / f"attention-{key}.so"
+    path = folder / f"decoding-{key}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        parts = [Path(work) / "attention.o", Path(work) / "attention.so"]
+        parts, made = [f"{work}/{source.stem}.o" for source in _SOURCES], Path(work) / path.name
         # linked with the threads of torch itself: a second pool would fight with the first for the cores
         link = [str(openmp)] if openmp else ["-fopenmp"]
         for command in (
-            [compiler, *_COMPILE.split(), "-c", str(_SOURCE), "-o", str(parts[0])],
-            [compiler, "-shared", str(parts[0]), *link, "-o", str(parts[1])],
+            *([compiler, *_COMPILE.split(), "-c", str(s), "-o", o] for s, o in zip(_SOURCES, parts, strict=True)),
+            [compiler, "-shared", *parts, *link, "-o", str(made)],
         ):
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-        os.replace(parts[1], path)
+        os.replace(made, path)
     return path
 
 
@@ -128,4 +194,4 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
 
 
-__all__ = ["MOST_TOKENS", "SWITCH", "NativeAttention", "native_attention"]
+__all__ = ["MOST_TOKENS", "SWITCH", "NativeAttention", "NativeLayers", "native_attention", "native_layers"]

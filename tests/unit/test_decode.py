@@ -21,6 +21,7 @@ from policy.lm.engine import Sampling, UnsupportedModel
 from policy.lm.feed import Feed
 from policy.lm.forward import decoder, token_logits
 from policy.lm.inprocess import InProcessEngine
+from policy.lm.native import SWITCH
 from policy.lm.settings import LoraSettings
 from tests.unit.engines import (
     CONTEXT,
@@ -70,10 +71,12 @@ ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
     "llama with long contexts": (LeanDecoder, "llama", {"rope_parameters": LLAMA3}),
     "yarn": (LeanDecoder, "llama", {"rope_parameters": YARN}),
     "wide heads": (LeanDecoder, "llama", {"head_dim": 16}),
+    "wider heads, compiled attention": (LeanDecoder, "llama", {"head_dim": 32}),
     "tied": (LeanDecoder, "llama", {"tie_word_embeddings": True}),
     "mistral": (LeanDecoder, "mistral", {"sliding_window": None}),
     "qwen2, biases": (LeanDecoder, "qwen2", {}),
     "qwen3, normed heads": (LeanDecoder, "qwen3", {"head_dim": 8}),
+    "qwen3, compiled attention": (LeanDecoder, "qwen3", {"head_dim": 32}),
     "biases everywhere": (GenericDecoder, "llama", {"attention_bias": True, "mlp_bias": True}),
     "dynamic rope": (GenericDecoder, "llama", {"rope_parameters": DYNAMIC}),
     "another activation": (GenericDecoder, "llama", {"hidden_act": "gelu"}),
@@ -87,11 +90,16 @@ ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_each_architecture_plays_its_own_probabilities(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "compiled"), [(n, c) for n in ZOO for c in (True, False) if c or ZOO[n][0] is LeanDecoder]
+)
+def test_each_architecture_plays_its_own_probabilities(
+    name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three turns of five sessions of different lengths, greedy and sampled; and the decoder is the one expected, or a
     fast path could silently be used for a model that it does not compute (or never be used at all)."""
     kind, model_type, more = ZOO[name]
+    monkeypatch.setenv(SWITCH, str(int(compiled)))
     model = build(model_type, **more)
     engine = InProcessEngine(model, CONTEXT)
     assert type(engine._decoder) is kind

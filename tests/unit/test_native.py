@@ -1,4 +1,4 @@
-"""If these fail, compiled attention is not attention, or a machine without a compiler cannot dream."""
+"""If these fail, compiled steps of decoding are wrong, or a machine without a compiler cannot dream."""
 
 from __future__ import annotations
 
@@ -117,6 +117,71 @@ def test_nan_stays_nan_and_stays_in_its_row(where: str, dtype: torch.dtype, toke
     assert torch.equal(got[tokens:], clean[tokens:])
 
 
+def layers(dtype: torch.dtype) -> native.NativeLayers:
+    found = native.native_layers(dtype, CPU)
+    assert found is not None
+    return found
+
+
+def random(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+
+
+def check_norm(dtype: torch.dtype, width: int, tolerance: float) -> None:
+    x, weight = random((7, width), dtype), random((width,), dtype, 1)
+    got = layers(dtype).norm(x, weight, 1e-5)
+    wide = x.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
+    x[3, 2] = torch.nan
+    broken = layers(dtype).norm(x, weight, 1e-5)
+    assert broken[3].isnan().all()
+    assert torch.equal(broken[4:], got[4:])
+
+
+def check_gate(dtype: torch.dtype, width: int, tolerance: float) -> None:
+    gate_up = random((7, 2 * width), dtype)
+    gate_up[2, :4] = torch.tensor([200.0, -200.0, 0.0, torch.nan], dtype=dtype)
+    gate, up = gate_up.double().chunk(2, -1)
+    got = layers(dtype).gated(gate_up)
+    torch.testing.assert_close(got.double(), gate * gate.sigmoid() * up, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert got.isnan().sum() == 1
+
+
+def check_places(dtype: torch.dtype, tolerance: float) -> None:
+    """Queries and keys are turned, values are not; all go where they belong, and nothing else is touched."""
+    joined, angles = random((3, 2 * 2 + 2 * 2, 6), dtype), random((9, 3), torch.float32, 1)
+    before, kv = joined.clone(), torch.full((2, 4, 2, 9, 6), 7.0, dtype=dtype)
+    slots, positions = np.array([3, 0, 3]), np.array([8, 0, 2])
+    layers(dtype).keep(joined, torch.polar(torch.ones_like(angles), angles), slots, positions, kv[0], kv[1])
+    for n, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        for head in range(6):
+            for pair in range(3):
+                a, b = before[n, head, 2 * pair : 2 * pair + 2].double()
+                cos, sin = angles[position, pair].double().cos(), angles[position, pair].double().sin()
+                expected = torch.stack([a * cos - b * sin, a * sin + b * cos])
+                got = joined[n, head, 2 * pair : 2 * pair + 2].double()
+                torch.testing.assert_close(got, expected, rtol=tolerance, atol=4 * tolerance)
+        assert torch.equal(joined[n, 6:], before[n, 6:])
+        assert torch.equal(kv[0, slot, :, position], joined[n, 4:6])
+        assert torch.equal(kv[1, slot, :, position], joined[n, 6:])
+    assert (kv == 7).sum() == kv.numel() - 2 * 3 * 2 * 6
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+@pytest.mark.parametrize("width", [4, 15, 16, 200])
+def test_norms_and_gates_are_those_of_a_plain_formula(width: int, dtype: torch.dtype, tolerance: float) -> None:
+    check_norm(dtype, width, tolerance)
+    check_gate(dtype, width, tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
+def test_keys_and_values_are_turned_and_kept(dtype: torch.dtype, tolerance: float) -> None:
+    check_places(dtype, tolerance)
+
+
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """As on a machine that has compiled nothing yet."""
@@ -135,6 +200,9 @@ def test_processors_with_narrower_vectors_attend_alike(
     fresh.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
     for dim in (32, 96):
         check_attention(filled(2, dim, dtype), 6, [0, 1, 3, 5], [0, 40, TIME - 60, 20], [1, 2, 60, 1], tolerance)
+    check_norm(dtype, 100, tolerance)
+    check_gate(dtype, 100, tolerance)
+    check_places(dtype, tolerance)
 
 
 def test_a_processor_without_wide_vectors_leaves_it_to_torch(fresh: pytest.MonkeyPatch) -> None:

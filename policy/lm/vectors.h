@@ -1,4 +1,4 @@
-// Vectors as wide as the registers, for attention.cpp and attention_tiles.h: wider ones would be taken apart, slowly.
+// Vectors as wide as the registers; wider ones would be taken apart, slowly.
 #pragma once
 
 #include <cmath>
