@@ -179,12 +179,15 @@ void sum_up(const T* keys, const T* values, int64_t dim, Block& s) {
   s.sums.assign(queries * dim, 0.0f);
   for (int64_t t = 0; t < steps; t += kTile) {
     const int64_t n = steps - t < kTile ? steps - t : kTile, after = t + n;
+    // the next tile is on its way while this one is used, a part of it with each of the products
     const int64_t coming = (steps - after < kTile ? steps - after : kTile) * dim;
-    prefetch(keys + after * dim, coming);
-    prefetch(values + after * dim, coming);
+    const int64_t groups = (queries + kTogether - 1) / kTogether, part = (coming + groups - 1) / groups;
     turned(keys + t * dim, n, dim, s.keys.data());
     const float* rows = plain(values + t * dim, n * dim, s.values.data());
-    for (int64_t m = 0; m < queries; m += kTogether) {
+    for (int64_t m = 0, ahead = 0; m < queries; m += kTogether, ahead += part) {
+      const int64_t some = coming - ahead < part ? coming - ahead : part;
+      prefetch(keys + after * dim + ahead, some);
+      prefetch(values + after * dim + ahead, some);
       const int64_t together = queries - m < kTogether ? queries - m : kTogether;
       int64_t sees[kTogether];
       for (int64_t i = 0; i < together; ++i) sees[i] = s.visible[m + i] - t;
