@@ -1,4 +1,4 @@
-"""Compiled steps of decoding on CPUs: ``attention.cpp`` and ``layers.cpp``, built once by the machine's own compiler.
+"""Compiled steps of decoding on CPUs: attention, norms and gates, sampling. Built once by the machine's own compiler.
 
 Where there is none, everything works without it, slower. ``IMAGINATION_NATIVE=0`` leaves it out.
 """
@@ -21,17 +21,19 @@ import numpy as np
 import torch
 
 SWITCH = "IMAGINATION_NATIVE"
-_SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "layers.cpp")]
+_SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "layers.cpp", "draw.cpp")]
 _COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
 _DIMS = (32, 64, 96, 128)
 _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-_ARGUMENTS = {
+_OF_KIND = {
     "attend": [_POINTER, _NUMBER, *[_POINTER] * 4, *[_NUMBER] * 5, ctypes.c_int],
     "norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
     "gated": [*[_POINTER] * 2, *[_NUMBER] * 2, ctypes.c_int],
     "keep": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
 }
+_ARGUMENTS = {f"{name}_{kind}": given for name, given in _OF_KIND.items() for kind in _KINDS.values()}
+_ARGUMENTS["draw"] = [*[_POINTER] * 5, *[_NUMBER] * 2, ctypes.c_int]
 # In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
 MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
 
@@ -111,6 +113,26 @@ class NativeLayers:
         )  # fmt: skip
 
 
+class NativeDraw:
+    """One token per row by inversion, as ``policy.lm.sampling.sample`` without truncation."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(
+        self, logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arguments and results are those of ``sample``."""
+        rows, vocab = logits.shape
+        logits, temperature, uniforms = logits.contiguous(), temperature.double(), uniforms.double()
+        ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        self._function(
+            logits.data_ptr(), temperature.data_ptr(), uniforms.data_ptr(), ids.data_ptr(), logprobs.data_ptr(),
+            rows, vocab, torch.get_num_threads(),
+        )  # fmt: skip
+        return ids, logprobs
+
+
 def native_attention(dtype: torch.dtype, dim: int, device: torch.device) -> NativeAttention | None:
     """For keys and values of this kind; ``None`` where they are of another, or nothing could be compiled."""
     library = _library_for(dtype, device) if dim in _DIMS else None
@@ -121,6 +143,12 @@ def native_layers(dtype: torch.dtype, device: torch.device) -> NativeLayers | No
     """For numbers of this kind; ``None`` as with ``native_attention``."""
     library = _library_for(dtype, device)
     return None if library is None else NativeLayers(library, dtype)
+
+
+def native_draw(dtype: torch.dtype, device: torch.device) -> NativeDraw | None:
+    """For logits in fp32; ``None`` as with ``native_attention``."""
+    library = _library_for(dtype, device) if dtype == torch.float32 else None
+    return None if library is None else NativeDraw(library.draw)
 
 
 def _library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
@@ -140,13 +168,12 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_built(compiler)))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         output = getattr(error, "stderr", None) or error
-        names = " and ".join(path.name for path in _SOURCES)
+        names = ", ".join(path.name for path in _SOURCES)
         print(f"note: {names} could not be compiled, decoding is slower without: {output}", file=sys.stderr)
         return None
     for name, arguments in _ARGUMENTS.items():
-        for kind in _KINDS.values():
-            function = getattr(library, f"{name}_{kind}")
-            function.argtypes, function.restype = arguments, None
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
     return library
 
 
@@ -194,4 +221,13 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
 
 
-__all__ = ["MOST_TOKENS", "SWITCH", "NativeAttention", "NativeLayers", "native_attention", "native_layers"]
+__all__ = [
+    "MOST_TOKENS",
+    "SWITCH",
+    "NativeAttention",
+    "NativeDraw",
+    "NativeLayers",
+    "native_attention",
+    "native_draw",
+    "native_layers",
+]
