@@ -19,6 +19,7 @@ import torch
 from policy.lm.decode import kv_shape
 from tests.benchmarks.dreaming import Shape, model_config
 from tests.benchmarks.machine import copy_rate, products_seconds
+from tests.benchmarks.measure import forward_operations
 from tests.benchmarks.result import Limit
 
 _BATCHES = (64, 256, 1024, 4096)
@@ -67,3 +68,15 @@ def decode_turns(shape: Shape, dtype: torch.dtype, turn: float, device: str = "c
     # the first token of a completion comes out of reading its prompt, the last one is read with the next prompt
     read_first = (made + 2) * per_token + 2 * per_logit
     return shape.episodes / ((made - 2) * step + shape.episodes * read_first)
+
+
+def turn_operations(shape: Shape, turn: int) -> float:
+    """Of the matrix products of both models for the ``turn``-th turn of an episode, counted from 1."""
+    config = model_config(shape)
+    made = shape.action + shape.observation
+    before = range(shape.start + (turn - 1) * made)
+    after = range(len(before) + made)
+    return sum(
+        forward_operations(config, [after], sampled) - forward_operations(config, [before], 0)
+        for sampled in (shape.action, shape.observation)
+    )

@@ -16,11 +16,34 @@ from policy.lm.native import native_attention
 
 # FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
 NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
+MUCH_STOLEN = 0.05  # more of the machine's time than this makes its numbers doubtful
 
 
 def cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class StolenTime:
+    """How much of this machine's time the host gave to other virtual machines since this object was made.
+
+    Nothing in such a machine sees that but the kernel; where it does not tell, nothing was stolen.
+    """
+
+    def __init__(self) -> None:
+        self._begin, self._before = time.monotonic(), _stolen_seconds()
+
+    def share(self) -> float:
+        """Of the time of all cores, 0 to 1."""
+        passed = (time.monotonic() - self._begin) * (os.cpu_count() or 1)
+        return (_stolen_seconds() - self._before) / passed if passed else 0.0
+
+
+def _stolen_seconds(stat: Path = Path("/proc/stat")) -> float:
+    """Since the machine started, of all cores; the eighth number of ``cpu`` in proc(5)."""
+    if not stat.exists():
+        return 0.0
+    return int(stat.read_text(encoding="utf-8").splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
 def hardware(device: str = "cpu") -> str:

@@ -12,7 +12,7 @@ import torch
 from policy.lm.engine import EngineUnavailable
 from tests.benchmarks import rollouts_worker
 from tests.benchmarks.dreaming import Shape
-from tests.benchmarks.limits import decode_turns
+from tests.benchmarks.limits import decode_turns, turn_operations
 from tests.benchmarks.measure import run_worker
 from tests.benchmarks.result import table_row
 
@@ -99,13 +99,15 @@ class Race:
         late, early = self._play(side, shape=shape, long=True)["seconds"]
         dtype = getattr(torch, side.dtype)
         least_late, least_early = (1 / decode_turns(shape, dtype, n, self.device, seconds) for n in (30, 3))
+        operations = turn_operations(shape, 30) / turn_operations(shape, 3)
         return table_row(
             f"time of turn 30 over time of turn 3, {shape.episodes} episodes, {name}",
             target,
             "s a turn of all",
             [late],
             [early],
-            note=f"turns that cost only what the second limit allows would have {least_late / least_early:.2f}",
+            note=f"turns that cost only what the second limit allows would have {least_late / least_early:.2f}, "
+            f"by number of operations {operations:.2f}",
         )
 
     def _play(self, side: Side, dreams: int = 1, shape: Shape | None = None, long: bool = False) -> dict[str, Any]:

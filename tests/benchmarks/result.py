@@ -4,7 +4,7 @@ A row says ``what`` was measured and its ``target``; ``ours`` and ``theirs`` are
 ``ratio`` is the median over rounds and ``ratio_range`` its extremes. ``limit`` is what physics would allow in the same
 unit (``limit_is`` in words) and ``of_limit`` the fraction of it that our median reaches; rows of dreams state the same
 of a second, nearer limit: ``decode_limit``, ``decode_limit_is``, ``of_decode_limit``. A row without an opponent has no
-ratio, and ``not_measured`` says why.
+ratio, and ``not_measured`` says why. ``stolen`` is the share of the machine's time that its host gave to others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from policy.lm.native import native_attention
-from tests.benchmarks.machine import hardware
+from tests.benchmarks.machine import StolenTime, hardware
+
+_STOLEN = StolenTime()  # since the benchmark began
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ def write(
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join([f"python -m tests.benchmarks.{name}", *sys.argv[1:]]),
         "quick": options.quick,
+        "stolen": round(_STOLEN.share(), 3),
         **more,
     }
     options.out.mkdir(parents=True, exist_ok=True)

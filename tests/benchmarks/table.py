@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.machine import MUCH_STOLEN
+
 _HEAD = "| what | target | ratio [range] | ours | theirs | unit | limit | of limit |\n|---|---|---|---|---|---|---|---|"
 
 
@@ -26,6 +28,9 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
         parts.append(f"{hardware}; {threads} threads; torch {torch}; {' to '.join(dates[:1] + dates[1:][-1:])}")
         if any(result["quick"] for result in found):
             parts.append("**Some of it was run with --quick, to see that it runs: its numbers mean nothing.**")
+        stolen = max(result.get("stolen", 0.0) for result in found)
+        if stolen > MUCH_STOLEN:
+            parts.append(f"**Other virtual machines took up to {stolen:.0%} of this one's time: measure again.**")
         rows = [row for result in found for row in result["rows"]]
         parts.append("\n".join([_HEAD, *map(_line, rows)]))
         limits = [row[name] for row in rows for name in ("limit_is", "decode_limit_is") if name in row]

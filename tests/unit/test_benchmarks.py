@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from tests.benchmarks import gpu, limits
+from tests.benchmarks import gpu, limits, machine
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
 from tests.benchmarks.machine import nominal_peak
@@ -96,6 +97,26 @@ def test_the_table_has_a_line_for_what_was_not_measured() -> None:
     assert "- physics" in text
 
 
+def test_time_that_others_took_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two cores for 10 s, of which others had 5 s."""
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  1 2 3 4 5 6 7 250 9 10\ncpu0 0 0 0 0 0 0 0 99 0 0\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    assert machine._stolen_seconds(stat) == 250 / ticks
+    assert machine._stolen_seconds(tmp_path / "none") == 0.0
+    clock = iter([(100.0, 7.0), (110.0, 12.0)])
+    now = next(clock)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(machine, "_stolen_seconds", lambda: now[1])
+    stolen = machine.StolenTime()
+    now = next(clock)
+    assert stolen.share() == pytest.approx(0.25)
+    result = {"rows": [], "hardware": "abacus", "threads": 2, "torch": "3", "date": "today", "quick": False}
+    assert "25%" in table([result | {"stolen": 0.25}, result | {"stolen": 0.0}])
+    assert "Other virtual machines" not in table([result | {"stolen": 0.01}])
+
+
 def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "copy_rate", lambda *_: 1e6)
     monkeypatch.setattr(limits, "products_seconds", lambda shapes, n, *_: n * (2.0 if len(shapes) == 1 else 1.0))
@@ -106,6 +127,14 @@ def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.Monkey
     # 6 steps of 4 rows, with keys and values of 1 head of 64 in 4 bytes for 10 + 8 tokens; 10 tokens, 2 logits at once
     step = 4 * 1.0 + 2 * 64 * 4 * 4 * 18 / 1e6
     assert found["decode_limit"].rate == pytest.approx(4 / (6 * step + 4 * (10 * 1.0 + 2 * 2.0)))
+
+
+def test_operations_of_a_turn_counted_by_hand() -> None:
+    shape = DreamShape(layers=1, hidden=64, heads=1, mlp=10, vocab=7, start=10, action=3, observation=5, context=64)
+    # two models read 8 tokens: queries, keys, values and outputs, three products of the MLP; and 8 rows of logits
+    linear = 2 * 2 * 8 * (4 * 64 * 64 + 3 * 64 * 10) + 2 * 8 * 64 * 7
+    # the third turn's tokens see 27 to 34, with two products of 64 each in each model
+    assert limits.turn_operations(shape, 3) == linear + 2 * 2 * 2 * 64 * sum(range(27, 35))
 
 
 def test_a_race_without_vllm_says_why(tmp_path: Path) -> None:
