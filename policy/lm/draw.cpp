@@ -47,10 +47,7 @@ Drawn draw_row(const float* logits, int64_t vocab, double temperature, double un
   double total = 0;
   for (int64_t begin = 0; begin < vocab; begin += kChunk) {
     Doubles sums{};
-    if (begin + kChunk <= vocab)
-      for (int64_t j = 0; j < kChunk; j += kLanes) sums += summed(exponential((load(logits + begin + j) - top) * by));
-    else
-      for (int64_t j = begin; j < vocab; j += kLanes) sums += summed(weights(j));
+    for (int64_t j = begin; j < std::min(begin + kChunk, vocab); j += kLanes) sums += summed(weights(j));
     for (int lane = 0; lane < kLanes / 2; ++lane) total += sums[lane];
     until.push_back(total);
   }

@@ -52,10 +52,11 @@ def run_worker(
         **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
     }
     command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(out)]
-    stolen = StolenTime()
+    clock = StolenTime()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if stolen.share() > MUCH_STOLEN:
-        print(f"note: other virtual machines took {stolen.share():.0%} of this one's time during {module}", flush=True)
+    stolen = clock.share()
+    if stolen > MUCH_STOLEN:
+        print(f"note: other virtual machines took {stolen:.0%} of this one's time during {module}", flush=True)
     if done.returncode or not out.exists():
         raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(out.read_text())
