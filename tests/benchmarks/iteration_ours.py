@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 import warnings
 from typing import Any
 
@@ -24,7 +23,7 @@ from policy.lm.inprocess import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Observation, Source
-from tests.benchmarks.measure import forward_operations, worker_files
+from tests.benchmarks.measure import Stopwatch, forward_operations, worker_files
 from tests.benchmarks.zoo import MAX_ACTION_TOKENS, TURNS, Zoo, task_seed
 
 
@@ -83,11 +82,9 @@ def main() -> None:
     chat = ChatFormat(tokenizer)
     engine = InProcessEngine(model, model.config.max_position_embeddings, slots=spec["groups"] * spec["group_size"])
     player = Player(spec, LanguageModelAgent(engine, chat, MAX_ACTION_TOKENS))
-    ends: list[float] = []
+    clock = Stopwatch()
     settings = TrainSettings(epochs=1, minibatches=1, lr=spec["lr"], expert_share=0.0)
-    module = PolicyModule(
-        model, AlgorithmSettings(), settings, lambda *_: ends.append(time.perf_counter()), seed=spec["seed"]
-    )
+    module = PolicyModule(model, AlgorithmSettings(), settings, lambda *_: clock.lap(), seed=spec["seed"])
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -98,11 +95,10 @@ def main() -> None:
         enable_progress_bar=False,
     )
     stream = StepStream(spec["updates"], lambda: module.updates_done, player.update)
-    start = time.perf_counter()
+    clock.start()
     trainer.fit(module, stream)
-    seconds = [b - a for a, b in zip([start, *ends], ends, strict=False)]
     found = {
-        "seconds": seconds,
+        "seconds": clock.seconds,
         "turns": [u["turns"] for u in player.updates],
         "rewards": [u["reward"] for u in player.updates],
         "generated tokens": engine.counts.generated,

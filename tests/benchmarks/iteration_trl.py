@@ -10,7 +10,6 @@ second pass for old log-probs. Settings are those of ``update_trl``.
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from tests.benchmarks.measure import worker_files
+from tests.benchmarks.measure import Stopwatch, worker_files
 from tests.benchmarks.zoo import MAX_ACTION_TOKENS, TURNS, Zoo, task_seed
 
 
@@ -121,12 +120,12 @@ class _Rollout:
             ids, mask, cache = out.sequences, torch.cat([mask, real.long()], 1), out.past_key_values
 
 
-class _Clock(TrainerCallback):
+class _Laps(TrainerCallback):
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.clock = Stopwatch()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.ends.append(time.perf_counter())
+        self.clock.lap()
 
 
 def main() -> None:
@@ -164,7 +163,7 @@ def main() -> None:
         seed=spec["seed"],
     )
     worlds = [str(task_seed(spec["seed"], i, g)) for i in range(spec["updates"]) for g in range(spec["groups"])]
-    clock, rollout = _Clock(), _Rollout(tokenizer, spec["reuse_cache"])
+    laps, rollout = _Laps(), _Rollout(tokenizer, spec["reuse_cache"])
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32),
         processing_class=tokenizer,
@@ -172,12 +171,11 @@ def main() -> None:
         args=config,
         train_dataset=Dataset.from_dict({"prompt": worlds}),
         rollout_func=rollout,
-        callbacks=[clock],
+        callbacks=[laps],
     )
-    start = time.perf_counter()
+    laps.clock.start()
     trainer.train()
-    seconds = [b - a for a, b in zip([start, *clock.ends], clock.ends, strict=False)]
-    out.write_text(json.dumps({"seconds": seconds, "turns": rollout.turns, "rewards": rollout.rewards}))
+    out.write_text(json.dumps({"seconds": laps.clock.seconds, "turns": rollout.turns, "rewards": rollout.rewards}))
 
 
 if __name__ == "__main__":

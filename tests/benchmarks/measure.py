@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tests.benchmarks.machine import MUCH_STOLEN, StolenTime, cores
 
 disable_progress_bar()  # models load in a moment
 ROOT = Path(__file__).resolve().parents[2]
+_TURN, _TURN_HANDLE = b"x", "BENCHMARK_TURN"  # what is handed on, and the variable that names a worker's socket
 
 
 def arguments(description: str | None, opponent: str = "") -> argparse.ArgumentParser:
@@ -39,28 +43,115 @@ def run_worker(
     Raises:
         RuntimeError: it failed; the message ends with what it said last.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    spec_path, out = folder / f"{module}.spec.json", folder / f"{module}.out.json"
-    spec_path.write_text(json.dumps(spec))
-    out.unlink(missing_ok=True)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRL_EXPERIMENTAL_SILENCE": "1",
-        **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
-    }
-    command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(out)]
+    with _watched(module):
+        return _Worker(python, module, spec, folder, threads, device).result()
+
+
+def run_in_turns(
+    sides: Sequence[tuple[Path | str, str]], spec: Mapping[str, Any], folder: Path, threads: int
+) -> list[dict[str, Any]]:
+    """Runs two workers (each a Python and a module) that take their laps in turns, see ``Stopwatch``.
+
+    So what the host does to this machine from minute to minute does the same to both.
+
+    Raises:
+        RuntimeError: one of them failed; the message ends with what it said last.
+    """
+    ends = socket.socketpair()
+    ends[1].send(_TURN)  # the first side begins
+    workers: list[_Worker] = []
+    try:
+        with _watched(" and ".join(module for _, module in sides)):
+            for (python, module), end in zip(sides, ends, strict=True):
+                workers.append(_Worker(python, module, spec, folder, threads, turn=end))
+            for end in ends:
+                end.close()  # only the workers hold them now, so that one notices when the other is gone
+            return [worker.result() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+class Stopwatch:
+    """A worker's clock of laps, such as updates, which it takes in turns with another worker where there is one."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        handle = os.environ.get(_TURN_HANDLE)
+        self._other = socket.socket(fileno=int(handle)) if handle else None
+        self._begin = 0.0
+
+    def start(self) -> None:
+        """The first lap begins, as soon as it is this worker's turn."""
+        if self._other is not None:
+            self._other.recv(1)  # returns at once if the other one has ended
+        self._begin = time.perf_counter()
+
+    def lap(self) -> None:
+        """A lap ends; the next begins after one of the other worker."""
+        self.seconds.append(time.perf_counter() - self._begin)
+        if self._other is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended
+                self._other.send(_TURN)
+        self.start()
+
+
+class _Worker:
+    """A process that runs a module of benchmarks; what it says goes to ``<module>.log``."""
+
+    def __init__(
+        self,
+        python: Path | str,
+        module: str,
+        spec: Mapping[str, Any],
+        folder: Path,
+        threads: int,
+        device: str = "cpu",
+        turn: socket.socket | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        spec_path, self._out = folder / f"{module}.spec.json", folder / f"{module}.out.json"
+        self._module, self._log = module, folder / f"{module}.log"
+        spec_path.write_text(json.dumps(spec))
+        self._out.unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "TRL_EXPERIMENTAL_SILENCE": "1",
+            **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
+            **({_TURN_HANDLE: str(turn.fileno())} if turn else {}),
+        }
+        command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(self._out)]
+        handles = [turn.fileno()] if turn else []
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, pass_fds=handles
+            )
+
+    def result(self) -> dict[str, Any]:
+        """Waits for what it writes."""
+        code = self._process.wait()
+        if code or not self._out.exists():
+            raise RuntimeError(f"{self._module} ended with {code}:\n{self._log.read_text(errors='replace')[-4000:]}")
+        found: dict[str, Any] = json.loads(self._out.read_text())
+        return found
+
+    def stop(self) -> None:
+        """Ends the process if it has not ended."""
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def _watched(what: str) -> Iterator[None]:
+    """Says afterwards whether the host gave much of this machine to others meanwhile."""
     clock = StolenTime()
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    yield
     stolen = clock.share()
     if stolen > MUCH_STOLEN:
-        print(f"note: other virtual machines took {stolen:.0%} of this one's time during {module}", flush=True)
-    if done.returncode or not out.exists():
-        raise RuntimeError(f"{module} ended with {done.returncode}:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+        print(f"note: other virtual machines took {stolen:.0%} of this one's time during {what}", flush=True)
 
 
 def worker_files() -> tuple[dict[str, Any], Path]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from tests.benchmarks import gpu, limits, machine
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
 from tests.benchmarks.machine import nominal_peak
-from tests.benchmarks.measure import distinct_tokens, forward_operations
+from tests.benchmarks.measure import Stopwatch, distinct_tokens, forward_operations, run_in_turns, run_worker
 from tests.benchmarks.race import Race, Side
 from tests.benchmarks.result import Limit, ratios, table_row
 from tests.benchmarks.table import table
@@ -115,6 +119,48 @@ def test_time_that_others_took_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     result = {"rows": [], "hardware": "abacus", "threads": 2, "torch": "3", "date": "today", "quick": False}
     assert "25%" in table([result | {"stolen": 0.25}, result | {"stolen": 0.0}])
     assert "Other virtual machines" not in table([result | {"stolen": 0.01}])
+
+
+def test_two_workers_take_their_laps_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has fewer laps; then the first goes on alone."""
+    ends, log = socket.socketpair(), []
+    ends[1].send(b"x")
+    clocks = []
+    for end in ends:
+        monkeypatch.setenv("BENCHMARK_TURN", str(end.detach()))
+        clocks.append(Stopwatch())
+
+    def work(name: str, clock: Stopwatch, laps: int, seconds: float) -> None:
+        clock.start()
+        for lap in range(laps):
+            log.append(f"{name}{lap} begins")
+            time.sleep(seconds)
+            log.append(f"{name}{lap} ends")
+            clock.lap()
+        assert clock._other is not None
+        clock._other.close()  # as where a process ends
+
+    slow = threading.Thread(target=work, args=("a", clocks[0], 4, 0.02))
+    slow.start()
+    work("b", clocks[1], 2, 0.0)
+    slow.join(timeout=60)
+    assert [x.removesuffix(" begins") for x in log if x.endswith("begins")] == ["a0", "b0", "a1", "b1", "a2", "a3"]
+    assert all(begin.split()[0] == end.split()[0] for begin, end in zip(log[::2], log[1::2], strict=True))
+    assert [len(clock.seconds) for clock in clocks] == [4, 2]
+    assert min(clocks[0].seconds) >= 0.02  # the time of a lap, not of the other's
+    monkeypatch.delenv("BENCHMARK_TURN")
+    alone = Stopwatch()
+    alone.start()
+    alone.lap()
+    assert len(alone.seconds) == 1
+
+
+def test_workers_that_fail_say_so_and_leave_no_other_behind(tmp_path: Path) -> None:
+    sides = [(sys.executable, "no_such_worker"), (sys.executable, "no_such_either")]
+    with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
+        run_in_turns(sides, {}, tmp_path, threads=1)
+    with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
+        run_worker(sys.executable, "no_such_worker", {}, tmp_path, threads=1)
 
 
 def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
