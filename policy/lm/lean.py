@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from policy.lm.native_training import NativeTraining, native_training
 from policy.lm.pack import Pack, packed_attention
 
 _FAMILY = ("llama", "mistral", "qwen2", "qwen3")
@@ -59,21 +61,28 @@ def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tenso
     half = cos.shape[-1] // 2
     rotation = torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None]  # [n, 1, dim / 2]
     last = len(core.layers) - 1
+    native = native_training(x.dtype, 2 * half, x.device)
     for index, layer in enumerate(core.layers):
         attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = _heads(attention, _Normed.apply(x, eps), layer.input_layernorm.weight, rotation, eps)
-        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
-        seen, _ = packed_attention(attention, q, k, v, None, packing=packing)
-        seen = seen[0].flatten(1)
+        q, k, v = _heads(attention, _Normed.apply(x, eps, native), layer.input_layernorm.weight, rotation, eps, native)
+        if native is not None:
+            seen = _Attended.apply(q, k, v, packing, native).flatten(1)
+        else:
+            q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
+            seen = packed_attention(attention, q, k, v, None, packing=packing)[0][0].flatten(1)
         if index == last and wanted is not None:
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
         x = torch.addmm(x, seen, attention.o_proj.weight.T)
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight
-        x = torch.addmm(x, _Gated.apply(F.linear(_Normed.apply(x, eps), gate_up)), mlp.down_proj.weight.T)
-    return _Normed.apply(x, eps) * core.norm.weight
+        x = torch.addmm(
+            x, _Gated.apply(F.linear(_Normed.apply(x, eps, native), gate_up), native), mlp.down_proj.weight.T
+        )
+    return _Normed.apply(x, eps, native) * core.norm.weight
 
 
-def _heads(attention: Any, x: Tensor, norm: Tensor, rotation: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def _heads(
+    attention: Any, x: Tensor, norm: Tensor, rotation: Tensor, eps: float, native: NativeTraining | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rotated queries and keys, and values: ``[n, head, dim]``. Pairs ``(i, i + dim / 2)`` are next to each other."""
     dim = attention.head_dim
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
@@ -82,13 +91,13 @@ def _heads(attention: Any, x: Tensor, norm: Tensor, rotation: Tensor, eps: float
     heads = F.linear(x, joined, bias).view(len(x), -1, dim)
     counts = [len(p.weight) // dim for p in (q, k, v)]
     if not hasattr(attention, "q_norm"):
-        return _Turned.apply(heads, rotation, counts)
+        return _Turned.apply(heads, rotation, counts, native)
     parts = heads.split(counts, 1)
     normed = [
-        _Normed.apply(part, eps) * _paired(n.weight, dim)
+        _Normed.apply(part, eps, native) * _paired(n.weight, dim)
         for part, n in zip(parts, (attention.q_norm, attention.k_norm), strict=False)
     ]
-    return _Turned.apply(torch.cat([*normed, parts[2]], 1), rotation, counts)
+    return _Turned.apply(torch.cat([*normed, parts[2]], 1), rotation, counts, native)
 
 
 def _paired(rows: Tensor, dim: int) -> Tensor:
@@ -100,59 +109,97 @@ class _Normed(torch.autograd.Function):
     """``x / sqrt(mean(x^2) + eps)`` (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4, without its gain)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        y = x * scale
+    def forward(ctx: Any, x: Tensor, eps: float, native: NativeTraining | None) -> Tensor:
+        if native is not None:
+            y, scale = native.normed(x.contiguous(), eps)
+        else:
+            scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+            y = x * scale
         ctx.save_for_backward(y, scale)
+        ctx.native = native
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         y, scale = ctx.saved_tensors
+        if ctx.native is not None:
+            return ctx.native.normed_backward(grad.contiguous(), y, scale), None, None
         along = (grad * y).mean(-1, keepdim=True)
-        return torch.addcmul(grad, y, along, value=-1).mul_(scale), None
+        return torch.addcmul(grad, y, along, value=-1).mul_(scale), None, None
 
 
 class _Gated(torch.autograd.Function):
     """``silu(gate) * up`` of both side by side, ``[n, 2 * mlp]`` (Shazeer 2020, arXiv 2002.05202, equation 6)."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, native: NativeTraining | None) -> Tensor:
+        ctx.native = native
+        if native is not None:
+            ctx.save_for_backward(gate_up)
+            return native.gated(gate_up)
         gate, up = gate_up.chunk(2, -1)
         passed = F.silu(gate)
         ctx.save_for_backward(gate_up, passed)
         return passed * up
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if ctx.native is not None:
+            return ctx.native.gated_backward(*ctx.saved_tensors, grad.contiguous()), None
         gate_up, passed = ctx.saved_tensors
         gate, up = gate_up.chunk(2, -1)
         out = torch.empty_like(gate_up)
         to_gate, to_up = out.chunk(2, -1)
         torch.mul(grad, passed, out=to_up)
         torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=to_gate)
-        return out
+        return out, None
 
 
 class _Turned(torch.autograd.Function):
     """Splits ``[n, head, dim]`` into queries, keys and values, and rotates the first two (as complex numbers)."""
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, rotation: Tensor, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = heads.split(counts, 1)
+    def forward(
+        ctx: Any, heads: Tensor, rotation: Tensor, counts: list[int], native: NativeTraining | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(rotation)
-        ctx.counts = counts
+        ctx.counts, ctx.native = counts, native
+        if native is not None:
+            return native.turned(heads.contiguous(), rotation, counts)
+        q, k, v = heads.split(counts, 1)
         return _rotated(q, rotation), _rotated(k, rotation), v.contiguous()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (rotation,) = ctx.saved_tensors
+        if ctx.native is not None:
+            q, k, v = (grad.contiguous() for grad in grads)
+            return ctx.native.turned_backward((q, k, v), rotation), None, None, None
         out = grads[0].new_empty(len(rotation), sum(ctx.counts), grads[0].shape[-1])
         back, parts = rotation.conj().resolve_conj(), out.split(ctx.counts, 1)
         for grad, part in zip(grads[:2], parts[:2], strict=True):
             torch.mul(_complex(grad), back, out=_complex(part))
         parts[2].copy_(grads[2])
-        return out, None, None
+        return out, None, None, None
+
+
+class _Attended(torch.autograd.Function):
+    """Causal attention of packed tokens, ``[n, head, dim]``, to their own past."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packing: Pack, native: NativeTraining) -> Tensor:
+        out, levels = native.attention(q, k, v, packing)
+        ctx.save_for_backward(q, k, v, out, levels)
+        ctx.packing, ctx.native = packing, native
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        return *ctx.native.attention_backward(ctx.saved_tensors, grad.contiguous(), ctx.packing), None, None
 
 
 def _complex(x: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""Compiled steps of decoding on CPUs: attention, norms and gates, sampling. Built once by the machine's own compiler.
+"""Compiled steps on CPUs, built once by the machine's own compiler; here those of decoding: attention, norms and gates,
+sampling. ``native_training`` has those of training.
 
 Where there is none, everything works without it, slower. ``IMAGINATION_NATIVE=0`` leaves it out.
 """
@@ -21,7 +22,8 @@ import numpy as np
 import torch
 
 SWITCH = "IMAGINATION_NATIVE"
-_SOURCES = [Path(__file__).with_name(name) for name in ("attention.cpp", "layers.cpp", "draw.cpp")]
+_NAMES = ("attention", "layers", "draw", "tree_attention", "layers_training")
+_SOURCES = [Path(__file__).with_name(f"{name}.cpp") for name in _NAMES]
 _COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
 _DIMS = (32, 64, 96, 128)
 _KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -33,7 +35,16 @@ _OF_KIND = {
     "keep": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
 }
 _ARGUMENTS = {f"{name}_{kind}": given for name, given in _OF_KIND.items() for kind in _KINDS.values()}
-_ARGUMENTS["draw"] = [*[_POINTER] * 5, *[_NUMBER] * 2, ctypes.c_int]
+_ARGUMENTS |= {
+    "draw": [*[_POINTER] * 5, *[_NUMBER] * 2, ctypes.c_int],
+    "tree_attention": [*[_POINTER] * 7, *[_NUMBER] * 4, ctypes.c_int],
+    "tree_attention_backward": [*[_POINTER] * 11, *[_NUMBER] * 5, ctypes.c_int],
+    "normed": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "normed_backward": [*[_POINTER] * 4, *[_NUMBER] * 2, ctypes.c_int],
+    "gated_backward": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_int],
+    "turned_apart": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+    "turned_together": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+}
 # In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
 MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
 
@@ -135,23 +146,24 @@ class NativeDraw:
 
 def native_attention(dtype: torch.dtype, dim: int, device: torch.device) -> NativeAttention | None:
     """For keys and values of this kind; ``None`` where they are of another, or nothing could be compiled."""
-    library = _library_for(dtype, device) if dim in _DIMS else None
+    library = library_for(dtype, device) if dim in _DIMS else None
     return None if library is None else NativeAttention(getattr(library, f"attend_{_KINDS[dtype]}"), dtype)
 
 
 def native_layers(dtype: torch.dtype, device: torch.device) -> NativeLayers | None:
     """For numbers of this kind; ``None`` as with ``native_attention``."""
-    library = _library_for(dtype, device)
+    library = library_for(dtype, device)
     return None if library is None else NativeLayers(library, dtype)
 
 
 def native_draw(dtype: torch.dtype, device: torch.device) -> NativeDraw | None:
     """For logits in fp32; ``None`` as with ``native_attention``."""
-    library = _library_for(dtype, device) if dtype == torch.float32 else None
+    library = library_for(dtype, device) if dtype == torch.float32 else None
     return None if library is None else NativeDraw(library.draw)
 
 
-def _library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+def library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    """The compiled functions; ``None`` where they do not know this kind of numbers, or could not be compiled."""
     if device.type != "cpu" or dtype not in _KINDS or os.environ.get(SWITCH) == "0":
         return None
     return _library()
@@ -169,7 +181,7 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
         output = getattr(error, "stderr", None) or error
         names = ", ".join(path.name for path in _SOURCES)
-        print(f"note: {names} could not be compiled, decoding is slower without: {output}", file=sys.stderr)
+        print(f"note: {names} could not be compiled, all is slower without: {output}", file=sys.stderr)
         return None
     for name, arguments in _ARGUMENTS.items():
         function = getattr(library, name)
@@ -227,6 +239,7 @@ __all__ = [
     "NativeAttention",
     "NativeDraw",
     "NativeLayers",
+    "library_for",
     "native_attention",
     "native_draw",
     "native_layers",

@@ -14,10 +14,12 @@ share its mask; it is drawn for a token instead of for a row, with the same expe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
@@ -27,6 +29,7 @@ IMPLEMENTATION = "prefix_packed"
 # Rows that attend together without blocks: the shortest is at least this share of the longest, so that padding costs at
 # most 1.4 times the quadratic work, a fifth on average, for a handful of calls.
 _SIMILAR = 0.85
+_CHUNK = 64  # tokens that attend together where rows are not laid out
 
 
 class Part(NamedTuple):
@@ -38,34 +41,59 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """How attention is laid out in rows.
+
+    Attributes:
+        parts: how it is cut; rows that own nothing in a part are not in it.
+        queries, keys: the tokens of all parts one after the other, row by row; short rows repeat their last token.
+        results: ``[n]``, where in ``queries`` each token's owner stands.
+    """
+
+    parts: list[Part]
+    queries: Tensor
+    keys: Tensor
+    results: Tensor
+
+
+@dataclass(frozen=True)
 class Pack:
     """Rows as one sequence of ``n`` distinct tokens. A token is distinct by its id and all ids before it.
 
     Example: rows ``[5, 6, 7]`` and ``[5, 6, 8, 9]`` are the tokens ``5 6 8 9 7`` at the positions ``0 1 2 3 2``, with
-    ``index = [[0, 1, 4, 0], [0, 1, 2, 3]]`` and ``owners = [1, 1, 1, 1, 0]``.
+    ``index = [[0, 1, 4, 0], [0, 1, 2, 3]]`` and ``owners = [1, 1, 1, 1, 0]``. Their chunks are ``5 6 8 9``, whose only
+    run is itself, and ``7``, which sees the run ``5 6`` and itself: ``runs = [[0, 4], [0, 2], [4, 1]]`` and
+    ``chunks = [[0, 1], [1, 3]]``.
 
     Attributes:
         ids, positions: ``[n]``.
         index: ``[rows, time]``, the token that stands at each place of a row; 0 on padding.
         owners: ``[n]``, one row that contains the token (at its position): the row in which its attention is computed.
-        parts: how attention is cut; rows that own nothing in a part are not in it.
-        queries, keys: the tokens of all parts one after the other, row by row; short rows repeat their last token.
-        results: ``[n]``, where in ``queries`` each token's owner stands.
+        lengths: of the rows.
+        block: attention that is laid out in rows goes by blocks of so many positions, or by whole rows.
+        runs: ``[., 2]``, tokens that follow each other here as they do in a row: the first, and how many.
+        chunks: ``[., 2]``, begin and end in ``runs`` of all that some tokens see, from position 0 on; the last run are
+            those tokens themselves. Every token is in one chunk.
     """
 
     ids: Tensor
     positions: Tensor
     index: Tensor
     owners: Tensor
-    parts: list[Part]
-    queries: Tensor
-    keys: Tensor
-    results: Tensor
+    lengths: list[int]
+    block: int | None
+    runs: np.ndarray
+    chunks: np.ndarray
 
     def to(self, device: torch.device) -> Pack:
         """The same pack with its tensors on ``device``."""
-        tensors = {f.name: getattr(self, f.name).to(device) for f in fields(self) if f.name != "parts"}
-        return Pack(**tensors, parts=self.parts)
+        moved = {name: getattr(self, name).to(device) for name in ("ids", "positions", "index", "owners")}
+        return replace(self, **moved)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """For kernels that know rows only."""
+        return _laid_out(self)
 
 
 def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -99,7 +127,9 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None, block: int | N
     ids: list[int] = []
     positions: list[int] = []
     owners: list[int] = []
-    first: dict[int, int] = {}  # where the tokens begin that a row owns: from there on it owns all
+    path: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int]] = []
     order = sorted((r for r in range(len(rows)) if rows[r]), key=lambda r: list(rows[r]), reverse=True)
     for before, r in pairwise([None, *order]):
         assert r is not None
@@ -111,10 +141,42 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None, block: int | N
         ids.extend(rows[r][shared:])
         positions.extend(range(shared, n))
         owners.extend([r] * (n - shared))
-        if shared < n:
-            first[r] = shared
-    cuts = _by_length(lengths, first) if block is None else _by_block(lengths, first, block)
-    place, owner = torch.tensor(positions), torch.tensor(owners)
+        for start in range(shared, n, _CHUNK):
+            path = _within(path, start)
+            path.append((len(ids) - n + start, min(_CHUNK, n - start)))
+            chunks.append((len(runs), len(runs) + len(path)))
+            runs.extend(path)
+    return Pack(
+        torch.tensor(ids),
+        torch.tensor(positions),
+        index,
+        torch.tensor(owners),
+        lengths,
+        block,
+        np.array(runs, dtype=np.int64),
+        np.array(chunks, dtype=np.int64),
+    )
+
+
+def _within(path: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
+    """The first tokens of a path, in as few runs as they are."""
+    found: list[tuple[int, int]] = []
+    for start, count in path:
+        count = min(count, tokens)
+        if count and found and sum(found[-1]) == start:
+            found[-1] = (found[-1][0], found[-1][1] + count)
+        elif count:
+            found.append((start, count))
+        tokens -= count
+    return found
+
+
+def _laid_out(packing: Pack) -> Layout:
+    index, place, owner = packing.index.cpu(), packing.positions.cpu(), packing.owners.cpu()
+    lengths, width = packing.lengths, index.shape[1]
+    # from its first token on a row owns all; each is visited from its last to its first
+    first = {r: p for r, p in zip(owner.flip(0).tolist(), place.flip(0).tolist(), strict=True)}
+    cuts = _by_length(lengths, first) if packing.block is None else _by_block(lengths, first, packing.block)
     last = torch.tensor(lengths).clamp(min=1)[:, None] - 1
     extended = index.gather(1, torch.arange(width).minimum(last))  # short rows repeat their last token
     parts: list[Part] = []
@@ -126,12 +188,13 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None, block: int | N
         parts.append(Part(len(inside), start, stop))
         queries.append(extended[inside, start:stop].flatten())
         keys.append(extended[inside, :stop].flatten())
-        begins = torch.full((len(rows),), -1)
+        begins = torch.full((len(lengths),), -1)
         begins[inside] = done + (stop - start) * torch.arange(len(inside))
         mine = (place >= start) & (place < stop) & (begins[owner] >= 0)
         results[mine] = begins[owner[mine]] + place[mine] - start
         done += len(inside) * (stop - start)
-    return Pack(torch.tensor(ids), place, index, owner, parts, torch.cat(queries), torch.cat(keys), results)
+    device = packing.index.device
+    return Layout(parts, *(x.to(device) for x in (torch.cat(queries), torch.cat(keys), results)))
 
 
 def _by_length(lengths: Sequence[int], first: Mapping[int, int]) -> list[tuple[list[int], int, int]]:
@@ -203,29 +266,29 @@ def packed_attention(
     Returns:
         ``[1, n, heads, dim]`` and no attention weights.
     """
-    sdpa = AttentionInterface()["sdpa"]
+    sdpa, layout = AttentionInterface()["sdpa"], packing.layout
 
     def lay_out(x: Tensor, tokens: Tensor, widths: list[int]) -> list[Tensor]:
         """Per part ``[rows, heads, width, dim]``. Gathered as a matrix: torch is ten times slower with 3 axes."""
         flat = rearrange(x, "1 heads n dim -> n (heads dim)").index_select(0, tokens)
-        sizes = [part.rows * width for part, width in zip(packing.parts, widths, strict=True)]
+        sizes = [part.rows * width for part, width in zip(layout.parts, widths, strict=True)]
         return [
             rearrange(piece, "(rows width) (heads dim) -> rows heads width dim", width=width, dim=x.shape[-1])
             for piece, width in zip(flat.split(sizes), widths, strict=True)
         ]
 
-    before = [part.stop for part in packing.parts]
-    q = lay_out(query, packing.queries, [part.stop - part.start for part in packing.parts])
-    k, v = lay_out(key, packing.keys, before), lay_out(value, packing.keys, before)
+    before = [part.stop for part in layout.parts]
+    q = lay_out(query, layout.queries, [part.stop - part.start for part in layout.parts])
+    k, v = lay_out(key, layout.keys, before), lay_out(value, layout.keys, before)
     outputs = []
-    for i, (_rows, start, stop) in enumerate(packing.parts):
+    for i, (_rows, start, stop) in enumerate(layout.parts):
         # from the beginning it is plain causal attention, which needs no mask
         mask = torch.ones(1, 1, stop - start, stop, dtype=torch.bool, device=query.device).tril(start)
         output, _weights = sdpa(
             module, q[i], k[i], v[i], mask if start else None, dropout=dropout, scaling=scaling, is_causal=True
         )
         outputs.append(rearrange(output, "rows width heads dim -> (rows width) (heads dim)"))
-    attended = torch.cat(outputs).index_select(0, packing.results)
+    attended = torch.cat(outputs).index_select(0, layout.results)
     return rearrange(attended, "n (heads dim) -> 1 n heads dim", heads=query.shape[1]), None
 
 

@@ -5,6 +5,9 @@ The reference is a plain set of prefixes: a token is what stands at the end of a
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,28 +59,48 @@ def test_the_query_of_a_token_meets_the_keys_of_its_past(rows, block):
     """Whole rows or block by block: where a token's result is taken from, its own query stands in the row of its owner,
     and the keys of that row up to its position are its past, in order."""
     packing = pack(rows, block=block)
-    assert len(packing.queries) == sum(n * (stop - start) for n, start, stop in packing.parts)
-    assert len(packing.keys) == sum(n * stop for n, _, stop in packing.parts)
+    layout = packing.layout
+    assert len(layout.queries) == sum(n * (stop - start) for n, start, stop in layout.parts)
+    assert len(layout.keys) == sum(n * stop for n, _, stop in layout.parts)
     where = {}  # place among the queries -> (position, keys of its row)
     at_query = at_key = 0
-    for n, start, stop in packing.parts:
+    for n, start, stop in layout.parts:
         for _ in range(n):
-            keys = packing.keys[at_key : at_key + stop].tolist()
+            keys = layout.keys[at_key : at_key + stop].tolist()
             where |= {at_query + i: (start + i, keys) for i in range(stop - start)}
             at_query, at_key = at_query + stop - start, at_key + stop
-    assert torch.equal(packing.queries[packing.results], torch.arange(len(packing.ids)))
-    for token, place in enumerate(packing.results.tolist()):
+    assert torch.equal(layout.queries[layout.results], torch.arange(len(packing.ids)))
+    for token, place in enumerate(layout.results.tolist()):
         position, keys = where[place]
         assert position == int(packing.positions[token])
         assert keys[: position + 1] == packing.index[packing.owners[token]][: position + 1].tolist()
+
+
+@quick
+@given(not_nothing, st.integers(1, 8))
+def test_the_runs_of_a_chunk_are_the_past_of_its_tokens(rows, longest):
+    """Every token is in one chunk, whose runs are what stands in its row up to there, in order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("policy.lm.pack._CHUNK", longest)
+        packing = pack(rows)
+    found = []
+    for begin, end in packing.chunks.tolist():
+        runs = packing.runs[begin:end].tolist()
+        assert runs[-1][1] <= longest
+        assert all(first + count != following for (first, count), (following, _) in pairwise(runs[:-1])), "in few runs"
+        past = [first + i for first, count in runs for i in range(count)]
+        last = past[-1]
+        assert past == packing.index[packing.owners[last], : len(past)].tolist()
+        found += past[-runs[-1][1] :]
+    assert sorted(found) == list(range(len(packing.ids)))
 
 
 def test_little_attention_is_in_vain():
     """Rows of very different lengths attend apart; a row that owns nothing (in a block) does not attend (there)."""
     start = list(range(40))
     rows = [[*start, *range(100, 140)], [*start, *range(200, 240)], start[:7], start[:8], [9] * 8, [9] * 7 + [8]]
-    assert [tuple(part) for part in pack(rows).parts] == [(2, 0, 80), (2, 0, 8)]
-    assert [tuple(part) for part in pack(rows, block=32).parts] == [(3, 0, 32), (2, 32, 64), (2, 64, 80)]
+    assert [tuple(part) for part in pack(rows).layout.parts] == [(2, 0, 80), (2, 0, 8)]
+    assert [tuple(part) for part in pack(rows, block=32).layout.parts] == [(3, 0, 32), (2, 32, 64), (2, 64, 80)]
 
 
 @quick

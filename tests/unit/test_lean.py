@@ -87,8 +87,8 @@ def test_the_norm_by_hand() -> None:
     """Of (3, 4) the mean square is 12.5; and the gradient is the numerical one."""
     x = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     expected = torch.tensor([[3.0, 4.0]], dtype=torch.float64) / 12.5**0.5
-    torch.testing.assert_close(_Normed.apply(x, 0.0), expected)
-    assert torch.autograd.gradcheck(lambda x: _Normed.apply(x, 1e-3), (numbers(3, 5),))
+    torch.testing.assert_close(_Normed.apply(x, 0.0, None), expected)
+    assert torch.autograd.gradcheck(lambda x: _Normed.apply(x, 1e-3, None), (numbers(3, 5),))
 
 
 def test_the_gate_by_hand() -> None:
@@ -96,20 +96,20 @@ def test_the_gate_by_hand() -> None:
     log3 = torch.tensor(3.0, dtype=torch.float64).log()
     gate_up = torch.stack([torch.zeros_like(log3), log3, torch.full_like(log3, 7.0), torch.full_like(log3, 2.0)])[None]
     expected = torch.stack([torch.zeros_like(log3), 1.5 * log3])[None]
-    torch.testing.assert_close(_Gated.apply(gate_up), expected)
+    torch.testing.assert_close(_Gated.apply(gate_up, None), expected)
     x = numbers(3, 8)
-    torch.testing.assert_close(_Gated.apply(x), F.silu(x[:, :4]) * x[:, 4:])
-    assert torch.autograd.gradcheck(_Gated.apply, (x,))
+    torch.testing.assert_close(_Gated.apply(x, None), F.silu(x[:, :4]) * x[:, 4:])
+    assert torch.autograd.gradcheck(lambda x: _Gated.apply(x, None), (x,))
 
 
 def test_the_rotation_by_hand() -> None:
     """A quarter turn takes (1, 2) to (-2, 1); values stay; and the gradient is the numerical one."""
     heads = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]], dtype=torch.float64)
     quarter = torch.tensor([[[1j]]], dtype=torch.complex128)
-    q, k, v = _Turned.apply(heads, quarter, [1, 1, 1])
+    q, k, v = _Turned.apply(heads, quarter, [1, 1, 1], None)
     assert q.tolist() == [[[-2.0, 1.0]]]
     assert k.tolist() == [[[-4.0, 3.0]]]
     assert v.tolist() == [[[5.0, 6.0]]]
     angles = torch.rand(3, 1, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rotation = torch.polar(torch.ones_like(angles), angles)
-    assert torch.autograd.gradcheck(lambda x: _Turned.apply(x, rotation, [2, 1, 1]), (numbers(3, 4, 4),))
+    assert torch.autograd.gradcheck(lambda x: _Turned.apply(x, rotation, [2, 1, 1], None), (numbers(3, 4, 4),))
