@@ -1,5 +1,5 @@
 // What a decoder computes between its matrix products when it is trained, with gradients, on CPUs and in fp32
-// (policy/lm/lean.py): each is one pass that reads and writes every number once.
+// (policy/lm/lean.py): each is one pass over rows that are in the cache.
 
 #include <algorithm>
 
@@ -33,7 +33,7 @@ constexpr Integers kSwap = {1, 0, 3, 2, 5, 4, 7, 6};
 constexpr Integers kFirst = {0, 0, 2, 2, 4, 4, 6, 6};
 #endif
 
-// Pairs of neighbours times a rotation (cosine, sine), or times its inverse.
+// Pairs of neighbours times a rotation (cosine, sine), or, for a gradient, times its conjugate.
 inline Floats turn(Floats x, Floats by, bool back) {
   const Floats cosine = __builtin_shuffle(by, kFirst), sine = __builtin_shuffle(by, kFirst + 1);
   const Floats across = __builtin_shuffle(x, kSwap) * sine;

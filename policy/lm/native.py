@@ -202,7 +202,7 @@ def _built(compiler: str) -> Path:
     made_of = [*sources, _COMPILE, compiler, str(openmp), _processor()]
     key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagination"
-    path = folder / f"decoding-{key}.so"
+    path = folder / f"compiled-{key}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)

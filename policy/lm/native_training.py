@@ -95,6 +95,7 @@ class NativeTraining:
         self, function: ctypes._NamedFuncPointer, joined: Tensor, rotation: Tensor, parts: Sequence[Tensor]
     ) -> None:
         n, queries, dim = parts[0].shape
+        assert rotation.numel() * 2 == n * dim
         given = _pointers(joined, rotation, *parts)
         function(*given, n, queries, parts[1].shape[1], dim, torch.get_num_threads())
 
@@ -106,6 +107,7 @@ def native_training(dtype: torch.dtype, dim: int, device: torch.device) -> Nativ
 
 
 def _pointers(*tensors: Tensor) -> list[int]:
+    assert all(x.is_contiguous() and x.dtype in (torch.float32, torch.complex64) for x in tensors)
     return [tensor.data_ptr() for tensor in tensors]
 
 

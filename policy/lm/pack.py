@@ -3,9 +3,10 @@
 Episodes of a GRPO group share their start and often whole beginnings, and rows differ in length: most of a padded
 batch is repeated, or nothing at all. What a causal decoder makes of a token depends on the token and its past only,
 so a prefix that several rows share needs one computation, whose gradient is the sum over those rows. Linear layers,
-norms and logits then see distinct tokens only, ``[1, n]``. Attention alone looks across tokens: there, queries, keys
-and values are gathered back to rows, cut so that little is computed in vain, and each token takes the result of one row
-that contains it.
+norms and logits then see distinct tokens only, ``[1, n]``. Attention alone looks across tokens. Where it is compiled
+(``native_training``) it goes along the runs of tokens that make up a past. Elsewhere queries, keys and values are
+gathered back to rows, cut so that little is computed in vain, and each token takes the result of one row that contains
+it.
 
 Exact up to rounding wherever dropout is off. With dropout (adapters in supervised training) the rows that share a token
 share its mask; it is drawn for a token instead of for a row, with the same expectation.

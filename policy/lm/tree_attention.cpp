@@ -18,6 +18,7 @@ constexpr int kWide = 4;  // vectors of a product that are kept in registers, ti
 constexpr int kWide = 2;
 #endif
 constexpr int kHigh = 6;
+constexpr int64_t kMostExtra = 1 << 26;  // numbers (256 MiB) that the threads of a gradient may need beside its own
 
 // The left side of a product: number k of row m is at[m * row + k * step].
 struct Left {
@@ -27,12 +28,12 @@ struct Left {
 
 // c[H][W vectors] = a b, or c + a b.
 template <int H, int W>
-void tile(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t inner, bool more) {
+void tile(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t inner, bool add) {
   Floats sum[H][W];
 #pragma GCC unroll 8
   for (int m = 0; m < H; ++m)
 #pragma GCC unroll 4
-    for (int w = 0; w < W; ++w) sum[m][w] = more ? load(c + m * c_row + w * kLanes) : Floats{};
+    for (int w = 0; w < W; ++w) sum[m][w] = add ? load(c + m * c_row + w * kLanes) : Floats{};
   for (int64_t k = 0; k < inner; ++k) {
     Floats right[W];
 #pragma GCC unroll 4
@@ -58,31 +59,32 @@ void last_rows(int64_t rows, Rest... rest) {
 }
 
 template <int W>
-void strip(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t inner, bool more) {
+void strip(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t inner, bool add) {
   int64_t m = 0;
   for (; m + kHigh <= rows; m += kHigh)
-    tile<kHigh, W>({a.at + m * a.row, a.row, a.step}, b, b_row, c + m * c_row, c_row, inner, more);
+    tile<kHigh, W>({a.at + m * a.row, a.row, a.step}, b, b_row, c + m * c_row, c_row, inner, add);
   const Left rest{a.at + m * a.row, a.row, a.step};
-  last_rows<kHigh - 1, W>(rows - m, rest, b, b_row, c + m * c_row, c_row, inner, more);
+  last_rows<kHigh - 1, W>(rows - m, rest, b, b_row, c + m * c_row, c_row, inner, add);
 }
 
 // c[rows][width] = a[rows][inner] b[inner][width], or added to it; the width is one of whole vectors.
 void product(Left a, const float* b, int64_t b_row, float* c, int64_t c_row, int64_t rows, int64_t width,
-             int64_t inner, bool more) {
+             int64_t inner, bool add) {
   int64_t n = 0;
-  for (; n + kWide * kLanes <= width; n += kWide * kLanes) strip<kWide>(a, b + n, b_row, c + n, c_row, rows, inner, more);
-  for (; n < width; n += kLanes) strip<1>(a, b + n, b_row, c + n, c_row, rows, inner, more);
+  for (; n + kWide * kLanes <= width; n += kWide * kLanes) strip<kWide>(a, b + n, b_row, c + n, c_row, rows, inner, add);
+  for (; n < width; n += kLanes) strip<1>(a, b + n, b_row, c + n, c_row, rows, inner, add);
 }
 
 struct Run {
   int64_t start, count;  // of packed tokens
 };
 
-// Queries of one chunk and one head of keys, and all that they see. The last run is the chunk itself.
+// Queries of one chunk and one head, and all that they see. The last run is the chunk itself. What scores need grows
+// with the path alone, as there are few queries in a chunk.
 struct Work {
   int64_t query_heads, heads, dim;
-  int64_t tokens, queries, width, seen;  // queries: of all heads that share the keys; width: whole vectors of them
-  int64_t first, head;
+  int64_t first, queries, width, seen;  // width: whole vectors of queries
+  int64_t query_head, head;
   std::vector<Run> runs;
   std::vector<float> rows, columns, scores, sums, totals;
 
@@ -95,19 +97,15 @@ struct Work {
       runs.push_back({all_runs[2 * i], all_runs[2 * i + 1]});
       seen += runs.back().count;
     }
-    const int64_t group = query_heads / heads;
-    first = runs.back().start, tokens = runs.back().count, head = of_head;
-    queries = tokens * group, width = (queries + kLanes - 1) / kLanes * kLanes;
+    first = runs.back().start, queries = runs.back().count, width = (queries + kLanes - 1) / kLanes * kLanes;
+    query_head = of_head, head = of_head / (query_heads / heads);
     scores.resize(seen * width);
     sums.resize(queries * dim);
     totals.resize(width);
   }
 
   // Where query c is among [token, query_head].
-  int64_t place(int64_t c) const {
-    const int64_t group = query_heads / heads;
-    return (first + c / group) * query_heads + head * group + c % group;
-  }
+  int64_t place(int64_t c) const { return (first + c) * query_heads + query_head; }
 
   const float* of(const float* numbers, const Run& run) const { return numbers + (run.start * heads + head) * dim; }
   float* of(float* numbers, const Run& run) const { return numbers + (run.start * heads + head) * dim; }
@@ -138,26 +136,24 @@ struct Work {
     }
   }
 
-  // Adds weights[seen][width] times rows [queries, dim] to numbers of the path.
-  void onto_path(const float* weights, const std::vector<float>& by, float* numbers) const {
+  // Adds weights[seen][width] times rows [queries, dim] to numbers of the path, whose tokens are `row` apart.
+  void onto_path(const float* weights, const std::vector<float>& by, float* numbers, int64_t row) const {
     for (const Run& run : runs) {
-      product({weights, width, 1}, by.data(), dim, of(numbers, run), heads * dim, run.count, dim, queries, true);
+      product({weights, width, 1}, by.data(), dim, numbers + run.start * row, row, run.count, dim, queries, true);
       weights += run.count * width;
     }
   }
 
-  // Sets what a query may not see: tokens of the chunk behind its own.
-  void hide(float value) {
-    const int64_t group = query_heads / heads;
-    for (int64_t t = 1; t < tokens; ++t)
-      std::fill_n(&scores[(seen - tokens + t) * width], t * group, value);
+  // What a query may not see: tokens of the chunk behind its own.
+  void hide() {
+    for (int64_t t = 1; t < queries; ++t) std::fill_n(&scores[(seen - queries + t) * width], t, -INFINITY);
   }
 };
 
 void forward(const float* q, const float* k, const float* v, float* out, float* level, float scale, Work& work) {
   work.collect(q, scale, work.rows, work.columns);
   work.against_path(k, work.columns, work.scores.data());
-  work.hide(-INFINITY);
+  work.hide();
   for (int64_t c = 0; c < work.width; c += kLanes) {
     float* column = &work.scores[c];
     Floats highest = Floats{} - INFINITY, sum{};
@@ -182,8 +178,14 @@ struct Back {
   std::vector<float> rows, columns, scores, levels;
 };
 
+// Where the gradients of one head of keys and values are added up; tokens are `row` apart.
+struct Sums {
+  float *k, *v;
+  int64_t row;
+};
+
 void backward(const float* q, const float* k, const float* v, const float* out, const float* level, const float* grad,
-              float* to_q, float* to_k, float* to_v, float scale, Work& work, Back& back) {
+              float* to_q, const Sums& sums, float scale, Work& work, Back& back) {
   work.collect(q, scale, work.rows, work.columns);
   work.collect(grad, 1.0f, back.rows, back.columns);
   back.scores.resize(work.seen * work.width);
@@ -195,7 +197,7 @@ void backward(const float* q, const float* k, const float* v, const float* out, 
     for (int64_t d = 0; d < work.dim; ++d) work.totals[c] += back.rows[c * work.dim + d] * made[d];
   }
   work.against_path(k, work.columns, work.scores.data());
-  work.hide(-INFINITY);
+  work.hide();
   work.against_path(v, back.columns, back.scores.data());
   for (int64_t j = 0; j < work.seen; ++j)
     for (int64_t c = 0; c < work.width; c += kLanes) {
@@ -204,8 +206,8 @@ void backward(const float* q, const float* k, const float* v, const float* out, 
       save(weight, &work.scores[at]);
       save(weight * (load(&back.scores[at]) - load(&work.totals[c])), &back.scores[at]);
     }
-  work.onto_path(work.scores.data(), back.rows, to_v);
-  work.onto_path(back.scores.data(), work.rows, to_k);
+  work.onto_path(work.scores.data(), back.rows, sums.v, sums.row);
+  work.onto_path(back.scores.data(), work.rows, sums.k, sums.row);
   work.along_path(back.scores.data(), k);
   for (int64_t c = 0; c < work.queries; ++c)
     for (int64_t d = 0; d < work.dim; ++d) to_q[work.place(c) * work.dim + d] = work.sums[c * work.dim + d] * scale;
@@ -224,41 +226,53 @@ void tree_attention(const float* q, const float* k, const float* v, float* out, 
   {
     Work work(query_heads, heads, dim);
 #pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < n * heads; ++i) {
-      work.take(chunks + i / heads * 2, runs, i % heads);
+    for (int64_t i = 0; i < n * query_heads; ++i) {
+      work.take(chunks + i / query_heads * 2, runs, i % query_heads);
       forward(q, k, v, out, level, scale, work);
     }
   }
 }
 
-// The gradient; to_k and to_v begin as zeros. Which thread adds what does not depend on chance.
+// The gradient; to_k and to_v begin as zeros. A thread has neighbouring heads. Where several share a head of keys, the
+// first adds to the gradient itself, and each other one adds up by itself what comes to it at the end: so with the same
+// number of threads the result is the same.
 void tree_attention_backward(const float* q, const float* k, const float* v, const float* out, const float* level,
                              const float* grad, float* to_q, float* to_k, float* to_v, const int64_t* chunks,
                              const int64_t* runs, int64_t n, int64_t tokens, int64_t query_heads, int64_t heads,
                              int64_t dim, int threads) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  const int64_t numbers = tokens * heads * dim;
-  std::vector<std::vector<float>> others(threads - 1);  // what each thread but the first adds up of both
+  const int64_t items = n * query_heads, of_head = items / heads, numbers = tokens * dim;
+  const int64_t most = std::min(items, 1 + kMostExtra / (2 * numbers));
+  threads = static_cast<int>(std::min<int64_t>(threads, most));
+  struct Extra {
+    int64_t head;
+    std::vector<float> sums;
+  };
+  std::vector<Extra> extras(threads);
 #pragma omp parallel num_threads(threads)
   {
     const int me = omp_get_thread_num(), all = omp_get_num_threads();
+    const int64_t begin = items * me / all, end = items * (me + 1) / all;
     Work work(query_heads, heads, dim);
     Back back;
-    if (me) others[me - 1].assign(2 * numbers, 0.0f);
-    float* my_k = me ? others[me - 1].data() : to_k;
-    float* my_v = me ? my_k + numbers : to_v;
-    for (int64_t i = me; i < n * heads; i += all) {
-      work.take(chunks + i / heads * 2, runs, i % heads);
-      backward(q, k, v, out, level, grad, to_q, my_k, my_v, scale, work, back);
+    Extra& extra = extras[me];
+    extra.head = begin % of_head ? begin / of_head : -1;  // begun by the thread before
+    if (extra.head >= 0) extra.sums.assign(2 * numbers, 0.0f);
+    for (int64_t i = begin; i < end; ++i) {
+      work.take(chunks + i % n * 2, runs, i / n);
+      const int64_t at = work.head * dim;
+      const Sums direct{to_k + at, to_v + at, heads * dim}, apart{extra.sums.data(), extra.sums.data() + numbers, dim};
+      backward(q, k, v, out, level, grad, to_q, work.head == extra.head ? apart : direct, scale, work, back);
     }
 #pragma omp barrier
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < numbers; ++i)
-      for (const auto& other : others)
-        if (!other.empty()) {
-          to_k[i] += other[i];
-          to_v[i] += other[numbers + i];
-        }
+    for (int64_t t = 0; t < tokens; ++t)
+      for (const Extra& other : extras) {
+        if (other.sums.empty()) continue;
+        float *k_row = to_k + (t * heads + other.head) * dim, *v_row = to_v + (t * heads + other.head) * dim;
+        for (int64_t d = 0; d < dim; ++d) k_row[d] += other.sums[t * dim + d];
+        for (int64_t d = 0; d < dim; ++d) v_row[d] += other.sums[numbers + t * dim + d];
+      }
   }
 }
 }

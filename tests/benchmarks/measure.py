@@ -21,6 +21,7 @@ from tests.benchmarks.machine import MUCH_STOLEN, StolenTime, cores
 disable_progress_bar()  # models load in a moment
 ROOT = Path(__file__).resolve().parents[2]
 _TURN, _TURN_HANDLE = b"x", "BENCHMARK_TURN"  # what is handed on, and the variable that names a worker's socket
+_PATIENCE = 0.2  # seconds
 
 
 def arguments(description: str | None, opponent: str = "") -> argparse.ArgumentParser:
@@ -44,7 +45,11 @@ def run_worker(
         RuntimeError: it failed; the message ends with what it said last.
     """
     with _watched(module):
-        return _Worker(python, module, spec, folder, threads, device).result()
+        worker = _Worker(python, module, spec, folder, threads, device)
+        try:
+            return worker.result()
+        finally:
+            worker.stop()
 
 
 def run_in_turns(
@@ -66,8 +71,15 @@ def run_in_turns(
                 workers.append(_Worker(python, module, spec, folder, threads, turn=end))
             for end in ends:
                 end.close()  # only the workers hold them now, so that one notices when the other is gone
+            while any(worker.running() for worker in workers):
+                time.sleep(_PATIENCE)
+                for worker in workers:
+                    if not worker.running():
+                        worker.result()  # raises at once what the other could only wait for
             return [worker.result() for worker in workers]
     finally:
+        for end in ends:
+            end.close()
         for worker in workers:
             worker.stop()
 
@@ -84,7 +96,8 @@ class Stopwatch:
     def start(self) -> None:
         """The first lap begins, as soon as it is this worker's turn."""
         if self._other is not None:
-            self._other.recv(1)  # returns at once if the other one has ended
+            with contextlib.suppress(ConnectionResetError):  # it has ended; mostly nothing comes then, at once
+                self._other.recv(1)
         self._begin = time.perf_counter()
 
     def lap(self) -> None:
@@ -121,7 +134,7 @@ class _Worker:
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
             **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
-            **({_TURN_HANDLE: str(turn.fileno())} if turn else {}),
+            _TURN_HANDLE: str(turn.fileno()) if turn else "",
         }
         command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(self._out)]
         handles = [turn.fileno()] if turn else []
@@ -137,6 +150,10 @@ class _Worker:
             raise RuntimeError(f"{self._module} ended with {code}:\n{self._log.read_text(errors='replace')[-4000:]}")
         found: dict[str, Any] = json.loads(self._out.read_text())
         return found
+
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
 
     def stop(self) -> None:
         """Ends the process if it has not ended."""

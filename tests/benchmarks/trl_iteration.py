@@ -37,7 +37,9 @@ _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 def main() -> None:
     parser = arguments(__doc__, "trl")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0, help="others are for choosing settings on")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="settings are chosen on other seeds than those of the result"
+    )
     parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--groups", type=int, default=4)
     parser.add_argument(

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from tests.benchmarks import gpu, limits, machine
+from tests.benchmarks import gpu, limits, machine, measure
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
 from tests.benchmarks.machine import nominal_peak
@@ -155,10 +155,24 @@ def test_two_workers_take_their_laps_in_turns(monkeypatch: pytest.MonkeyPatch) -
     assert len(alone.seconds) == 1
 
 
-def test_workers_that_fail_say_so_and_leave_no_other_behind(tmp_path: Path) -> None:
-    sides = [(sys.executable, "no_such_worker"), (sys.executable, "no_such_either")]
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_worker_that_fails_is_named_at_once_and_the_other_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: int
+) -> None:
+    made: list[Any] = []
+
+    class Recorded(measure._Worker):
+        def __init__(self, *args: Any, **more: Any) -> None:
+            super().__init__(*args, **more)
+            made.append(self)
+
+    monkeypatch.setattr(measure, "_Worker", Recorded)
+    sides = [(sys.executable, "no_such_worker"), (sys.executable, "zoo_clone")][::order]  # the second works for hours
+    spec = {"model": str(tmp_path), "seed": 0, "steps": 10**6}
     with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
-        run_in_turns(sides, {}, tmp_path, threads=1)
+        run_in_turns(sides, spec, tmp_path, threads=1)
+    assert len(made) == 2
+    assert not any(worker.running() for worker in made)
     with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
         run_worker(sys.executable, "no_such_worker", {}, tmp_path, threads=1)
 

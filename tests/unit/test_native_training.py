@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from policy.lm import native
+from policy.lm.forward import hidden_before, packs
 from policy.lm.lean import _Attended, _Gated, _Normed, _Turned
 from policy.lm.native_training import NativeTraining, native_training
 from policy.lm.pack import Pack, pack
 from tests.unit.test_native import fresh, needs_compiler, switched_on
+from tests.unit.test_pack import make_model
 
 __all__ = ["fresh", "switched_on"]  # fixtures
 
@@ -78,12 +80,14 @@ def check_steps(width: int) -> None:
 
     both(_Normed.apply, numbers(6, width), 1e-5)
     both(_Normed.apply, numbers(6, 3, width), 1e-5)
+    both(_Normed.apply, numbers(33_000 // width, width), 1e-5)  # enough for threads
+    both(_Gated.apply, numbers(33_000 // width, 2 * width))
     both(_Gated.apply, (numbers(6, 2 * width) * 30).detach().requires_grad_())
 
 
-def check_turns(dim: int) -> None:
-    joined, angles = numbers(5, 7, dim), torch.rand(5, 1, dim // 2, generator=torch.Generator().manual_seed(3)) * 6
-    rotation, counts = torch.polar(torch.ones_like(angles), angles), [3, 2, 2]
+def check_turns(dim: int, n: int) -> None:
+    joined, angles = numbers(n, 7, dim), torch.rand(n, 1, dim // 2, generator=torch.Generator().manual_seed(3)) * 6
+    rotation, counts = torch.polar(torch.full_like(angles, 1.5), angles), [3, 2, 2]  # YaRN makes them longer, too
     expected = _Turned.apply(joined.double(), rotation.to(torch.complex128), counts, None)
     agree(_Turned.apply(joined, rotation, counts, compiled()), expected, (joined,))
 
@@ -104,7 +108,8 @@ def test_norms_and_gates_are_those_of_torch(width: int) -> None:
 @needs_compiler
 @pytest.mark.parametrize("dim", [16, 64])
 def test_heads_are_turned_as_by_torch(dim: int) -> None:
-    check_turns(dim)
+    check_turns(dim, 5)
+    check_turns(dim, 300)  # enough for threads
 
 
 @needs_compiler
@@ -113,7 +118,7 @@ def test_processors_with_narrower_vectors_learn_alike(fresh: pytest.MonkeyPatch)
     fresh.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
     check_attention(2, 2, 48)
     check_steps(15)
-    check_turns(16)
+    check_turns(16, 5)
 
 
 @needs_compiler
@@ -150,12 +155,35 @@ def test_weights_far_below_the_highest_vanish_and_large_scores_do_not_overflow()
 
 @needs_compiler
 @pytest.mark.parametrize("where", [0, 1, 2])
-def test_nan_reaches_only_those_who_see_it(where: int) -> None:
+def test_nan_stays_in_its_branch(where: int) -> None:
+    """It may reach tokens just before it, whose weights of 0 it is multiplied with, but no other row."""
     packing = pack([[1, 2, 3], [1, 4]])  # as tokens 1 4 2 3
     given = [numbers(4, 1, 16, seed=i).detach() for i in range(3)]
     given[where][2] = torch.nan
     out = _Attended.apply(*given, packing, compiled())
     assert out.isnan().any(-1).flatten().tolist() == [False, False, True, where != 0]  # a query is its own
+
+
+@needs_compiler
+def test_training_in_fp32_goes_this_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nobody would notice if it went the slow one."""
+    asked: list[str] = []
+    for name in ("attention", "attention_backward", "normed", "gated", "turned"):
+        own = getattr(NativeTraining, name)
+        monkeypatch.setattr(NativeTraining, name, lambda *a, _f=own, _n=name: (asked.append(_n), _f(*a))[1])
+    torch.manual_seed(0)
+    model = make_model("llama-wide")
+    rows = torch.tensor([[1, 2, 3, 4], [1, 2, 5, 6]])
+    packs(model, 4)
+    asked.clear()
+    hidden_before(model, rows, torch.ones_like(rows), rows > 2).states.sum().backward()
+    assert {name: asked.count(name) for name in set(asked)} == {
+        "attention": 2,
+        "attention_backward": 2,
+        "normed": 5,
+        "gated": 2,
+        "turned": 2,
+    }
 
 
 def test_other_numbers_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

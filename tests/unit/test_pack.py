@@ -144,7 +144,7 @@ def test_log_probs_and_gradients_are_those_of_row_by_row(
 
 
 @pytest.mark.parametrize("block", [None, 1, 3, 16, 64])
-@pytest.mark.parametrize("name", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_blocks_of_attention_change_nothing(name: str, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without blocks is what a GPU gets."""
     model, rows = make_model(name, torch.float64), ROWS["a group"] + ROWS["prefixes"]
