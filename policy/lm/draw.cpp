@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int64_t kWorthThreads = 1 << 14;  // logits
+constexpr int64_t kManyLogits = 1 << 14;  // enough for threads
 constexpr int64_t kChunk = 4 * kLanes;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 typedef double Doubles __attribute__((vector_size(4 * kLanes)));  // half as many
@@ -80,7 +80,7 @@ Drawn draw_row(const float* logits, int64_t vocab, double temperature, double un
 // logits[rows, vocab]; temperature, uniforms, ids, logprobs[rows].
 extern "C" void draw(const float* logits, const double* temperature, const double* uniforms, int64_t* ids,
                      float* logprobs, int64_t rows, int64_t vocab, int threads) {
-#pragma omp parallel num_threads(threads) if (rows > 1 && rows * vocab > kWorthThreads)
+#pragma omp parallel num_threads(threads) if (rows > 1 && rows * vocab > kManyLogits)
   {
     std::vector<double> until;
     until.reserve((vocab + kChunk - 1) / kChunk);

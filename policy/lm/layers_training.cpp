@@ -7,8 +7,6 @@
 
 namespace {
 
-constexpr int64_t kWorthThreads = 1 << 15;  // numbers
-
 // The vector at a row's place j; what is behind the row's end is zeros.
 inline Floats part(const float* row, int64_t j, int64_t width) {
   if (j + kLanes <= width) return load(row + j);
@@ -18,11 +16,6 @@ inline Floats part(const float* row, int64_t j, int64_t width) {
 }
 inline void keep(const Floats& x, float* row, int64_t j, int64_t width) {
   std::memcpy(row + j, &x, std::min<int64_t>(kLanes, width - j) * sizeof(float));
-}
-
-inline Floats sigmoid(Floats x) {
-  const Floats below = exponential(x < 0.0f ? x : -x);  // of numbers that cannot overflow
-  return (x < 0.0f ? below : Floats{} + 1.0f) / (1.0f + below);
 }
 
 #ifdef __AVX512F__

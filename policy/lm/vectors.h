@@ -12,6 +12,7 @@ constexpr int kLanes = 16;
 #else
 constexpr int kLanes = 8;
 #endif
+constexpr int64_t kWorthThreads = 1 << 15;  // so many numbers are
 constexpr int kGroup = 2 * kLanes;  // numbers of a row that are loaded together
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
@@ -92,6 +93,11 @@ inline Floats exponential(Floats x) {
   Floats scale;
   std::memcpy(&scale, &power, sizeof scale);
   return vanishes ? Floats{} : (p * f * f + f + 1.0f) * scale;
+}
+
+inline Floats sigmoid(Floats x) {
+  const Floats below = exponential(x < 0.0f ? x : -x);  // of numbers that cannot overflow
+  return (x < 0.0f ? below : Floats{} + 1.0f) / (1.0f + below);
 }
 
 }  // namespace
