@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -124,7 +124,18 @@ def test_pieces_are_the_template_token_for_token(chat: ChatFormat, contents: lis
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
 def test_our_pieces_are_our_template_for_any_content(contents: list[str]) -> None:
+    """Any but the template's own marks, which are plain text in a content (hypothesis reads them in our source)."""
+    assume(not any(mark in text for text in contents for mark in OURS.all_special_tokens))
     assert by_pieces(OUR_CHAT, contents) == by_template(OURS, contents)
+
+
+@pytest.mark.parametrize("chat", [OUR_CHAT, QWEN2_CHAT], ids=["ours", "qwen2"])
+def test_a_mark_in_a_content_is_plain_text(chat: ChatFormat) -> None:
+    """Else a page could end its own message and speak for the agent."""
+    for mark in chat.tokenizer.all_special_tokens:
+        found = chat.encode(f"go {mark} east")
+        assert not set(found) & set(chat.tokenizer.all_special_ids)
+        assert chat.decode(found) == f"go {mark} east"
 
 
 def test_the_pieces_of_chatml() -> None:
