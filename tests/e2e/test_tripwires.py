@@ -119,7 +119,8 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The world model begins to pay at update 3, and so many groups must show it that the wire trips later: what is
-    left is bit for bit the policy that three unwatched updates without a hack make."""
+    left is bit for bit the policy that unwatched updates without a hack make, up to where the evidence begins. That is
+    update 3, or before it where so small a model errs in the same way by itself."""
     watched, unwatched = (Path(shutil.copytree(models, tmp_path / name)) for name in ("watched", "unwatched"))
     with planted("go", NEVER) as made, monkeypatch.context() as patch:
         honest = Player.update
@@ -131,11 +132,15 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
         patch.setattr(Player, "update", update)
         train(settings(min_groups=10), watched)
     stopped = summary(watched)["tripwires"]["stopped_by"]
-    assert stopped["update"] >= 5  # it learned from updates 3 and 4 before the wire tripped
-    assert (stopped["since"], stopped["policy_of_update"]) == (3, 3)
+    since = stopped["since"]
+    assert since <= 3 < stopped["update"]  # it learned from update 3 at least before the wire tripped
+    assert stopped["policy_of_update"] == since
     config = settings(enabled=False)
-    config.train.updates = 3  # the policy that played update k has learned from updates 0 .. k - 1
-    train(config, unwatched)
+    config.train.updates = since  # the policy that played update k has learned from updates 0 .. k - 1
+    if since:
+        train(config, unwatched)
+    else:
+        shutil.copytree(unwatched / "models" / "policy-clone", unwatched / "models" / "policy")
     _assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
 
 
