@@ -108,7 +108,6 @@ struct Work {
   int64_t place(int64_t c) const { return (first + c) * query_heads + query_head; }
 
   const float* of(const float* numbers, const Run& run) const { return numbers + (run.start * heads + head) * dim; }
-  float* of(float* numbers, const Run& run) const { return numbers + (run.start * heads + head) * dim; }
 
   // Rows [queries, dim] of what belongs to the queries, times a factor, and the same as columns [dim, width].
   void collect(const float* from, float factor, std::vector<float>& to_rows, std::vector<float>& to_columns) const {
