@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -70,23 +71,41 @@ def synchronize() -> None:
 
 def best_seconds(work: Callable[[], object], seconds: float = 1.0) -> float:
     """The fastest of many repetitions within about ``seconds``: what the work costs undisturbed."""
-    for _ in range(3):
+    return best_in_turns([work], seconds)[0]
+
+
+def best_in_turns(works: Sequence[Callable[[], object]], seconds: float = 1.0) -> list[float]:
+    """The fastest repetition of each, one of each after the other until about ``seconds`` are over.
+
+    Works that are compared should take about as long as each other: a machine that others use, too, is undisturbed for
+    a millisecond far more often than for half a second.
+    """
+    for work in [*works] * 3:
         work()
-    found: list[float] = []
+    best, rounds = [math.inf] * len(works), 0
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until or len(found) < 5:
-        synchronize()
-        begin = time.perf_counter()
-        work()
-        synchronize()
-        found.append(time.perf_counter() - begin)
-    return min(found)
+    while time.perf_counter() < until or rounds < 5:
+        for index, work in enumerate(works):
+            synchronize()
+            begin = time.perf_counter()
+            work()
+            synchronize()
+            best[index] = min(best[index], time.perf_counter() - begin)
+        rounds += 1
+    return best
 
 
 def products_seconds(
     shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0
 ) -> float:
     """Time of the linear layers of a model (``[out, in]`` each) on ``tokens`` tokens, and of nothing else."""
+    return best_seconds(products(shapes, tokens, dtype, device), seconds)
+
+
+def products(
+    shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu"
+) -> Callable[[], None]:
+    """The work that ``products_seconds`` measures."""
     weights = [torch.randn(out, into, device=device).to(dtype) for out, into in shapes]
     inputs = {into: torch.randn(tokens, into, device=device).to(dtype) for _, into in shapes}
 
@@ -95,10 +114,10 @@ def products_seconds(
             for w in weights:
                 F.linear(inputs[w.shape[1]], w)
 
-    return best_seconds(_captured(work) if device == "cuda" else work, seconds)
+    return _captured(work) if device == "cuda" else work
 
 
-def attention_seconds(
+def attention_products(
     layers: int,
     rows: int,
     heads: tuple[int, int],
@@ -107,10 +126,11 @@ def attention_seconds(
     dtype: torch.dtype,
     device: str = "cpu",
     seconds: float = 1.0,
-) -> float:
-    """Time of the two matrix products of attention for one token a row (``heads``: of queries, of keys).
+) -> Callable[[], None]:
+    """The two matrix products of attention for one token a row (``heads``: of queries, of keys), as work to measure.
 
-    That of torch, or of our compiled attention where it is faster, although that computes a softmax, too.
+    That of torch, or our compiled attention where it is faster, although that computes a softmax, too: each is tried
+    for about ``seconds``.
     """
     queries, keys = heads
     cache = [torch.randn(2, rows, keys, time, dim, device=device).to(dtype) for _ in range(layers)]
@@ -122,10 +142,9 @@ def attention_seconds(
                 k, v = kv.flatten(1, 2)
                 torch.bmm(torch.bmm(query, k.transpose(1, 2)), v)
 
-    products = best_seconds(_captured(work) if device == "cuda" else work, seconds)
     native = native_attention(dtype, dim, torch.device(device))
     if native is None:
-        return products
+        return _captured(work) if device == "cuda" else work
     row = np.arange(rows)
     plan = np.stack([row, np.full(rows, time - 1), np.ones(rows, dtype=np.int64), row], 1)
     flat, out = query.view(rows, queries, dim), torch.empty(rows, queries, dim, dtype=dtype)
@@ -134,7 +153,8 @@ def attention_seconds(
         for k, v in cache:
             native(flat, k, v, plan, out)
 
-    return min(products, best_seconds(compiled, seconds))
+    by_torch, by_us = best_in_turns([work, compiled], 2 * seconds)
+    return compiled if by_us < by_torch else work
 
 
 def _captured(work: Callable[[], None]) -> Callable[[], None]:

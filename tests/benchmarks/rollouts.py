@@ -12,6 +12,7 @@ then in the way that was faster. Each side plays in processes of its own, in tur
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +23,7 @@ from policy.lm.engine import Sampling
 from policy.lm.inprocess import InProcessEngine
 from tests.benchmarks.dreaming import NEVER, Shape, make_model
 from tests.benchmarks.limits import dream_limits, linear_shapes
-from tests.benchmarks.machine import attention_seconds, best_seconds, copy_rate, products_seconds
+from tests.benchmarks.machine import attention_products, best_in_turns, copy_rate, products
 from tests.benchmarks.measure import arguments
 from tests.benchmarks.race import Race, Side
 from tests.benchmarks.result import Limit, table_row, write
@@ -32,7 +33,7 @@ def decode_rows(
     shape: Shape, dtype: torch.dtype, device: str = "cpu", length: int = 64, seconds: float = 5.0
 ) -> list[dict[str, Any]]:
     """Tokens per second of decoding all episodes at once, against the same matrix products alone: those of the linear
-    layers and of attention, and those of the linear layers only."""
+    layers and of attention, and those of the linear layers only. All do ``length`` steps at a stretch, in turns."""
     model = make_model(shape, 0, dtype, device)
     engine = InProcessEngine(model, shape.context, shape.episodes, 16.0)
     prompts = torch.randint(0, shape.vocab, (shape.episodes, min(200, shape.context - length - 1))).tolist()
@@ -42,20 +43,33 @@ def decode_rows(
         sampling = Sampling(tokens, NEVER)
         await asyncio.gather(*(engine.complete(ids, sampling, k, k) for k, ids in enumerate(prompts)))
 
-    reading = best_seconds(lambda: asyncio.run(run(1)), seconds / 5)
-    both = best_seconds(lambda: asyncio.run(run(1 + length)), 4 * seconds)  # long runs: few of them are undisturbed
     body, head = linear_shapes(model.config)
-    linear = products_seconds([*body, head], shape.episodes, dtype, device, seconds / 5)
     layers, kv_heads, dim = kv_shape(model.config)
     heads, time = (shape.heads, kv_heads), len(prompts[0]) + length // 2
-    attention = attention_seconds(layers, shape.episodes, heads, time, dim, dtype, device, seconds / 5)
+    linear = products([*body, head], shape.episodes, dtype, device)
+    attention = attention_products(layers, shape.episodes, heads, time, dim, dtype, device, seconds / 5)
+
+    def steps(*works: Callable[[], None]) -> None:
+        for _ in range(length):
+            for work in works:
+                work()
+
+    reading, both, all_products, only_linear = best_in_turns(
+        [
+            lambda: asyncio.run(run(1)),
+            lambda: asyncio.run(run(1 + length)),
+            lambda: steps(linear, attention),
+            lambda: steps(linear),
+        ],
+        6 * seconds,
+    )
     decoded = shape.episodes * length / (both - reading)
     rows = []
     for what, target, alone in (
-        ("all its matrix products alone", ">= 0.5", linear + attention),
-        ("its linear layers alone", "report", linear),
+        ("all its matrix products alone", ">= 0.5", all_products),
+        ("its linear layers alone", "report", only_linear),
     ):
-        rate = shape.episodes / alone
+        rate = shape.episodes * length / alone
         limit = Limit(rate, f"matrix products at {shape.episodes} rows and nothing else")
         rows.append(table_row(f"decode rate over that of {what}", target, "tokens/s", [decoded], [rate], limit=limit))
     return rows
