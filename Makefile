@@ -60,11 +60,13 @@ install: $(STAMP)  ## make .venv and install the pinned dependencies
 $(STAGES): $(STAMP)  ## run a stage of `imagine`, such as `make demo`; settings go into ARGS='key=value ...'
 	$(BIN)/imagine $@ $(ARGS)
 
-test: $(STAMP)  ## lint, format check, types, tests
+# One thread a worker: tiny models gain nothing from more, and workers that share cores slow each other. Tests of a file
+# stay together, because they share what its fixtures trained.
+test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
 
 learn: $(STAMP)  ## every algorithm against an optimum that is known; writes outputs/learn/table.md
 	$(BIN)/python -m tests.learn.race $(ARGS)
@@ -88,7 +90,7 @@ $(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
 	$(TRL_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/benchmarks/requirements-trl.txt
 	@touch $@
 
-bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL: an hour on a quiet machine; ARGS=--quick only tries it
+bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL: two hours on a quiet machine; ARGS=--quick only tries it
 	$(BIN)/python -m tests.benchmarks.rollouts --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.dreams --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_update --trl-python $(TRL_VENV)/bin/python $(ARGS)
