@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kFew = 4;     // queries at most that have the keys for themselves
 constexpr int kBlock = 96;  // queries of a block, if a head of keys is not shared by more
+constexpr int64_t kAhead = 3072;  // bytes that are asked of memory before they are read
 
 // Turns n scores into their exponentials above the highest, and returns the total; there is room for whole vectors.
 inline float exponentials(float* scores, int64_t n) {
@@ -27,6 +28,15 @@ inline float exponentials(float* scores, int64_t n) {
     save(some, scores + t);
   }
   return total(sum);
+}
+
+// Asks for the row that is read `kAhead` bytes after row t; those after the last one are the first of `next`. Processors
+// do so by themselves, but not across the ends of pages, nor from keys to values.
+template <typename T>
+inline void ask_ahead(const T* rows, int64_t t, int64_t steps, const T* next, int64_t dim) {
+  const int64_t later = t + kAhead / (dim * static_cast<int64_t>(sizeof(T)));
+  const T* row = later < steps ? rows + later * dim : next + (later - steps) * dim;
+  prefetch(row, dim);
 }
 
 // Few: N queries of G groups of numbers; query m sees the positions before visible[m], which ascend.
@@ -48,6 +58,7 @@ void few(const T* const* q, const int64_t* visible, const T* keys, const T* valu
   for (int64_t t = 0; t < steps; ++t) {
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) load(keys + t * dim + g * kGroup, row[2 * g], row[2 * g + 1]);
+    ask_ahead(keys, t, steps, values, dim);
 #pragma GCC unroll 8
     for (int m = 0; m < N; ++m) {
       Floats products = query[m][0] * row[0];
@@ -64,15 +75,14 @@ void few(const T* const* q, const int64_t* visible, const T* keys, const T* valu
   for (int64_t t = 0; t < steps; ++t) {
 #pragma GCC unroll 8
     for (int g = 0; g < G; ++g) load(values + t * dim + g * kGroup, row[2 * g], row[2 * g + 1]);
+    ask_ahead(values, t, steps, values, dim);
 #pragma GCC unroll 8
     for (int m = 0; m < N; ++m)
 #pragma GCC unroll 8
       for (int w = 0; w < W; ++w) sum[m][w] += weights[m * room + t] * row[w];
   }
   for (int m = 0; m < N; ++m)
-    for (int w = 0; w < W; ++w)
-      for (int lane = 0; lane < kLanes; ++lane)
-        store(sum[m][w][lane] * inverse[m], out[m][w / 2 * kGroup + place(q[m], w % 2, lane)]);
+    for (int g = 0; g < G; ++g) save(sum[m][2 * g] * inverse[m], sum[m][2 * g + 1] * inverse[m], out[m] + g * kGroup);
 }
 
 template <int G, typename T>
@@ -127,9 +137,9 @@ void play_block(const Piece<T>& piece, const T* keys, const T* values, int64_t q
   sum_up(keys, values, dim, s);
   for (int64_t m = 0; m < queries; ++m) {
     const float inverse = 1.0f / s.seen[m].total;
-    for (int64_t d = 0; d < dim; ++d) {
-      const int64_t at = d / kGroup * kGroup + place(piece.q, d % kGroup / kLanes, d % kLanes);
-      store(s.sums[m * dim + d] * inverse, piece.result(m)[at]);
+    for (int64_t d = 0; d < dim; d += kGroup) {
+      const float* sum = s.sums.data() + m * dim + d;
+      save(load(sum) * inverse, load(sum + kLanes) * inverse, piece.result(m) + d);
     }
   }
 }

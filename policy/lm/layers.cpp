@@ -20,20 +20,22 @@ inline Floats wide(const uint16_t* from) {
 
 inline void narrow(const Floats& x, float* to) { save(x, to); }
 inline void narrow(const Floats& x, uint16_t* to) {
-  for (int lane = 0; lane < kLanes; ++lane) store(x[lane], to[lane]);
+  const Shorts some = __builtin_convertvector(rounded(x), Shorts);
+  std::memcpy(to, &some, sizeof some);
 }
 
-// f of each two numbers of a row. What is left of the last vector is zeros.
-template <typename T, typename F>
-inline void along(const T* a, const T* b, int64_t width, T* to, F f) {
+// f of each two numbers of rows. What is left of the last vectors is zeros.
+template <typename A, typename B, typename F>
+inline void along(const A* a, const B* b, int64_t width, A* to, F f) {
   int64_t j = 0;
   for (; j + kLanes <= width; j += kLanes) narrow(f(wide(a + j), wide(b + j)), to + j);
   if (j < width) {
-    T rest[2][kLanes] = {}, result[kLanes];
-    std::memcpy(rest[0], a + j, (width - j) * sizeof(T));
-    std::memcpy(rest[1], b + j, (width - j) * sizeof(T));
-    narrow(f(wide(rest[0]), wide(rest[1])), result);
-    std::memcpy(to + j, result, (width - j) * sizeof(T));
+    A some[kLanes] = {}, result[kLanes];
+    B others[kLanes] = {};
+    std::memcpy(some, a + j, (width - j) * sizeof(A));
+    std::memcpy(others, b + j, (width - j) * sizeof(B));
+    narrow(f(wide(some), wide(others)), result);
+    std::memcpy(to + j, result, (width - j) * sizeof(A));
   }
 }
 
@@ -65,30 +67,19 @@ void gated(const T* gate_up, T* out, int64_t rows, int64_t width, int threads) {
     along(gate_up + row * 2 * width, gate_up + row * 2 * width + width, width, out + row * width, gate);
 }
 
-inline float number(float x) { return x; }
-inline float number(uint16_t x) {
-  const uint32_t bits = static_cast<uint32_t>(x) << 16;
-  float y;
-  std::memcpy(&y, &bits, sizeof y);
-  return y;
-}
-
 // Turns queries and keys by the rotation of their position (Su et al. 2021, arXiv 2104.09864; pairs are neighbours) in
 // place, and puts keys and values where their slot and position say.
 template <typename T>
 void keep(T* heads_of, const float* rotations, const int64_t* slots, const int64_t* positions, T* keys, T* values,
           int64_t tokens, int64_t query_heads, int64_t heads, int64_t dim, int64_t time, int threads) {
   const int64_t all = query_heads + 2 * heads;
+  const auto turned = [](Floats pairs, Floats by) { return rotated(pairs, by, false); };
 #pragma omp parallel for num_threads(threads) if (tokens * all * dim > kWorthThreads)
   for (int64_t n = 0; n < tokens; ++n) {
     const float* by = rotations + positions[n] * dim;
     T* x = heads_of + n * all * dim;
     for (int64_t head = 0; head < query_heads + heads; ++head, x += dim)
-      for (int64_t j = 0; j < dim; j += 2) {
-        const float a = number(x[j]), b = number(x[j + 1]);
-        store(a * by[j] - b * by[j + 1], x[j]);
-        store(a * by[j + 1] + b * by[j], x[j + 1]);
-      }
+      along(x, by, dim, x, turned);
     const T* from = x - heads * dim;
     for (int64_t head = 0; head < heads; ++head, from += dim) {
       const int64_t at = ((slots[n] * heads + head) * time + positions[n]) * dim;

@@ -18,22 +18,6 @@ inline void keep(const Floats& x, float* row, int64_t j, int64_t width) {
   std::memcpy(row + j, &x, std::min<int64_t>(kLanes, width - j) * sizeof(float));
 }
 
-#ifdef __AVX512F__
-constexpr Integers kSwap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
-constexpr Integers kFirst = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
-#else
-constexpr Integers kSwap = {1, 0, 3, 2, 5, 4, 7, 6};
-constexpr Integers kFirst = {0, 0, 2, 2, 4, 4, 6, 6};
-#endif
-
-// Pairs of neighbours times a rotation (cosine, sine), or, for a gradient, times its conjugate.
-inline Floats turn(Floats x, Floats by, bool back) {
-  const Floats cosine = __builtin_shuffle(by, kFirst), sine = __builtin_shuffle(by, kFirst + 1);
-  const Floats across = __builtin_shuffle(x, kSwap) * sine;
-  const auto first = kFirst == kSwap - 1;  // of a pair
-  return x * cosine + ((first != (Integers{} - back)) ? -across : across);
-}
-
 // Joined heads [tokens, queries + 2 * keys, dim] to queries, keys and values of their own, or from them.
 template <bool kBack>
 void turned(float* joined, const float* rotations, float* q, float* k, float* v, int64_t tokens, int64_t queries,
@@ -51,7 +35,7 @@ void turned(float* joined, const float* rotations, float* q, float* k, float* v,
       if (is_value)
         std::memcpy(to, from, dim * sizeof(float));
       else
-        for (int64_t j = 0; j < dim; j += kLanes) save(turn(load(from + j), load(rotations + n * dim + j), kBack), to + j);
+        for (int64_t j = 0; j < dim; j += kLanes) save(rotated(load(from + j), load(rotations + n * dim + j), kBack), to + j);
     }
 }
 

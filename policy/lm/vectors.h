@@ -24,13 +24,11 @@ inline Floats load(const float* from) {
   return x;
 }
 
-// A group of a row as two vectors. Which number goes where is the type's own matter: `place` tells.
+// A group of a row as two vectors, and back. Which number goes where is the type's own matter.
 inline void load(const float* from, Floats& a, Floats& b) {
   a = load(from);
   b = load(from + kLanes);
 }
-inline int place(const float*, int vector, int lane) { return vector * kLanes + lane; }
-
 // Of bfloat16, the lower and the upper half of each word: no shuffling, and a float has the bits in its upper half.
 inline void load(const uint16_t* from, Floats& a, Floats& b) {
   Words words;
@@ -39,15 +37,22 @@ inline void load(const uint16_t* from, Floats& a, Floats& b) {
   std::memcpy(&a, &low, sizeof a);
   std::memcpy(&b, &high, sizeof b);
 }
-inline int place(const uint16_t*, int vector, int lane) { return 2 * lane + vector; }
 
 inline void save(const Floats& x, float* to) { std::memcpy(to, &x, sizeof x); }
-inline void store(float x, float& to) { to = x; }
-inline void store(float x, uint16_t& to) {
-  uint32_t bits;
+inline void save(const Floats& a, const Floats& b, float* to) {
+  save(a, to);
+  save(b, to + kLanes);
+}
+
+// bfloat16, in the lower halves: to the nearest, ties to even; a NaN has to stay one.
+inline Words rounded(const Floats& x) {
+  Words bits;
   std::memcpy(&bits, &x, sizeof bits);
-  // to the nearest, ties to even; a NaN has to stay one in its upper half
-  to = x != x ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  return x != x ? Words{} + 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+inline void save(const Floats& a, const Floats& b, uint16_t* to) {
+  const Words words = rounded(a) | rounded(b) << 16;
+  std::memcpy(to, &words, sizeof words);
 }
 
 typedef float Half __attribute__((vector_size(2 * kLanes)));
@@ -98,6 +103,22 @@ inline Floats exponential(Floats x) {
 inline Floats sigmoid(Floats x) {
   const Floats below = exponential(x < 0.0f ? x : -x);  // of numbers that cannot overflow
   return (x < 0.0f ? below : Floats{} + 1.0f) / (1.0f + below);
+}
+
+#ifdef __AVX512F__
+constexpr Integers kSwap = {1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14};
+constexpr Integers kFirst = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
+#else
+constexpr Integers kSwap = {1, 0, 3, 2, 5, 4, 7, 6};
+constexpr Integers kFirst = {0, 0, 2, 2, 4, 4, 6, 6};
+#endif
+
+// Pairs of neighbours times a rotation (cosine, sine), or, for a gradient, times its conjugate.
+inline Floats rotated(Floats x, Floats by, bool back) {
+  const Floats cosine = __builtin_shuffle(by, kFirst), sine = __builtin_shuffle(by, kFirst + 1);
+  const Floats across = __builtin_shuffle(x, kSwap) * sine;
+  const auto first = kFirst == kSwap - 1;  // of a pair
+  return x * cosine + ((first != (Integers{} - back)) ? -across : across);
 }
 
 }  // namespace

@@ -150,24 +150,35 @@ def check_gate(dtype: torch.dtype, width: int, tolerance: float) -> None:
     assert got.isnan().sum() == 1
 
 
-def check_places(dtype: torch.dtype, tolerance: float) -> None:
+def check_places(dim: int, dtype: torch.dtype, tolerance: float) -> None:
     """Queries and keys are turned, values are not; all go where they belong, and nothing else is touched."""
-    joined, angles = random((3, 2 * 2 + 2 * 2, 6), dtype), random((9, 3), torch.float32, 1)
-    before, kv = joined.clone(), torch.full((2, 4, 2, 9, 6), 7.0, dtype=dtype)
+    joined, angles = random((3, 2 * 2 + 2 * 2, dim), dtype), random((9, dim // 2), torch.float32, 1)
+    before, kv = joined.clone(), torch.full((2, 4, 2, 9, dim), 1e4, dtype=dtype)
     slots, positions = np.array([3, 0, 3]), np.array([8, 0, 2])
     layers(dtype).keep(joined, torch.polar(torch.ones_like(angles), angles), slots, positions, kv[0], kv[1])
+    a, b = before[:, :6].double().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = (f(angles[positions].double())[:, None] for f in (torch.cos, torch.sin))
+    expected = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+    torch.testing.assert_close(joined[:, :6].double(), expected, rtol=tolerance, atol=4 * tolerance)
+    assert torch.equal(joined[:, 6:], before[:, 6:])
     for n, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-        for head in range(6):
-            for pair in range(3):
-                a, b = before[n, head, 2 * pair : 2 * pair + 2].double()
-                cos, sin = angles[position, pair].double().cos(), angles[position, pair].double().sin()
-                expected = torch.stack([a * cos - b * sin, a * sin + b * cos])
-                got = joined[n, head, 2 * pair : 2 * pair + 2].double()
-                torch.testing.assert_close(got, expected, rtol=tolerance, atol=4 * tolerance)
-        assert torch.equal(joined[n, 6:], before[n, 6:])
         assert torch.equal(kv[0, slot, :, position], joined[n, 4:6])
         assert torch.equal(kv[1, slot, :, position], joined[n, 6:])
-    assert (kv == 7).sum() == kv.numel() - 2 * 3 * 2 * 6
+    assert (kv > 9e3).sum() == kv.numel() - 2 * 3 * 2 * dim
+
+
+def check_rounding() -> None:
+    """bfloat16 is rounded to the nearest, ties to even; a NaN and what overflows stay what they are."""
+    numbers = torch.cat([1 + torch.arange(128) / 128, torch.tensor([torch.inf, -torch.inf, torch.nan])]).bfloat16()
+    joined = torch.ones(1, 3, 2 * len(numbers), dtype=torch.bfloat16)
+    where, kv = np.zeros(1, dtype=np.int64), torch.zeros(2, 1, 1, *joined.shape[::2], dtype=torch.bfloat16)
+    for more in (0.0, 2**-8 - 2**-16, 2**-8, 2**-8 + 2**-16):  # half of what lies between two of the numbers is 2^-8
+        joined[0, 0, ::2], joined[0, 0, 1::2] = numbers, 1.0
+        rotations = torch.full((1, len(numbers)), complex(1.0, -more))  # a number becomes itself and 1 * more
+        layers(torch.bfloat16).keep(joined, rotations, where, where, kv[0], kv[1])
+        torch.testing.assert_close(
+            joined[0, 0, ::2], (numbers.float() + more).bfloat16(), rtol=0, atol=0, equal_nan=True
+        )
 
 
 @needs_compiler
@@ -180,8 +191,14 @@ def test_norms_and_gates_are_those_of_a_plain_formula(width: int, dtype: torch.d
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
-def test_keys_and_values_are_turned_and_kept(dtype: torch.dtype, tolerance: float) -> None:
-    check_places(dtype, tolerance)
+@pytest.mark.parametrize("dim", [6, 16, 40, 64])
+def test_keys_and_values_are_turned_and_kept(dim: int, dtype: torch.dtype, tolerance: float) -> None:
+    check_places(dim, dtype, tolerance)
+
+
+@needs_compiler
+def test_bfloat16_is_rounded_to_the_nearest() -> None:
+    check_rounding()
 
 
 def check_draw(vocab: int) -> None:
@@ -260,7 +277,8 @@ def test_processors_with_narrower_vectors_attend_alike(
         check_attention(filled(2, dim, dtype), 6, [0, 1, 3, 5], [0, 40, TIME - 60, 20], [1, 2, 60, 1], tolerance)
     check_norm(dtype, 100, tolerance)
     check_gate(dtype, 100, tolerance)
-    check_places(dtype, tolerance)
+    check_places(40, dtype, tolerance)
+    check_rounding()
     check_draw(75)
 
 
