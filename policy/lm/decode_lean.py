@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from policy.lm.feed import Feed
 from policy.lm.forward import decoder
 from policy.lm.native import native_layers
+from policy.lm.products import linear, linear_onto
 from policy.lm.slots import Blocks, SlotCache
 
 
@@ -126,13 +127,13 @@ class LeanDecoder:
                 x, q = x[wanted], q[wanted]
                 blocks = _only(feed, positions, self.heads // self.kv_heads, self.cache)
             seen = blocks.attend(q, keys, values)
-            x = torch.addmm(x, seen.flatten(1), layer.out.T)
-            x = torch.addmm(x, self._gated(F.linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down.T)
+            x = linear_onto(x, seen.flatten(1), layer.out)
+            x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         return self._norm(x, self._final_norm)
 
     def _qkv(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values as heads, one after the other: ``[n, head, dim]``."""
-        joined = F.linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
+        joined = linear(self._norm(x, layer.norm), layer.qkv, layer.qkv_bias).view(len(x), -1, self.dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = joined[:, : self.heads], joined[:, self.heads : self.heads + self.kv_heads]
             q.copy_(F.rms_norm(q, (self.dim,), layer.q_norm, self.eps))
@@ -159,7 +160,7 @@ class LeanDecoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of the lean models scales or caps them."""
-        return F.linear(hidden, self._head, self._head_bias).float()
+        return linear(hidden, self._head, self._head_bias).float()
 
 
 def _only(feed: Feed, positions: np.ndarray, group: int, cache: SlotCache) -> Blocks:

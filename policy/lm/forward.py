@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from policy.lm.batch import by_length
-from policy.lm.lean import is_lean, lean_states
+from policy.lm.lean import is_hooked, is_lean, lean_states
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
+from policy.lm.products import linear
 
 # torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones
 # leave out more, but gather the same keys more often.
@@ -108,7 +109,9 @@ def token_logits(model: Any, hidden: Tensor) -> Tensor:
     softly (Gemma Team 2024, arXiv 2408.00118, section 2).
     """
     config = model.config
-    logits: Tensor = model.get_output_embeddings()(hidden)
+    head = model.get_output_embeddings()
+    plain = type(head) is torch.nn.Linear and not is_hooked(head)
+    logits: Tensor = linear(hidden, head.weight, head.bias) if plain else head(hidden)
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if factor := _declared(config, "logit_scale"):
         logits = logits * factor

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from policy.lm.native_training import NativeTraining, native_training
 from policy.lm.pack import Pack, packed_attention
+from policy.lm.products import linear, linear_onto
 
 _FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -35,12 +36,12 @@ def is_lean(core: Any) -> bool:
         return False
     if core.training and config.attention_dropout:
         return False
-    if any(_hooked(module) for module in (core, core.norm, *core.layers.modules())):
+    if any(is_hooked(module) for module in (core, core.norm, *core.layers.modules())):
         return False
     return all(_is_plain(dict(layer.named_modules())) for layer in core.layers)
 
 
-def _hooked(module: torch.nn.Module) -> bool:
+def is_hooked(module: torch.nn.Module) -> bool:
     """Whether somebody wants to be told when ``module`` is called, which the lean pass does not do."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
@@ -73,11 +74,10 @@ def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tenso
             seen = packed_attention(attention, q, k, v, None, packing=packing)[0][0].flatten(1)
         if index == last and wanted is not None:
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
-        x = torch.addmm(x, seen, attention.o_proj.weight.T)
+        x = linear_onto(x, seen, attention.o_proj.weight)
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight
-        x = torch.addmm(
-            x, _Gated.apply(F.linear(_Normed.apply(x, eps, native), gate_up), native), mlp.down_proj.weight.T
-        )
+        gated = _Gated.apply(linear(_Normed.apply(x, eps, native), gate_up), native)
+        x = linear_onto(x, gated, mlp.down_proj.weight)
     return _Normed.apply(x, eps, native) * core.norm.weight
 
 
@@ -89,7 +89,7 @@ def _heads(
     q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
     joined = torch.cat([_paired(q.weight, dim), _paired(k.weight, dim), v.weight]) * norm
     bias = None if q.bias is None else torch.cat([_paired(q.bias, dim), _paired(k.bias, dim), v.bias])
-    heads = F.linear(x, joined, bias).view(len(x), -1, dim)
+    heads = linear(x, joined, bias).view(len(x), -1, dim)
     counts = [len(p.weight) // dim for p in (q, k, v)]
     if not hasattr(attention, "q_norm"):
         return _Turned.apply(heads, rotation, counts, native)
@@ -211,4 +211,4 @@ def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(_complex(x) * rotation).flatten(-2)
 
 
-__all__ = ["is_lean", "lean_states"]
+__all__ = ["is_hooked", "is_lean", "lean_states"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from policy.lm.native import native_attention
+from policy.lm.products import linear
 
 # FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
 NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
@@ -112,7 +112,7 @@ def products(
     def work() -> None:
         with torch.inference_mode():
             for w in weights:
-                F.linear(inputs[w.shape[1]], w)
+                linear(inputs[w.shape[1]], w)
 
     return _captured(work) if device == "cuda" else work
 
@@ -177,7 +177,7 @@ def matmul_rate(
     rates = []
     for size in sizes:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: a @ b, seconds))  # type: ignore[misc]
+        rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: linear(a, b), seconds))  # type: ignore[misc]
     return max(rates)
 
 
