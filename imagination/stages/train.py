@@ -63,12 +63,14 @@ def _train(run: RunFolder, config: Config) -> None:
     state, done = resume_from(run, "train")
     run.forget("train", done)
     run.forget("last_look")
+    dreamed, goal = config.train.world == "dream", config.worldmodel.goal
+    # what pays and ends these dreams: by the log's own rewards and ends, some would begin where they are over
+    paid = [goal.paid(t) for t in log] if dreamed and goal.declared else log
     starts = {
         name: start
-        for name, start in starts_from_log(log, branch=True).items()
+        for name, start in starts_from_log(paid, branch=True).items()
         if len(start.history) < config.dream.max_turns  # deeper ones cost their whole history and teach no more
     }
-    dreamed = config.train.world == "dream"
     if not done:
         run.update({"real_steps": {"train": 0, "probe": 0} if dreamed else {"train": 0}})
     before = real_steps_taken()
@@ -95,8 +97,7 @@ def _train(run: RunFolder, config: Config) -> None:
     )
     watch = None
     if dreamed and config.tripwires.enabled:
-        goal = config.worldmodel.goal  # what pays in these dreams: the log's own rewards would contradict it
-        watch = Watch(run, config, model, [goal.paid(t) for t in log] if goal.declared else log, probe)
+        watch = Watch(run, config, model, paid, probe)
         if state is not None:
             watch.resume(state)
     replays = Replays(config.train.self_imitation, config.seed) if config.train.self_imitation.share else None

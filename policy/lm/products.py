@@ -1,8 +1,7 @@
 """Products with the weights of linear layers, by the faster of the libraries that torch has on this processor.
 
-On CPUs torch multiplies in fp32 by MKL, which does not use AVX-512 on processors of AMD. oneDNN, which torch has for
-other purposes, does: on those that compute with whole vectors of that width it takes half the time (measured on Zen 5,
-docs/LOG.md). Elsewhere everything is as torch does it.
+On CPUs torch multiplies in fp32 by MKL. On processors of AMD that compute with whole vectors of AVX-512, oneDNN, which
+torch has for other purposes, takes half the time (measured on Zen 5, docs/LOG.md). Elsewhere all is as torch does it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-_LEAST = 16  # rows; below, what is done once for each product takes too long
+_LEAST = 16  # rows; below, what is done once for each product takes as long as it saves
 _ZEN_5 = 26  # the family of processors
 
 

@@ -122,11 +122,14 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
     """ "You walk" pays and ends here, whatever the world model has learned to pay for."""
     tiny.worldmodel.goal.observation = "You walk"
     tiny.worldmodel.goal.reward = 0.25
-    tiny.clone.steps, tiny.clone.lr = 80, 1e-2  # a policy that says commands
+    tiny.clone.steps, tiny.clone.lr = 240, 1e-2  # a policy that says commands
+    tiny.fit.steps = 400  # and a world model that does not let it walk by taking books
     tiny.tripwires.enabled = True
     rollouts = through(tiny, run)
     turns = own_turns(rollouts)
     assert {turn["info"]["outcome_by"] for turn in turns} == {"predicate"}
+    before = [turn for row in rollouts for turn in row["turns"][: row["prefix_turns"]]]
+    assert not any("You walk" in turn["observation"] for turn in before), "it began where it was over"
     walked = [turn for turn in turns if "You walk" in turn["observation"]]
     assert walked
     assert {(turn["reward"], turn["terminated"]) for turn in walked} == {(0.25, True)}

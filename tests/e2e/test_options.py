@@ -101,7 +101,8 @@ def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     config = settings(4, self_imitation=SelfImitationSettings(share=0.2, max_age=2), reward_tiers=[[0.5, 0.3], [1, 1]])
     config.train.process, config.train.process_coef = "outcome_confidence", 0.05
     config.train.expert_share = 0.1
-    config.dream.branch, config.train.lr = 0.0, 3e-4  # most episodes fail to the end, so some stand out
+    # most episodes fail to the end, so some stand out: of the first dreams of this seed three in ten succeed
+    config.seed, config.dream.branch, config.train.lr = 4, 0.0, 1e-4
     config.algorithm.name, config.algorithm.progress = name, ProgressSettings(enabled=True)
     straight = played(cloned, tmp_path / "straight", config)
     stopped = shutil.copytree(cloned, tmp_path / "stopped")
