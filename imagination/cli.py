@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagination import compose
-from imagination.catalogue import STAGES, Stage
-from imagination.mistakes import told_in_a_line
-from imagination.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
+from imagination.settings import compose
+from imagination.settings.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
+from imagination.settings.user_errors import told_in_a_line
+from imagination.stages.catalogue import STAGES, Stage
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on

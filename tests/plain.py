@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from imagination.choice import chosen
-from imagination.losses import run_segments
-from imagination.module import PolicyModule, Update
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.losses import run_segments
+from imagination.learning.policy_module import PolicyModule, Update
+from imagination.learning.stream import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
-from imagination.stream import StepStream
 from policy.lm.backbone import build_model
 from policy.lm.batch import Row
 from policy.lm.settings import ModelSettings

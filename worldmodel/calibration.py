@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.audit import Judged, expected_calibration_error
+from worldmodel.fidelity import Judged, expected_calibration_error
 from worldmodel.world_model import Prediction
 
 FILE = "calibration.json"

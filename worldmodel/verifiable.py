@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Literal
 
 from real_envs.trajectory import Turn
-from worldmodel.audit.transitions import same_reward
+from worldmodel.fidelity.transitions import same_reward
 
 Metric = Literal["exact", "diff_f1"]
 Parsed = tuple[str, float, bool]  # observation, reward, end

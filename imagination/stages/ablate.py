@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagination.compose import load_config, merge_overrides, remembered_overrides
-from imagination.evaluation import Proportion
-from imagination.reporting.text import stopped_sentence
-from imagination.run_folder import RunFolder
+from imagination.runs.lifecycle import need
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config, UserError
-from imagination.stages.arms import play_clone, train_arm
+from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
 from imagination.stages.check_train import check
-from imagination.stages.common import give_back_memory, need
-from imagination.stages.prepared import SEEDS, named_runs, prepared_run
-from imagination.stages.side_by_side import side_by_side
+from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
+from imagination.stages.variants import play_clone, train_arm
+from imagination.trust.evaluation import Proportion
+from imagination.trust.tripwires.monitor import stopped_sentence
 
 Arms = Mapping[str, str]
 

@@ -14,17 +14,18 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.auditing.audit import FORMAT, VERSION, Subject, measure
-from imagination.auditing.page import render_audit, terminal_audit
-from imagination.auditing.play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
-from imagination.auditing.verdict import targets, verdict
-from imagination.dream_env import Guard, Start
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import Guard, Start
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.pages.audit.page import render_audit, terminal_audit
+from imagination.runs.lifecycle import open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import AuditSettings, Config, UserError
-from imagination.stages.common import load_model, make_agent, open_run, weights_version
-from imagination.stages.engines import Engines
-from imagination.stages.fit import read_log
-from imagination.stages.worlds import guard_of, load_world_model
+from imagination.trust.audit.audit import FORMAT, VERSION, Subject, measure
+from imagination.trust.audit.play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
+from imagination.trust.audit.verdict import targets, verdict
 from real_envs.isolation import real_steps_taken
 from real_envs.store import TrajectoryStore
 from real_envs.textworld import TextWorldTasks

@@ -8,18 +8,18 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.auditing.play import find_candidates
-from imagination.auditing.verdict import told
-from imagination.compose import load_config, remembered_overrides
-from imagination.reporting.text import number
-from imagination.run_folder import RunFolder
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
+from imagination.settings.compose import load_config, remembered_overrides
 from imagination.stages.ablate import arms_table, check_arms, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
-from imagination.stages.common import give_back_memory
-from imagination.stages.others import fit_beside, others_of
-from imagination.stages.prepared import SEEDS, named_runs, prepared_run
-from imagination.stages.side_by_side import side_by_side
+from imagination.stages.other_world_models import fit_beside, others_of
+from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
+from imagination.trust.audit.play import find_candidates
+from imagination.trust.audit.verdict import told
+from imagination.trust.format import number
 
 PARTS = ("others", "models", "arms")  # the longest first
 

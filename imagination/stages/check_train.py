@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from imagination.algorithms import ALGORITHMS
-from imagination.choice import chosen
-from imagination.curriculum import check_horizon
-from imagination.dream_env import JUDGEMENTS
-from imagination.mixture import check_share, most
-from imagination.pay import check_tiers
+from imagination.dreaming.curriculum import check_horizon
+from imagination.dreaming.dream_env import JUDGEMENTS
+from imagination.dreaming.mixture import check_share, most
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.reward_shaping import check_tiers
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 
 

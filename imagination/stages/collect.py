@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from imagination.rollout import Episode, Provenance, play_all
-from imagination.run_folder import RunFolder
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.progress_bar import bar
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.common import finish, open_run
-from imagination.stages.progress import bar
 from real_envs.behaviours import deal, mixture
 from real_envs.isolation import real_steps_taken
 from real_envs.store import TrajectoryStore

@@ -18,18 +18,19 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.comparing.free_play import free_play
-from imagination.comparing.page import render_page
-from imagination.comparing.pairs import Pair, consistency, pair_json, statistics
-from imagination.comparing.text import diverging, pair_view, summary_table
-from imagination.dream_env import Guard, Start, starts_from_log
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import Guard, Start, starts_from_log
+from imagination.dreaming.engines import Engines, Meter, make_agent
+from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.pages.compare.page import render_page
+from imagination.pages.compare.text import diverging, pair_view, summary_table
+from imagination.runs.lifecycle import open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.both_worlds import Ledger, Player
-from imagination.stages.common import load_model, make_agent, open_run, weights_version
-from imagination.stages.engines import Engines, Meter
-from imagination.stages.fit import read_log
-from imagination.stages.worlds import guard_of, load_world_model
+from imagination.trust.compare.free_play import free_play
+from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
+from imagination.trust.compare.play import Ledger, Player
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.rows import nearest

@@ -8,17 +8,18 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation import Proportion
-from imagination.run_folder import RunFolder
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
-from imagination.stages import prepared
-from imagination.stages.arms import train_arm
-from imagination.stages.common import fingerprint, give_back_memory
+from imagination.stages import seed_runs
 from imagination.stages.evaluate import evaluate
 from imagination.stages.report import report
-from imagination.stages.side_by_side import side_by_side
+from imagination.stages.variants import train_arm
+from imagination.trust.evaluation import Proportion
 
-STAGES = {**prepared.STAGES, "evaluate": evaluate}
+STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
@@ -45,7 +46,7 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
     Writes ``table.json`` and ``table.md``.
     """
-    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in prepared.SEEDS}
+    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in seed_runs.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
     (folder / "table.json").write_text(json.dumps(results, indent=1))
     table = seeds_table(results)
@@ -55,7 +56,7 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
 def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     """One seed of them; its line of the table."""
-    mine = prepared.seed_config(config, seed)
+    mine = seed_runs.seed_config(config, seed)
     print(f"== seed {seed}: dreams", flush=True)
     run_stages(mine, folder)
     report(mine, folder, partial=False)

@@ -8,23 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from imagination.dream_env import DreamEnv, Guard, Start
-from imagination.evaluation import summarise
-from imagination.replay import replay_all
-from imagination.rollout import Episode, Provenance, plan
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import DreamEnv, Guard, Start
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.replay import replay_all
+from imagination.dreaming.rollout import Episode, Provenance, plan
+from imagination.dreaming.rollout_progress import play_with_bar
+from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.runs.lifecycle import finish, need, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.collect import refuse_foreign_log
-from imagination.stages.common import finish, load_model, make_agent, need, open_run, weights_version
-from imagination.stages.engines import Engines
-from imagination.stages.fit import read_log
-from imagination.stages.playing import play_with_bar
-from imagination.stages.worlds import guard_of, load_world_model
+from imagination.trust.evaluation import summarise
 from policy.agent import LanguageModelAgent
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.audit import audit_metrics, judge
+from worldmodel.fidelity import audit_metrics, judge
 from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from imagination.reporting.report import terminal_table, write_report
+from imagination.pages.report.report import terminal_table, write_report
 from imagination.settings import Config, UserError
 
 

@@ -7,31 +7,23 @@ import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from imagination.choice import chosen
-from imagination.dream_env import DreamEnv, Start, starts_from_log
-from imagination.mixture import most
-from imagination.module import PolicyModule
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import DreamEnv, Start, starts_from_log
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.mixture import most
+from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.collector import Player, World
+from imagination.learning.policy_module import PolicyModule
+from imagination.learning.self_imitation_buffer import Replays
+from imagination.learning.stream import StepStream
+from imagination.learning.trainer import KeepCheckpoints, make_trainer
+from imagination.runs.lifecycle import finish, need, open_run, resume_from
+from imagination.runs.log import read_log
+from imagination.runs.models import adapted, load_model
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.check_train import check, check_experts, longest_episode
-from imagination.stages.common import (
-    KeepCheckpoints,
-    adapted,
-    finish,
-    load_model,
-    make_agent,
-    make_trainer,
-    need,
-    open_run,
-    resume_from,
-)
-from imagination.stages.engines import Engines
-from imagination.stages.fit import read_log
-from imagination.stages.player import Player, World
-from imagination.stages.replays import Replays
-from imagination.stages.watch import Probe, Watch
-from imagination.stages.worlds import calibration_of, guard_of, load_world_model
-from imagination.stream import StepStream
+from imagination.trust.tripwires.monitor import Probe, Watch
 from policy.lm.backbone import save_checkpoint
 from real_envs.isolation import real_steps_taken
 from real_envs.textworld import TextWorldTasks

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from policy.lm.batch import by_length
 from policy.lm.lean import is_hooked, is_lean, lean_states
+from policy.lm.native.products import linear
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
-from policy.lm.products import linear
 
 # torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones
 # leave out more, but gather the same keys more often.

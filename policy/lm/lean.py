@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from policy.lm.native_training import NativeTraining, native_training
+from policy.lm.native.products import linear, linear_onto
+from policy.lm.native.training import NativeTraining, native_training
 from policy.lm.pack import Pack, packed_attention
-from policy.lm.products import linear, linear_onto
 
 _FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 _HEADS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

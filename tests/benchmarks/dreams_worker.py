@@ -10,19 +10,19 @@ import time
 from typing import Any
 
 from imagination.cli import prepare
-from imagination.dream_env import DreamEnv, starts_from_log
-from imagination.rollout import Episode, Provenance, play_all
-from imagination.run_folder import RunFolder
-from imagination.stages.common import load_model
-from imagination.stages.engines import drafts_from
-from imagination.stages.fit import read_log
-from imagination.stages.worlds import form_of
+from imagination.dreaming.dream_env import DreamEnv, starts_from_log
+from imagination.dreaming.engines import drafts_from
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.dreaming.world_models import form_of
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model
+from imagination.runs.run_folder import RunFolder
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
-from policy.lm.inprocess import InProcessEngine
-from policy.lm.requests import Turnstile
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
-from policy.lm.vllm_engine import VllmEngine
 from real_envs.env import Task
 from real_envs.trajectory import Source, Trajectory
 from tests.benchmarks.dreaming import GenerateEngine

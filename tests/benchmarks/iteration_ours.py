@@ -10,16 +10,16 @@ from typing import Any
 
 import lightning as L
 
-from imagination.algorithms import ALGORITHMS
-from imagination.experience import policy_rows
-from imagination.judging import judged, trained
-from imagination.module import PolicyModule, Update
-from imagination.rollout import Episode, Provenance, play_all
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.credit import judged, trained
+from imagination.learning.experience import policy_rows
+from imagination.learning.policy_module import PolicyModule, Update
+from imagination.learning.stream import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
-from imagination.stream import StepStream
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Observation, Source

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from policy.lm.decode import kv_shape
+from policy.lm.engines.inprocess.decode import kv_shape
 from tests.benchmarks.dreaming import Shape, model_config
 from tests.benchmarks.machine import copy_rate, products_seconds
 from tests.benchmarks.measure import forward_operations

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from imagination.replay import replay_all
-from imagination.rollout import Episode
-from imagination.stages.watch import Watch
+from imagination.dreaming.replay import replay_all
+from imagination.dreaming.rollout import Episode
+from imagination.trust.tripwires.monitor import Watch
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory, Turn
 

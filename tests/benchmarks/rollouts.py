@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from policy.lm.decode import kv_shape
 from policy.lm.engine import Sampling
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.decode import kv_shape
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from tests.benchmarks.dreaming import NEVER, Shape, make_model
 from tests.benchmarks.limits import dream_limits, linear_shapes
 from tests.benchmarks.machine import attention_products, best_in_turns, copy_rate, products

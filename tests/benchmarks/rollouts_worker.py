@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from policy.lm.engine import Engine
-from policy.lm.inprocess import InProcessEngine
-from policy.lm.requests import Turnstile
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
-from policy.lm.vllm_engine import VllmEngine
 from tests.benchmarks.dreaming import GenerateEngine, Shape, dream, make_model
 from tests.benchmarks.machine import synchronize
 from tests.benchmarks.measure import worker_files

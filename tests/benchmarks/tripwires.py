@@ -32,20 +32,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.compose import load_config
-from imagination.dream_env import DreamEnv, starts_from_log
-from imagination.evaluation import summarise
-from imagination.rollout import Episode, Provenance, play_all
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import DreamEnv, starts_from_log
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.settings.compose import load_config
 from imagination.stages import train as train_stage
-from imagination.stages.common import load_model, make_agent
-from imagination.stages.engines import Engines
 from imagination.stages.evaluate import play_real
-from imagination.stages.fit import read_log
-from imagination.stages.worlds import load_world_model
-from imagination.tripwires.wires import PREFIX
-from imagination.tripwires.word_drift import words
+from imagination.trust.evaluation import summarise
+from imagination.trust.tripwires.wires import PREFIX
+from imagination.trust.tripwires.word_drift import words
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory, Turn

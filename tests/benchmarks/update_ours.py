@@ -14,11 +14,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
-from imagination.advantages import group_relative
-from imagination.losses import token_logprobs
-from imagination.module import PolicyModule, Update
+from imagination.learning.advantages import group_relative
+from imagination.learning.losses import token_logprobs
+from imagination.learning.policy_module import PolicyModule, Update
+from imagination.learning.stream import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
-from imagination.stream import StepStream
 from policy.lm.batch import Row
 from real_envs.trajectory import Source
 from tests.benchmarks.machine import synchronize

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from imagination.comparing.page import render_page
-from imagination.comparing.pairs import Pair, first_kind, pair_up
+from imagination.pages.compare.page import render_page
+from imagination.trust.compare.pairs import Pair, first_kind, pair_up
 from real_envs.trajectory import Source, Turn
 from tests.browser.chromium import Chromium, find
 from tests.unit.comparisons import comparison, episode, made_up_pair

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from imagination.algorithms import ALGORITHMS
-from imagination.module import PolicyModule
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.batch import Row
 from tests.e2e.conftest import tiny_settings, write_log

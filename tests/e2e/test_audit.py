@@ -12,20 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from imagination.auditing.audit import Subject, measure
-from imagination.auditing.play import Arena, Contestant, Loaded
-from imagination.auditing.verdict import targets, verdict
 from imagination.cli import main
-from imagination.compose import load_config
-from imagination.dream_env import Start
-from imagination.replay import Replay, ReplayActor
+from imagination.dreaming.dream_env import Start
+from imagination.dreaming.replay import Replay, ReplayActor
 from imagination.settings import AuditSettings, Config
+from imagination.settings.compose import load_config
 from imagination.stages.audit import audited_before, run_audit
 from imagination.stages.audit_table import audit_others
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
+from imagination.trust.audit.audit import Subject, measure
+from imagination.trust.audit.play import Arena, Contestant, Loaded
+from imagination.trust.audit.verdict import targets, verdict
 from policy.agent import LanguageModelAgent
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import Task
 from real_envs.textworld import TextWorldGame, TextWorldTasks

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from imagination.settings import Config
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from real_envs.store import TrajectoryStore
 

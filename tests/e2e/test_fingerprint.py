@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from imagination.compose import load_config
+from imagination.runs.fingerprint import READS, fingerprint
 from imagination.settings import Config
+from imagination.settings.compose import load_config
 from imagination.settings.dreams import DreamSettings
+from imagination.stages.clone import clone
 from imagination.stages.collect import collect
-from imagination.stages.common import READS, fingerprint
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")

@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from imagination.run_folder import RunFolder
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.runs.log import read_log
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError, WorldModelSettings
 from imagination.stages.audit import run_audit
+from imagination.stages.clone import clone
 from imagination.stages.compare import compare
-from imagination.stages.engines import Engines
-from imagination.stages.fit import clone, fit_world_model, read_log
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
-from imagination.stages.worlds import guard_of, load_world_model
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason
-from worldmodel.audit import judge
 from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.fidelity import judge
 from worldmodel.outcome import Goal
 
 
@@ -179,7 +181,9 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     fit_world_model(tiny, run)
     tiny.worldmodel.kind = "delta"
     with monkeypatch.context() as patch:
-        patch.setattr("imagination.stages.fit.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(
+            "imagination.learning.supervise.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             fit_world_model(tiny, run)
     for kind in ("text", "delta"):

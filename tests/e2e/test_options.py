@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from imagination.compose import load_config
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings
+from imagination.settings.compose import load_config
 from imagination.stages.train import train
 from tests.e2e.conftest import tiny_settings
 from tests.e2e.test_algorithms import cloned, moved  # noqa: F401

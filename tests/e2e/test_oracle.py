@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from imagination.dream_env import DreamEnv, Start
-from imagination.rollout import Episode, Provenance, play, play_all
+from imagination.dreaming.dream_env import DreamEnv, Start
+from imagination.dreaming.rollout import Episode, Provenance, play, play_all
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import build_model
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer

@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from imagination.dream_env import DreamEnv, starts_from_log
-from imagination.experience import policy_row
-from imagination.rollout import Episode, Provenance, play
-from imagination.run_folder import RunFolder
+from imagination.dreaming.dream_env import DreamEnv, starts_from_log
+from imagination.dreaming.engines import Engines, drafts_from, make_agent
+from imagination.dreaming.rollout import Episode, Provenance, play
+from imagination.dreaming.world_models import form_of, load_world_model
+from imagination.learning.experience import policy_row
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.common import load_model, make_agent
-from imagination.stages.engines import Engines, drafts_from
-from imagination.stages.fit import clone, fit_world_model, read_log
-from imagination.stages.refine import Answers, refine_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
+from imagination.stages.refine_world_model import Answers, refine_world_model
 from imagination.stages.train import train
-from imagination.stages.worlds import form_of, load_world_model
 from real_envs.env import Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Owner, Source, Trajectory

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from imagination.run_folder import RunFolder
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import form_of
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.common import load_model, weights_version
-from imagination.stages.engines import Engines
-from imagination.stages.fit import fit_world_model, read_log
-from imagination.stages.refine import Answers, no_worse, refine_world_model
-from imagination.stages.worlds import form_of
+from imagination.stages.fit_world_model import fit_world_model
+from imagination.stages.refine_world_model import Answers, no_worse, refine_world_model
 from policy.lm.settings import EngineSettings
 from worldmodel.objective import transition_weights
 

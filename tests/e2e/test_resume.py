@@ -12,10 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from imagination.run_folder import RunFolder
+from imagination.runs.lifecycle import need
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import need
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 
 

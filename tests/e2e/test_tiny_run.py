@@ -16,7 +16,8 @@ import pytest
 
 from imagination.cli import main
 from imagination.stages import train as train_stage
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 
 
 def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from imagination.reporting.report import write_report
-from imagination.run_folder import RunFolder
+from imagination.learning.collector import Player
+from imagination.pages.report.report import write_report
+from imagination.runs.models import weights_version
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import weights_version
-from imagination.stages.fit import clone, fit_world_model
-from imagination.stages.player import Player
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
@@ -236,7 +237,7 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
                 def roll_back(self: Any) -> None:
                     raise _Killed
 
-                patch.setattr("imagination.stages.watch.Watch.roll_back", roll_back)
+                patch.setattr("imagination.trust.tripwires.monitor.Watch.roll_back", roll_back)
             with pytest.raises(_Killed):
                 train(config, killed)
         assert "stopped_by" not in summary(killed).get("tripwires", {})

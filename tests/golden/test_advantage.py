@@ -12,7 +12,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from imagination.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
+from imagination.learning.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
 
 NAN, INF = math.nan, math.inf
 

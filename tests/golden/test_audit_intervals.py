@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from worldmodel.audit.intervals import (
+from worldmodel.fidelity.intervals import (
     bootstrap,
     clusters,
     estimate,

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_envs.trajectory import Turn
-from worldmodel.audit import Judged, expected_calibration_error
 from worldmodel.calibration import (
     Calibration,
     Isotonic,
@@ -20,6 +19,7 @@ from worldmodel.calibration import (
     fit_isotonic,
     fit_score,
 )
+from worldmodel.fidelity import Judged, expected_calibration_error
 from worldmodel.world_model import Prediction
 
 quick = settings(deadline=None, max_examples=100)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagination.evaluation import Proportion, difference_ci95, summarise
+from imagination.trust.evaluation import Proportion, difference_ci95, summarise
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 

@@ -12,7 +12,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from imagination.advantages import (
+from imagination.learning.advantages import (
     anchor_ids,
     best_of_groups,
     gigpo,

@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from imagination.losses import (
+from imagination.learning.losses import (
     cross_entropy_loss,
     kl_k1,
     kl_k2,

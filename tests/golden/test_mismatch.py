@@ -10,8 +10,8 @@ import math
 import pytest
 import torch
 
-from imagination.losses import ppo_clip_loss
-from imagination.mismatch import engine_mismatch, truncated_importance
+from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
+from imagination.learning.losses import ppo_clip_loss
 
 NAN, INF = math.nan, math.inf
 

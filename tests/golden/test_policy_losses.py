@@ -12,7 +12,8 @@ import random
 import pytest
 import torch
 
-from imagination.losses import (
+from imagination.learning.engine_mismatch import masked_importance
+from imagination.learning.losses import (
     EntropyHistory,
     cispo_loss,
     entropy_loss,
@@ -29,7 +30,6 @@ from imagination.losses import (
     turn_ratio_loss,
     turn_segments,
 )
-from imagination.mismatch import masked_importance
 
 NAN, INF = math.nan, math.inf
 

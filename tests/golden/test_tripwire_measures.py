@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.tripwires.measures import LogReference, loops, measure, path
-from imagination.tripwires.word_drift import WordReference, jensen_shannon, words
+from imagination.trust.tripwires.measures import LogReference, loops, measure, path
+from imagination.trust.tripwires.word_drift import WordReference, jensen_shannon, words
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 Said = tuple[str, float]

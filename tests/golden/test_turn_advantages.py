@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from imagination.advantages import bilevel_gae, broadcast_over_turns, masked_gae, turn_bounds, turn_gae
+from imagination.learning.advantages import bilevel_gae, broadcast_over_turns, masked_gae, turn_bounds, turn_gae
 
 NAN = math.nan
 INDEX = torch.tensor([[-1, 0, 0, -1, -1, 1, -1, 2, 2, 2, -1]])

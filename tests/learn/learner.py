@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from imagination.algorithms import Algorithm, Episodes, Tokens, total
-from imagination.losses import EntropyHistory, row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.algorithms import Algorithm, Episodes, Tokens, total
+from imagination.learning.losses import EntropyHistory, row_segments, token_entropy, token_logprobs, turn_segments
 from tests.learn.world import OBJECTS, STATES, VERBS, Played, play, value_of
 
 

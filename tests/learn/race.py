@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from imagination.algorithms import ALGORITHMS, algorithm
+from imagination.learning.algorithms import ALGORITHMS, algorithm
 from tests.learn.learner import Learner
 from tests.learn.world import OPTIMUM, STARTS, TURNS
 

@@ -11,7 +11,7 @@ import json
 import pytest
 import torch
 
-from imagination.algorithms import ALGORITHMS, algorithm
+from imagination.learning.algorithms import ALGORITHMS, algorithm
 from tests.learn import race
 from tests.learn.learner import Learner, Tables
 from tests.learn.world import (

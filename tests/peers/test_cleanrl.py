@@ -11,8 +11,8 @@ import math
 import pytest
 import torch
 
-from imagination.advantages import masked_gae, whiten
-from imagination.losses import kl_k3, ppo_clip_loss, value_loss
+from imagination.learning.advantages import masked_gae, whiten
+from imagination.learning.losses import kl_k3, ppo_clip_loss, value_loss
 from tests.peers.rows import assert_agree
 
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])

@@ -10,8 +10,8 @@ from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from imagination.advantages import group_relative
-from imagination.losses import cispo_loss, gspo_loss, kl_k3, kl_loss, ppo_clip_loss, token_weights
+from imagination.learning.advantages import group_relative
+from imagination.learning.losses import cispo_loss, gspo_loss, kl_k3, kl_loss, ppo_clip_loss, token_weights
 from policy.lm.tokenizer import train_tokenizer
 from tests.peers.rows import Rows, assert_agree, make_rows, with_gradient
 

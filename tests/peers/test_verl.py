@@ -10,7 +10,7 @@ from verl.trainer.ppo import core_algos as verl
 from verl.utils.torch_functional import entropy_from_logits
 from verl.workers.config import ActorConfig
 
-from imagination.advantages import (
+from imagination.learning.advantages import (
     broadcast_over_tokens,
     group_relative,
     leave_one_out,
@@ -19,7 +19,7 @@ from imagination.advantages import (
     reinforce_pp_baseline,
     whiten,
 )
-from imagination.losses import (
+from imagination.learning.losses import (
     cispo_loss,
     gspo_loss,
     kl_k1,

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.advantages import best_of_groups, gigpo, informative, leave_one_out, turn_bounds
-from imagination.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, total
-from imagination.losses import (
+from imagination.learning.advantages import best_of_groups, gigpo, informative, leave_one_out, turn_bounds
+from imagination.learning.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, total
+from imagination.learning.losses import (
     expert_policy_loss,
     row_segments,
     run_segments,

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
-from imagination.losses import (
+from imagination.learning.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
+from imagination.learning.losses import (
     cross_entropy_loss,
     kl_k1,
     kl_k2,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from imagination.compose import remember_overrides
-from imagination.run_folder import RunFolder
-from imagination.schema import ConfigError
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
+from imagination.settings.compose import remember_overrides
+from imagination.settings.schema import ConfigError
 from imagination.stages.ablate import ablate, arms_table, compare_arms, config_of_arm
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from imagination.algorithms import ALGORITHMS, Algorithm, Episodes, Judged, Tokens, total
-from imagination.choice import chosen
-from imagination.losses import row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Judged, Tokens, total
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.losses import row_segments, token_entropy, token_logprobs, turn_segments
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row, padded
 from tests.plain import DEFAULTS, EXPERTS, Gradients, assert_same, gradients_of, make_model, rl_row, scored, update

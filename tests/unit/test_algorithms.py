@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from imagination import advantages, losses
-from imagination.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, rewards_of, total
-from imagination.algorithms.algorithm import Algorithm
-from imagination.algorithms.surrogate import PpoClip
-from imagination.algorithms.terms import Critic, Entropy, Kl, Sampling
-from imagination.algorithms.with_critic import TokenGae
-from imagination.algorithms.without_critic import GroupRelative
+from imagination.learning.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, rewards_of, total
+from imagination.learning.algorithms.algorithm import Algorithm
+from imagination.learning.algorithms.surrogate import PpoClip
+from imagination.learning.algorithms.terms import Critic, Entropy, Kl, Sampling
+from imagination.learning.algorithms.with_critic import TokenGae
+from imagination.learning.algorithms.without_critic import GroupRelative
 
 NAMES = [
     "ppo", "grpo", "dr_grpo", "rloo", "reinforce", "reinforce_pp", "reinforce_pp_baseline", "gigpo", "dapo", "gspo",

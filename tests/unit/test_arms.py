@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagination.run_folder import RunFolder
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages import arms
 

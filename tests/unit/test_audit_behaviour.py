@@ -8,8 +8,8 @@ import torch
 from policy.lm.render import ChatFormat, policy_prompt
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.unit.engines import CONTEXT, MODEL, TOKENIZER
-from worldmodel.audit.behaviour import action_logprobs, behaviour_metrics
-from worldmodel.audit.transitions import Judged
+from worldmodel.fidelity.behaviour import action_logprobs, behaviour_metrics
+from worldmodel.fidelity.transitions import Judged
 from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(TOKENIZER)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from imagination.auditing.page import render_audit, terminal_audit
-from imagination.auditing.play import find_candidates
-from imagination.auditing.verdict import targets, verdict
-from imagination.compose import remember_overrides
+from imagination.pages.audit.page import render_audit, terminal_audit
 from imagination.settings import AuditSettings, Config
+from imagination.settings.compose import remember_overrides
 from imagination.stages.audit_table import audit_table, config_of, render_table, row_of
+from imagination.trust.audit.play import find_candidates
+from imagination.trust.audit.verdict import targets, verdict
 
 
 def e(value: float | None, n: int = 100, low: float | None = None, high: float | None = None) -> dict[str, Any]:

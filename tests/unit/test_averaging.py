@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from imagination.averaging import WeightAverage
+from imagination.learning.averaging import WeightAverage
+from imagination.learning.supervised_module import SupervisedModule
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule
 from policy.lm.batch import collate
 from tests.plain import EXPERTS, fit, make_model
 

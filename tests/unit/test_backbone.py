@@ -19,8 +19,8 @@ from policy.lm.backbone import (
     with_lora,
 )
 from policy.lm.engine import Sampling
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.forward import decoder, hidden_before, token_logits
-from policy.lm.inprocess import InProcessEngine
 from policy.lm.settings import LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 

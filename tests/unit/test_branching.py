@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.compose import load_config
-from imagination.rollout import Episode, Provenance
+from imagination.dreaming.rollout import Episode, Provenance
+from imagination.learning.collector import Player, World, lost_to_doubt, useful_turns
 from imagination.settings import Config, UserError
+from imagination.settings.compose import load_config
 from imagination.stages.check_train import check
-from imagination.stages.player import Player, World, lost_to_doubt, useful_turns
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 UNSURE, LIMIT = StopReason.UNSURE, StopReason.TURN_LIMIT

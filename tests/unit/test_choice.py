@@ -7,11 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from imagination.algorithms import ALGORITHMS
-from imagination.choice import TRAINERS, changed, chosen
 from imagination.cli import STAGES, stage_help
-from imagination.compose import config_folder as configs
-from imagination.compose import groups, load_config
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.algorithms.build import TRAINERS, changed, chosen
 from imagination.settings import (
     AlgorithmName,
     AlgorithmSettings,
@@ -20,8 +18,10 @@ from imagination.settings import (
     SelfImitationSettings,
     UserError,
 )
+from imagination.settings.compose import config_folder as configs
+from imagination.settings.compose import groups, load_config
 from imagination.stages.check_train import check, check_experts
-from imagination.stages.refine import grpo
+from imagination.stages.refine_world_model import grpo
 
 # --- names and keys ---
 

@@ -21,8 +21,8 @@ from omegaconf import OmegaConf
 
 from imagination import cli, compose, mistakes
 from imagination import settings as real_settings
-from imagination.catalogue import STAGES
-from imagination.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
+from imagination.settings.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
+from imagination.stages.catalogue import STAGES
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from imagination.comparing.free_play import free_play
-from imagination.comparing.page import embed_json, headline, page_data, render_page
-from imagination.comparing.pairs import pair_up
-from imagination.comparing.text import diverging, pair_view, printable, summary_table
+from imagination.pages.compare.page import embed_json, headline, page_data, render_page
+from imagination.pages.compare.text import diverging, pair_view, printable, summary_table
+from imagination.trust.compare.free_play import free_play
+from imagination.trust.compare.pairs import pair_up
 from real_envs.trajectory import Source, Turn
 from tests.unit.comparisons import comparison, episode, made_up_pair
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from imagination.compose import load_config
-from imagination.curriculum import check_horizon, turns_at
+from imagination.dreaming.curriculum import check_horizon, turns_at
+from imagination.learning.collector import longest_turns
 from imagination.settings import Config
+from imagination.settings.compose import load_config
 from imagination.stages.check_train import check
-from imagination.stages.player import longest_turns
 
 POINTS = [[0, 4], [8, 12], [10, 6]]
 

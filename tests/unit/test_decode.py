@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
-from policy.lm.decode import make_decoder
-from policy.lm.decode_generic import GenericDecoder
-from policy.lm.decode_lean import LeanDecoder
 from policy.lm.engine import Sampling, UnsupportedModel
-from policy.lm.feed import Feed
+from policy.lm.engines.inprocess.decode import make_decoder
+from policy.lm.engines.inprocess.decode_generic import GenericDecoder
+from policy.lm.engines.inprocess.decode_lean import LeanDecoder
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.feed import Feed
 from policy.lm.forward import decoder, token_logits
-from policy.lm.inprocess import InProcessEngine
-from policy.lm.native import SWITCH
+from policy.lm.native.decoding import SWITCH
 from policy.lm.settings import LoraSettings
 from tests.unit.engines import (
     CONTEXT,

@@ -8,14 +8,14 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from imagination.dream_env import DreamEnv, Start
+from imagination.dreaming.dream_env import DreamEnv, Start
 from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
-from worldmodel.audit import audit_metrics, judge
 from worldmodel.delta import DeltaWorldModel, Edits
+from worldmodel.fidelity import audit_metrics, judge
 from worldmodel.form import prompt_tokens
 from worldmodel.objective import world_model_row
 from worldmodel.world_model import InvalidReason, PredictionInvalid

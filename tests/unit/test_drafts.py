@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.lm.drafts import LENGTHS, Draft, Drafts
 from policy.lm.engine import Sampling
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.drafts import LENGTHS, Draft, Drafts
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from tests.unit.engines import CONTEXT, MODEL, NEVER, VOCAB, assert_scored, generate, make_model, prompt, together
 
 NO_STOP = -5

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from imagination.dream_env import DreamEnv, Guard, Start, starts_from_log
-from imagination.rollout import Episode, Provenance, play
+from imagination.dreaming.dream_env import DreamEnv, Guard, Start, starts_from_log
+from imagination.dreaming.rollout import Episode, Provenance, play
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.render import ChatFormat, world_model_prompt
 from policy.lm.tokenizer import train_tokenizer

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from tests.unit.engines import (
     CONTEXT,
     MODEL,

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.compose import load_config
-from imagination.run_folder import RunFolder
-from imagination.schema import ConfigError
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.common import make_agent
-from imagination.stages.engines import Engines
-from imagination.stages.worlds import load_world_model
+from imagination.settings.compose import load_config
+from imagination.settings.schema import ConfigError
 from policy.lm.backbone import build_model, plain_weights, save_checkpoint, with_lora
 from policy.lm.engine import EngineUnavailable
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings, LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
-from policy.lm.vllm_engine import VllmEngine
 
 TOKENIZER = train_tokenizer(["some text"], 290)
 SMALL = ModelSettings(hidden=32, layers=2, heads=2, kv_heads=1, mlp=48, context=64)

@@ -11,9 +11,9 @@ import torch
 
 from policy.lm.backbone import build_model
 from policy.lm.engine import Engine, EngineCannotScore
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.requests import Turnstile
 from policy.lm.render import ChatFormat, status_line, world_model_prompt
-from policy.lm.requests import Turnstile
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Turn

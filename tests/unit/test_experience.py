@@ -11,9 +11,16 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.choice import chosen
-from imagination.experience import anchors, imitation_row, policy_row, policy_rows, telling_groups, turn_weights
-from imagination.judging import judged
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.credit import judged
+from imagination.learning.experience import (
+    anchors,
+    imitation_row,
+    policy_row,
+    policy_rows,
+    telling_groups,
+    turn_weights,
+)
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import collate
 from policy.lm.render import ChatFormat

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from imagination.module import PolicyModule
+from imagination.learning.policy_module import PolicyModule
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
 from policy.lm.forward import micro_batches

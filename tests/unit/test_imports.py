@@ -24,18 +24,18 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 
 # The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("policy/lm/vllm_engine.py",),
-    "httpx": ("policy/lm/openai_engine.py",),
+    "vllm": ("policy/lm/engines/vllm.py",),
+    "httpx": ("policy/lm/engines/openai.py",),
     "lightning": (
-        "imagination/stream.py",
-        "imagination/module.py",
-        "imagination/supervised.py",
+        "imagination/learning/stream.py",
+        "imagination/learning/policy_module.py",
+        "imagination/learning/supervised_module.py",
         "imagination/stages.py",
         "imagination/stages/",
         "imagination/training.py",
     ),
-    "hydra": ("imagination/cli.py", "imagination/compose.py"),
-    "omegaconf": ("imagination/cli.py", "imagination/compose.py"),
+    "hydra": ("imagination/cli.py", "imagination/settings/compose.py"),
+    "omegaconf": ("imagination/cli.py", "imagination/settings/compose.py"),
     "torch": ("policy/", "worldmodel/", "imagination/"),
 }
 # Other names under which the same library comes.
@@ -102,13 +102,13 @@ def test_the_packages_are_really_read() -> None:
         ("real_envs/a.py", "import policy", "real_envs must not import policy"),
         ("real_envs/deep/a.py", "from worldmodel.text import T", "real_envs must not import worldmodel.text.T"),
         ("real_envs/a.py", "def f():\n    import torch", "torch belongs only in"),
-        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.rollout"),
+        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.dreaming.rollout"),
         ("policy/lm/a.py", "import worldmodel.text", "policy must not import worldmodel.text"),
         ("worldmodel/a.py", "from policy.agent import Agent", "worldmodel must not import policy.agent.Agent"),
         ("worldmodel/a.py", "from policy import lmx", "worldmodel must not import policy.lmx"),
         ("worldmodel/a.py", "import policy", "worldmodel must not import policy"),
         ("worldmodel/a.py", "import importlib\nimportlib.import_module('imagination')", "must not import imagination"),
-        ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm belongs only in policy/lm/vllm_engine.py"),
+        ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm belongs only in policy/lm/engines/vllm.py"),
         ("imagination/losses.py", "from lightning.pytorch import Trainer", "lightning belongs only in"),
         ("imagination/losses.py", "import pytorch_lightning", "pytorch_lightning belongs only in"),
         ("imagination/settings/config.py", "from omegaconf import OmegaConf", "omegaconf belongs only in"),
@@ -130,10 +130,10 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
     ("file", "source"),
     [
         ("real_envs/a.py", "from real_envs.env import Env\nfrom . import b\nfrom .importers import c\nimport numpy"),
-        ("policy/lm/vllm_engine.py", "import vllm, torch\nfrom real_envs.env import Task"),
+        ("policy/lm/engines/vllm.py", "import vllm, torch\nfrom real_envs.env import Task"),
         ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
         ("imagination/stages/train.py", "import lightning\nfrom policy.agent import A\nfrom ..rollout import r"),
-        ("imagination/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
+        ("imagination/settings/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
     ],
 )
 def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str) -> None:

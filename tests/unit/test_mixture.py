@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from imagination.compose import load_config
-from imagination.mixture import added_episodes, check_share, most, share_at
+from imagination.dreaming.mixture import added_episodes, check_share, most, share_at
+from imagination.learning.collector import measure_played, real_groups
 from imagination.settings import Config, TrainSettings, UserError
+from imagination.settings.compose import load_config
 from imagination.stages.check_train import check
-from imagination.stages.player import measure_played, real_groups
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 POINTS = [[2, 0.5], [6, 0.1], [8, 0.1], [9, 0.9]]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from policy.lm import native
-from policy.lm.sampling import sample
-from policy.lm.slots import Blocks, SlotCache
+from policy.lm.engines.inprocess.sampling import sample
+from policy.lm.engines.inprocess.slots import Blocks, SlotCache
+from policy.lm.native import decoding as native
 
 CPU = torch.device("cpu")
 TIME = 150

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from policy.lm import native
 from policy.lm.forward import hidden_before, packs
 from policy.lm.lean import _Attended, _Gated, _Normed, _Turned
-from policy.lm.native_training import NativeTraining, native_training
+from policy.lm.native import decoding as native
+from policy.lm.native.training import NativeTraining, native_training
 from policy.lm.pack import Pack, pack
 from tests.unit.test_native import fresh, needs_compiler, switched_on
 from tests.unit.test_pack import make_model

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnavailable, Sampling
-from policy.lm.openai_engine import OpenAIEngine
+from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.settings import EngineSettings
 
 STOP = 2

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from imagination.optimizers import MuonAdamW, split_matrices
+from imagination.learning.optimizers import MuonAdamW, split_matrices
+from imagination.learning.supervised_module import SupervisedModule
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule
 from policy.lm.backbone import build_model
 from tests.plain import SIZES, TOKENIZER, make_model
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.compose import load_config
-from imagination.dream_env import DreamEnv, Start
-from imagination.schema import ConfigError
+from imagination.dreaming.dream_env import DreamEnv, Start
 from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.settings.schema import ConfigError
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.outcome import Goal, GoalWorldModel

@@ -27,7 +27,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from imagination.losses import token_logprobs
+from imagination.learning.losses import token_logprobs
 from policy.lm.backbone import with_lora
 from policy.lm.forward import decoder, encode, hidden_before, micro_batches, packs, token_logits
 from policy.lm.pack import pack

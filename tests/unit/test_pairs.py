@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from imagination.comparing.pairs import consistency, outcome, pair_json, pair_up, statistics
-from imagination.comparing.text import pair_view
+from imagination.pages.compare.text import pair_view
+from imagination.trust.compare.pairs import consistency, outcome, pair_json, pair_up, statistics
 from real_envs.trajectory import Source, StopReason, Turn
 from tests.unit.comparisons import episode
 

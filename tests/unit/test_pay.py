@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from imagination.algorithms import Episodes, algorithm, rewards_of
-from imagination.choice import chosen
-from imagination.experience import policy_row, policy_rows, telling_groups
-from imagination.judging import judged
-from imagination.pay import GRAIN, Pay, check_tiers
+from imagination.learning.algorithms import Episodes, algorithm, rewards_of
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.credit import judged
+from imagination.learning.experience import policy_row, policy_rows, telling_groups
+from imagination.learning.reward_shaping import GRAIN, Pay, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.algorithms import ALGORITHMS
-from imagination.choice import chosen
-from imagination.judging import Said, judged
-from imagination.progress import Progress, turn_states
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.credit import Said, judged
+from imagination.learning.progress_attribution import Progress, turn_states
 from imagination.settings import AlgorithmSettings, ProgressSettings
 from policy.lm.batch import Row
 from tests.plain import DEFAULTS, EXPERTS, assert_same, make_model, random_ids, rl_row, update

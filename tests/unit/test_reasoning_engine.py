@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.stages.engines import drafts_from
+from imagination.dreaming.engines import drafts_from
 from policy.lm.backbone import build_model
-from policy.lm.drafts import Drafts
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.drafts import Drafts
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat, status_line, world_model_prompt
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from imagination.dreaming.reasoning_checks import check_room, check_thoughts, thoughts_of
+from imagination.dreaming.world_models import form_of, trained_as
 from imagination.settings import Config, UserError, WorldModelSettings
-from imagination.stages.reasoning import check_room, check_thoughts, thoughts_of
-from imagination.stages.worlds import form_of, trained_as
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError
 from tests.unit.test_reasoning import BYTES, EPISODE, HALL, LINE, TURNS

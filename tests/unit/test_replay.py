@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from imagination.replay import replay_all
-from imagination.rollout import Episode, plan
+from imagination.dreaming.replay import replay_all
+from imagination.dreaming.rollout import Episode, plan
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 

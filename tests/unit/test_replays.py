@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from imagination.choice import chosen
-from imagination.experience import policy_rows
-from imagination.judging import judged, trained
-from imagination.losses import replay_loss
-from imagination.mixture import added_episodes, realised_shares
+from imagination.dreaming.mixture import added_episodes, realised_shares
+from imagination.learning.algorithms.build import chosen
+from imagination.learning.credit import judged, trained
+from imagination.learning.experience import policy_rows
+from imagination.learning.losses import replay_loss
+from imagination.learning.self_imitation_buffer import Replays, replay_row
 from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
-from imagination.stages.replays import Replays, replay_row
 from policy.lm.batch import Row, collate
 from real_envs.trajectory import Source, StopReason
 from tests.plain import (

@@ -12,11 +12,11 @@ import matplotlib
 import pytest
 from rich.console import Console
 
-from imagination.evaluation import Proportion
-from imagination.reporting.plots import STYLE, binned, series, share_areas, trend
-from imagination.reporting.report import ReportError, build_report, load_run, terminal_table, write_report
-from imagination.reporting.text_diff import word_diff
-from imagination.reporting.twins import Difference, find_twins, first_difference, still_true
+from imagination.pages.report.plots import STYLE, binned, series, share_areas, trend
+from imagination.pages.report.report import ReportError, build_report, load_run, terminal_table, write_report
+from imagination.trust.compare.text_diff import word_diff
+from imagination.trust.compare.twins import Difference, find_twins, first_difference, still_true
+from imagination.trust.evaluation import Proportion
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
 Json = dict[str, Any]

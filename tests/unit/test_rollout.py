@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from imagination.rollout import Episode, Provenance, play, play_all
+from imagination.dreaming.rollout import Episode, Provenance, play, play_all
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn

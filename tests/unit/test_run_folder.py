@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from imagination.run_folder import RunFolder
+from imagination.runs.run_folder import RunFolder
 from imagination.stages.demo import seeds_table
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from policy.lm.engine import Sampling
-from policy.lm.inprocess import InProcessEngine
-from policy.lm.sampling import sample, truncated
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.sampling import sample, truncated
 from tests.unit.engines import CONTEXT, MODEL, NEVER, TOKENIZER, generate, prompt, together
 
 # Probabilities .5 .25 .15 .1, in another order than that of the ids.

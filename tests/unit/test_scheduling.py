@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from policy.lm import inprocess
 from policy.lm.engine import Completion, Sampling
-from policy.lm.inprocess import InProcessEngine, MemoryTooSmall
-from policy.lm.requests import Turnstile
+from policy.lm.engines.inprocess import engine as inprocess
+from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
+from policy.lm.engines.inprocess.requests import Turnstile
 from tests.unit.engines import CONTEXT, MODEL, NEVER, assert_scored, prompt, together
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from policy.lm import inprocess
 from policy.lm.engine import (
     Completion,
     ContextFull,
@@ -23,8 +22,9 @@ from policy.lm.engine import (
     Sampling,
     scorer,
 )
-from policy.lm.inprocess import InProcessEngine
-from policy.lm.openai_engine import OpenAIEngine
+from policy.lm.engines.inprocess import engine as inprocess
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.openai import OpenAIEngine
 from tests.unit.engines import CONTEXT, MODEL, NEVER, VOCAB, assert_scored, make_model, prompt, together
 
 

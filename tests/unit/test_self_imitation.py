@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from imagination.advantages import SelfImitationBuffer
+from imagination.learning.advantages import SelfImitationBuffer
 
 
 def drawn(buffer, step, count=100):

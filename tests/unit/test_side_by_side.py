@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from imagination.runs.side_by_side import side_by_side, split_said
 from imagination.settings import UserError
-from imagination.stages.side_by_side import side_by_side, split_said
 
 
 def works(name: str, folder: Path) -> tuple[str, int, str | None]:

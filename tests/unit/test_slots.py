@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from policy.lm.slots import Blocks, SlotCache
+from policy.lm.engines.inprocess.slots import Blocks, SlotCache
 
 TIME, DIM = 12, 8
 

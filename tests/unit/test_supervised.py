@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from imagination.learning.supervised_module import SupervisedModule, schedule
 from imagination.settings import FitSettings
-from imagination.supervised import SupervisedModule, schedule
 from policy.lm.batch import collate
 from tests.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored
 

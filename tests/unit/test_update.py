@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from imagination.experience import policy_row
-from imagination.module import PolicyModule, Update
-from imagination.rollout import Episode, Provenance, play_all
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.learning.experience import policy_row
+from imagination.learning.policy_module import PolicyModule, Update
 from imagination.settings import AlgorithmSettings
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Observation, Source

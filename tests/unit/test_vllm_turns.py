@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.stages.engines import Engines, exact
-from policy.lm import vllm_engine
+from imagination.dreaming.engines import Engines, exact
 from policy.lm.engine import Engine, Sampling
-from policy.lm.inprocess import InProcessEngine
+from policy.lm.engines import vllm as vllm_engine
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
-from policy.lm.vllm_engine import VllmEngine
 from tests.benchmarks.dreaming import Shape
 from tests.benchmarks.rollouts_worker import make_engines
 from tests.unit.engines import CONTEXT, MODEL, NEVER, TOKENIZER

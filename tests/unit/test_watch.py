@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.run_folder import RunFolder
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.watch import Probe, Watch
+from imagination.trust.tripwires.monitor import Probe, Watch
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 

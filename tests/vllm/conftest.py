@@ -18,12 +18,13 @@ from transformers import PreTrainedModel
 
 import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
 from imagination.settings import Config
-from imagination.stages.fit import clone, fit_world_model
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
 from policy.lm.backbone import build_model
 from policy.lm.engine import Completion
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
-from policy.lm.vllm_engine import VllmEngine
 from real_envs.store import TrajectoryStore
 from tests.e2e.conftest import TASKS, logged_episode
 

@@ -18,16 +18,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from imagination.run_folder import RunFolder
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.engines import Engines
 from imagination.stages.train import train
-from imagination.stages.worlds import load_world_model
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
-from policy.lm.vllm_engine import VllmEngine
 from real_envs.store import TrajectoryStore
 from tests.vllm.conftest import TOLERANCE
-from worldmodel.audit import judge
+from worldmodel.fidelity import judge
 
 
 def updates(folder: Path) -> list[dict[str, float]]:

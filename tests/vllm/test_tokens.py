@@ -11,8 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
-from policy.lm.requests import Turnstile
-from policy.lm.vllm_engine import VllmEngine
+from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.vllm import VllmEngine
 from tests.vllm.conftest import CONTEXT, NEVER, TOKENIZER, VOCAB, assert_scored, generate, processed, prompt, together
 
 

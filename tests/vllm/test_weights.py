@@ -14,11 +14,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from policy.lm import vllm_engine
 from policy.lm.backbone import with_lora
 from policy.lm.engine import Sampling
+from policy.lm.engines import vllm as vllm_engine
+from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings, LoraSettings
-from policy.lm.vllm_engine import VllmEngine
 from tests.vllm.conftest import (
     CONTEXT,
     NEVER,

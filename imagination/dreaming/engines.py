@@ -1,0 +1,136 @@
+"""What samples tokens in a run: the engine that the settings name, for each model one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from imagination.runs.models import context_of
+from imagination.settings import Config, UserError
+from policy.agent import LanguageModelAgent
+from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
+from policy.lm.engines.inprocess.drafts import Drafts
+from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
+from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.vllm import VllmEngine
+from policy.lm.render import ChatFormat, render_for_world_model
+from policy.lm.settings import EngineSettings
+from real_envs.trajectory import Trajectory
+from worldmodel.form import Form
+from worldmodel.reasoning import spoken
+
+
+@dataclass(slots=True)
+class Meter:
+    """How many tokens were sampled so far."""
+
+    tokens: int = 0
+
+
+class MeteredEngine:
+    """An ``Engine`` that counts on a meter what another one samples."""
+
+    def __init__(self, engine: Engine, meter: Meter) -> None:
+        self._engine, self._meter = engine, meter
+        self.context, self.version = engine.context, engine.version
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        completion = await self._engine.complete(ids, sampling, seed, session)
+        self._meter.tokens += len(completion.ids)
+        return completion
+
+    def release(self, session: Hashable) -> None:
+        self._engine.release(session)
+
+    def update_weights(self) -> None:
+        self._engine.update_weights()
+        self.version = self._engine.version
+
+
+class MeteredScorer(MeteredEngine):
+    """The same of one that scores; scored tokens were given, not sampled, and are not counted."""
+
+    def __init__(self, engine: Engine, meter: Meter) -> None:
+        super().__init__(engine, meter)
+        self._scorer = scorer(engine)
+
+    async def score(self, ids: Sequence[int], start: int, session: Hashable | None = None) -> tuple[float, ...]:
+        return await self._scorer.score(ids, start, session)
+
+
+class Engines:
+    """Makes engines that share the device of this process.
+
+    Args:
+        meter: counts what all of them sample; ``None`` counts nothing.
+    """
+
+    def __init__(self, settings: EngineSettings, meter: Meter | None = None) -> None:
+        self.settings = settings
+        self._meter = meter
+        self._turnstile = Turnstile()
+
+    def make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
+        """As ``_make``, metered where there is a meter."""
+        engine = self._make(model, chat, context, drafts)
+        if self._meter is None:
+            return engine
+        return (MeteredScorer if isinstance(engine, Scorer) else MeteredEngine)(engine, self._meter)
+
+    def _make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
+        """What samples from a model of this process; a server is not asked for that, whatever the settings say.
+
+        Args:
+            drafts: guesses for the engine in process; vLLM has ways of its own.
+
+        Raises:
+            EngineUnavailable: vLLM is chosen and not there.
+            UserError: one sequence does not fit the memory.
+        """
+        settings = self.settings
+        if settings.name == "vllm":
+            return VllmEngine(model, chat.tokenizer, context, settings, self._turnstile)
+        dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        try:
+            return InProcessEngine(
+                model,
+                context,
+                settings.slots,
+                settings.memory_gib,
+                dtype,
+                drafts=drafts if settings.drafts else None,
+                turnstile=self._turnstile,
+            )
+        except MemoryTooSmall as error:
+            raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+
+
+def exact(engine: Engine) -> bool:
+    """Whether log-probs from this engine are those of a trainer of the same model, up to the rounding of fp32.
+
+    What is not known to be, is not: other kernels, other precisions, another process.
+    """
+    return isinstance(engine, InProcessEngine) and engine.exact
+
+
+def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
+    """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what (in fp32
+    exactly, in bf16 up to rounding).
+
+    Notes are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
+    """
+    found = [render_for_world_model(chat, t, spoken(form, t.start, t.turns)) for t in log if t.turns]
+    return Drafts([tokens.ids for tokens in found])
+
+
+def make_agent(
+    engines: Engines, model: Any, chat: ChatFormat, config: Config, temperature: float, name: str
+) -> LanguageModelAgent:
+    """A policy that plays, sampling from ``model`` as it was when its engine's weights were last updated."""
+    engine = engines.make(model, chat, context_of(model, config.policy))
+    return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)

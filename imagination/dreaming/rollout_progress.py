@@ -1,0 +1,32 @@
+"""Playing many episodes of a stage with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.runs.progress_bar import bar
+from policy.agent import Agent
+from real_envs.env import Env
+from real_envs.trajectory import Trajectory
+
+
+async def play_with_bar(
+    what: str,
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | Callable[[Episode], Agent],
+    stamp: Provenance,
+    max_turns: int | Callable[[Episode], int],
+    concurrency: int,
+) -> list[Trajectory]:
+    """``play_all`` with a progress bar on standard error."""
+    done = 0
+    with bar(what, len(episodes)) as advance:
+
+        def count(_: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            advance(done)
+
+        return await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, on_done=count)

@@ -1,0 +1,189 @@
+"""The world model that the settings describe: its form, its members, and who decides reward and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from imagination.dreaming.dream_env import Guard
+from imagination.dreaming.engines import Engines, drafts_from
+from imagination.dreaming.reasoning_checks import check_room
+from imagination.runs.lifecycle import need
+from imagination.runs.models import context_of, load_model, weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError, WorldModelSettings
+from policy.lm.engine import Engine, EngineCannotScore
+from policy.lm.engines.openai import OpenAIEngine
+from policy.lm.render import ChatFormat
+from real_envs.trajectory import Trajectory
+from worldmodel.calibration import FILE, Calibration
+from worldmodel.delta import Edits
+from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.form import Form, WholeText
+from worldmodel.outcome import GoalWorldModel
+from worldmodel.reasoning import INSTRUCTION, Reasoned
+from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import LanguageWorldModel
+
+STAGE = "fit-world-model"
+UNFINISHED = "unfinished"
+
+
+def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+    """How the world model writes transitions.
+
+    Args:
+        log: what ``kind=retrieval`` retrieves from: the episodes it is trained on.
+
+    Raises:
+        UserError: there is nothing to retrieve from.
+    """
+    form = _form_of_answers(settings, log)
+    if not settings.reasoning_tokens:
+        return form
+    # what starts at random reads no instruction, and would only have it in its context
+    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.model else "")
+
+
+def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+    if settings.kind == "delta":
+        return Edits(settings.edited_in_full)
+    if settings.kind == "retrieval":
+        try:
+            return Retrieval(TransitionIndex(log), settings.neighbours)
+        except ValueError as error:
+            raise UserError(f"worldmodel.kind=retrieval: {error}") from error
+    return WholeText()
+
+
+def trained_as(settings: WorldModelSettings) -> str:
+    """What a model was trained to read and write, in a word: another form needs another training."""
+    form: str = settings.kind
+    if form == "retrieval":
+        form += f"-{settings.neighbours}"
+    if form == "delta":  # the word alone is of models from before texts stood there in full
+        form += "-full" if settings.edited_in_full else "-brief"
+    return f"{form}+reasoning" if settings.reasoning_tokens else form
+
+
+def member_folder(run: RunFolder, member: int) -> Path:
+    """``models/worldmodel``, ``models/worldmodel-1``, ..."""
+    return run.model(f"worldmodel-{member}" if member else "worldmodel")
+
+
+def load_world_model(
+    engines: Engines,
+    run: RunFolder,
+    config: Config,
+    temperature: float,
+    log: Sequence[Trajectory] = (),
+    served: bool = True,
+    name: str = "worldmodel",
+) -> LanguageWorldModel:
+    """The run's world model, ready to predict.
+
+    Args:
+        name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and must
+            have been trained in the same form.
+        log: what to retrieve from, and where to look up guesses at its predictions.
+        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
+
+    Raises:
+        UserError: it is not trained yet, or was trained in another form.
+        EngineCannotScore: an ensemble in an engine that only samples.
+    """
+    settings = config.worldmodel
+    need(run.model(name), STAGE)
+    alone = settings.members == 1 or name != "worldmodel"
+    check_form(run, config)
+    elsewhere = config.engine.name == "openai" and served
+    if not alone and (elsewhere or config.engine.name == "vllm"):
+        raise EngineCannotScore(
+            f"engine={config.engine.name} cannot score given tokens, which the members of an ensemble do to each "
+            "other's predictions: set engine=inprocess, or worldmodel.members=1"
+        )
+    form = form_of(settings, log)
+    folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
+    members = [_member(engines, config, temperature, log, form, folder, elsewhere) for folder in folders]
+    model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
+    return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+
+def guard_of(run: RunFolder, config: Config, ends: bool = True, name: str = "worldmodel") -> Guard:
+    """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
+
+    Raises:
+        UserError: the world model has no calibration for these settings.
+    """
+    dream, calibration = config.dream, None
+    if dream.min_probability > 0:
+        calibration = calibration_of(run, config, f"dream.min_probability={dream.min_probability:g}", name)
+    return Guard(dream.min_confidence, dream.min_outcome_confidence, ends, dream.min_probability, calibration)
+
+
+def calibration_of(run: RunFolder, config: Config, asks: str, name: str = "worldmodel") -> Calibration:
+    """The calibration of the world model ``name``.
+
+    Args:
+        asks: the setting that needs it, for the error.
+
+    Raises:
+        UserError: there is none, or it was fitted to answers at another temperature or to another goal.
+    """
+    found = Calibration.load(run.model(name))
+    if found is None:
+        raise UserError(f"{asks} needs {run.model(name) / FILE}; run `imagine {STAGE}` with this version")
+    if found.temperature != config.dream.temperature:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} is of answers at temperature {found.temperature:g}; set "
+            f"dream.temperature={found.temperature:g}, or run `imagine {STAGE}` with "
+            f"dream.temperature={config.dream.temperature:g}"
+        )
+    if found.goal != config.worldmodel.goal.observation:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={found.goal!r}; run "
+            f"`imagine {STAGE}` with the goal of now"
+        )
+    return found
+
+
+def check_form(run: RunFolder, config: Config) -> None:
+    """
+    Raises:
+        UserError: the run's world model was trained in another form than the settings say, or not to its end; or it has
+            no room to reason.
+    """
+    check_room(config)
+    trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
+    if trained == UNFINISHED:
+        raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
+    if trained != (wanted := trained_as(config.worldmodel)):
+        raise UserError(
+            f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
+            "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
+            "worldmodel.reasoning_tokens) back"
+        )
+
+
+def _member(
+    engines: Engines,
+    config: Config,
+    temperature: float,
+    log: Sequence[Trajectory],
+    form: Form,
+    folder: Path,
+    elsewhere: bool,
+) -> TextWorldModel:
+    if elsewhere:
+        chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, STAGE)))
+        engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)
+        version = f"served/{config.engine.served_model}"
+    else:
+        model, chat = load_model(folder, STAGE, config.worldmodel)
+        model.requires_grad_(False)
+        engine = engines.make(model, chat, context_of(model, config.worldmodel), drafts_from(log, chat, form))
+        version = weights_version(model)
+    return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature, form)

@@ -1,0 +1,124 @@
+"""Advantages from returns to go: REINFORCE, REINFORCE++ and its variant with a group baseline."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from imagination.learning.advantages.gae import masked_gae
+from imagination.learning.advantages.group import group_relative
+from imagination.learning.advantages.turns import broadcast_over_tokens
+from imagination.learning.shapes import at_least_fp32, check_mask, check_shapes
+
+
+@torch.no_grad()
+def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """Discounted sum of what is still to be earned, carried across the tokens that are not the agent's.
+
+    A trainer that resets the sum where the mask is 0 loses, at each observation, all that the later turns earn.
+
+    Args:
+        rewards: ``[batch, time]``, as ``place_turn_rewards`` returns it.
+        mask: ``[batch, time]`` bool, agent tokens.
+        gamma: in [0, 1], per agent token.
+
+    Returns:
+        ``[batch, time]``, exactly zero outside ``mask``.
+
+    Raises:
+        ValueError: as ``masked_gae``.
+
+    Example::
+
+        returns_to_go(tensor([[0.0, 0.0, 1.0]]), tensor([[True, False, True]]), gamma=0.5)  # [[0.5, 0, 1.0]]
+    """
+    # GAE without a critic and with lambda = 1 is the return to go.
+    return masked_gae(rewards, torch.zeros_like(at_least_fp32(rewards)), mask, gamma, 1.0)[0]
+
+
+@torch.no_grad()
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """``(x - mean) / (std + 1e-8)`` over the masked entries of the whole batch, unbiased deviation.
+
+    Computed in fp64, or the rounding of equal entries, divided by 1e-8, would look like a difference.
+
+    Args:
+        x: any shape; all episodes of the update, not a micro-batch.
+        mask: bool, of the same shape.
+
+    Returns:
+        of that shape and of ``x``'s dtype (fp32 at least), exactly zero outside ``mask``.
+
+    Raises:
+        ValueError: shapes disagree or ``mask`` is not bool.
+
+    Example::
+
+        whiten(tensor([1.0, 3.0, nan]), tensor([True, True, False]))  # [-0.7071, 0.7071, 0]
+    """
+    check_shapes("whiten", x=x, mask=mask)
+    if mask.dtype != torch.bool:
+        raise ValueError(f"whiten needs a bool mask, got {mask.dtype}")
+    chosen = x[mask].double()
+    if not len(chosen):
+        return torch.zeros_like(at_least_fp32(x))
+    centred = torch.where(mask, x.double() - chosen.mean(), 0.0)
+    std = chosen.std(correction=min(1, len(chosen) - 1))
+    return (centred / (std + 1e-8)).to(at_least_fp32(x).dtype)
+
+
+@torch.no_grad()
+def reinforce_pp(rewards: Tensor, mask: Tensor, valid: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+    """REINFORCE++: returns to go, whitened over all agent tokens of the batch (Hu 2025, arXiv 2501.03262).
+
+    Args:
+        rewards, mask: as in ``returns_to_go``; rewards may contain a KL penalty.
+        valid: ``[batch]`` bool; failed episodes enter neither mean nor deviation.
+        gamma: in [0, 1], per agent token.
+
+    Returns:
+        ``(advantages [batch, time], counts [batch])``; ``counts`` is ``valid``, as no group is compared.
+
+    Raises:
+        ValueError: as ``returns_to_go``, or ``valid`` is not bool ``[batch]``.
+
+    Example::
+
+        reinforce_pp(tensor([[1.0], [0.0]]), tensor([[True], [True]]), tensor([True, True]))[0]  # [[0.7071], [-0.7071]]
+    """
+    mask = _of_valid("reinforce_pp", mask, valid)
+    return whiten(returns_to_go(rewards, mask, gamma), mask), valid
+
+
+@torch.no_grad()
+def reinforce_pp_baseline(returns: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """REINFORCE++ with baseline: the group's mean is subtracted first, then all agent tokens are whitened together.
+
+    The deviation is that of the batch, not of the group, so nearly equal groups are not blown up (arXiv 2501.03262).
+
+    Args:
+        returns, group_ids, valid: as in ``group_relative``.
+        mask: ``[n, time]`` bool, agent tokens.
+
+    Returns:
+        ``(advantages [n, time], counts [n])``.
+
+    Raises:
+        ValueError: as ``group_relative`` and ``broadcast_over_tokens``.
+
+    Example::
+
+        ones = tensor([[True], [True]])
+        reinforce_pp_baseline(tensor([3.0, 1.0]), tensor([0, 0]), tensor([True, True]), ones)[0]
+        # [[0.7071], [-0.7071]]
+    """
+    deviation, counts = group_relative(returns, group_ids, valid, normalise_std=False)
+    mask = _of_valid("reinforce_pp_baseline", mask, counts)
+    return whiten(broadcast_over_tokens(deviation, mask), mask), counts
+
+
+def _of_valid(where: str, mask: Tensor, valid: Tensor) -> Tensor:
+    check_mask(where, mask)
+    if valid.dtype != torch.bool or valid.shape != mask.shape[:1]:
+        raise ValueError(f"{where} needs valid to be bool [{len(mask)}], got {valid.dtype} {tuple(valid.shape)}")
+    return mask & valid[:, None]

@@ -1,0 +1,309 @@
+"""What one update is made of: dreams, real episodes at their share, experts and replays, and rows of them all."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from imagination.dreaming.curriculum import turns_at
+from imagination.dreaming.dream_env import Start
+from imagination.dreaming.engines import exact
+from imagination.dreaming.mixture import added_episodes, share_at
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.learning.experience import imitation_row, policy_rows, telling_groups
+from imagination.learning.policy_module import Update
+from imagination.learning.reward_shaping import Pay
+from imagination.learning.self_imitation_buffer import Replays
+from imagination.learning.supervise import cut
+from imagination.runs.models import weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, DreamSettings, TrainSettings, UserError
+from imagination.trust.evaluation import summarise
+from imagination.trust.tripwires.monitor import Watch
+from policy.agent import LanguageModelAgent
+from policy.lm.batch import Row
+from policy.lm.engine import Engine
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.render import ChatFormat
+from real_envs.env import Env, Task
+from real_envs.trajectory import Source, StopReason, Trajectory
+
+_CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
+
+
+@dataclass(slots=True)
+class World:
+    """Where rollouts of this run happen: dreams by default, the real games for the control."""
+
+    make_env: Callable[[], Env]
+    source: Source
+    version: str | None
+    concurrency: int
+    engines: tuple[Engine, ...] = ()
+    close: Callable[[], Any] | None = None
+
+
+@dataclass(slots=True)
+class Player:
+    """Plays the episodes of one update and makes rows of them."""
+
+    run: RunFolder
+    config: Config
+    world: World
+    model: Any
+    agent: LanguageModelAgent
+    chat: ChatFormat
+    starts: Mapping[str, Start]
+    experts: Sequence[Trajectory]
+    count_real_steps: Callable[[], None]
+    watch: Watch | None = None
+    replays: Replays | None = None
+    real: World | None = None
+    seconds: float = 0.0
+    turns: int = 0
+
+    def update(self, index: int) -> Update:
+        """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
+        settings = self.config.train
+        chance = random.Random(f"{self.config.seed}/{index}")
+        longest = longest_turns(self.config.dream, index)
+        played = self._rollouts(index, chance, longest)
+        beside = self._beside(index, chance, longest)
+        self.count_real_steps()
+        if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
+            stops = dict(Counter(t.stop.value for t in played))
+            raise UserError(
+                f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
+                "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
+            )
+        shown = [*self._one_a_group(index, played), *beside[:: settings.group_size]]
+        self.run.add_rollouts("train", shown, which="update", step=index, split="train")
+        seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
+        if self.watch is not None and self.watch.tripped is not None:
+            return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
+        weigh = self.config.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
+        min_weight = self.config.dream.min_weight if weigh else None
+        rows = policy_rows([*played, *beside], min_weight, self.pay)
+        measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._paid(rows)}
+        if self.config.dream.horizon:
+            measured["horizon"] = longest
+        replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
+        own = len(played) + len(beside)
+        wanted = added_episodes(own, expert, replayed)
+        again: list[Row] = []
+        if self.replays is not None:
+            again = self.replays.draw(index, added_episodes(own, replayed, expert))
+            measured |= self.replays.add(index, rows) | {"replayed": len(again)}
+        for episode in chance.sample(list(self.experts), min(wanted, len(self.experts))):
+            row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
+            if any(row.ce_weight):
+                rows.append(row)
+        return Update(index, [*rows, *again], measured, exact=exact(self.agent.engine))
+
+    def last_look(self) -> None:
+        """The wires look at the policy that training ended with, in the dreams of one more update.
+
+        No update after the last one plays before it learns, so nothing else would show what the last one taught.
+        Nothing is learned from these dreams, and none of them is a real step; they are of stage ``last_look``.
+        """
+        if self.watch is None:
+            return
+        index = self.config.train.updates
+        played = self._rollouts(
+            index, random.Random(f"{self.config.seed}/{index}"), longest_turns(self.config.dream, index)
+        )
+        self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
+        self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
+
+    def _rollouts(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+        """What an update plays in its world, by the policy as it is now."""
+        self.agent.engine.update_weights()
+        for engine in self.world.engines:
+            if isinstance(engine, InProcessEngine):
+                engine.reset()
+        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
+        groups = self._first_groups(index)
+        played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
+        if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
+            played += self._branches(index, chance, stamp, longest, played)
+        return played + self._in_place_of_equal_groups(index, chance, stamp, longest, played)
+
+    def _one_a_group(self, index: int, played: Sequence[Trajectory]) -> list[Trajectory]:
+        """An episode of each of the groups that are played first, to be written down."""
+        return [played[g * self.config.train.group_size] for g in range(self._first_groups(index))]
+
+    def _first_groups(self, index: int) -> int:
+        """Groups of an update that are played in its world, without those beside it and without further ones."""
+        return self.config.train.groups - real_groups(index, self.config.train)
+
+    def _beside(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+        """Groups of the same update that are played in the real games, at ``train.real_share``.
+
+        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough.
+        """
+        first = self._first_groups(index)
+        groups = self.config.train.groups - first
+        if not groups or self.real is None:
+            return []
+        episodes = self._episodes(index, chance, first, groups, 0.0, self.real)
+        return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, self.real)
+
+    @property
+    def pay(self) -> Pay:
+        """What turns earn under the settings."""
+        train, progress = self.config.train, self.config.algorithm.progress
+        tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
+        asked = progress.enabled and progress.carried_out
+        return Pay(tiers, train.process, self.config.worldmodel.refusals if asked else "")
+
+    def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
+        found: dict[str, float] = {}
+        if self.config.train.reward_tiers and rows:
+            found["tiered_return"] = fmean(sum(row.rewards) for row in rows)
+        judgements = [p for row in rows for p in row.process[:-1] if not math.isnan(p)]
+        if judgements:
+            found["process_mean"] = fmean(judgements)
+        return found
+
+    def speed(self) -> dict[str, float]:
+        """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
+        found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
+        counts = [engine.counts for engine in self.world.engines if isinstance(engine, InProcessEngine)]
+        if counts:
+            found["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
+            if drafted := sum(c.drafted for c in counts):
+                found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
+        return found
+
+    def _play(
+        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
+    ) -> list[Trajectory]:
+        world = world or self.world
+        begin = time.perf_counter()
+        played = asyncio.run(play_all(episodes, world.make_env, self.agent, stamp, longest, world.concurrency))
+        self.seconds += time.perf_counter() - begin
+        self.turns += sum(len(t.own_turns) for t in played)
+        return played
+
+    def _branches(
+        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """Further groups from the middle of logged episodes, for the turns that doubt has cut off.
+
+        A dream that ended unsure after k turns it could use gave up ``longest - k``. As many turns are dreamed in whole
+        groups (GRPO compares within them), round after round, since these may be cut as well: until nothing is missing
+        that a further group could give, or the groups allowed by ``dream.extra_groups`` are used up.
+        """
+        settings = self.config.train
+        missing = lost_to_doubt(played, longest)
+        first = settings.groups
+        last = first + int(self.config.dream.extra_groups * self._first_groups(index))
+        found: list[Trajectory] = []
+        while first < last and missing >= settings.group_size * longest:
+            groups = min(missing // (settings.group_size * longest), last - first)
+            more = self._play(self._episodes(index, chance, first, groups, 1.0), stamp, longest)
+            missing -= sum(useful_turns(t) for t in more)
+            first += groups
+            found += more
+        return found
+
+    def _in_place_of_equal_groups(
+        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+    ) -> list[Trajectory]:
+        """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
+        settings = self.config.train
+        wanted = self._first_groups(index)
+        first = settings.groups + len({t.group_id for t in played}) - wanted  # the numbers before it are taken
+        last = first + int(settings.extra_groups * wanted)
+        found: list[Trajectory] = []
+        while first < last and (missing := wanted - telling_groups([*played, *found], self.pay)) > 0:
+            groups = min(missing, last - first)
+            episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
+            found += self._play(episodes, stamp, longest)
+            first += groups
+        return found
+
+    def _episodes(
+        self, index: int, chance: random.Random, first: int, groups: int, branch: float, world: World | None = None
+    ) -> list[Episode]:
+        """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
+        settings, source = self.config.train, (world or self.world).source
+        world_name = "" if source is self.world.source else f"{source.value}/"  # no group is of both worlds
+        by_task: dict[str, list[str]] = {}
+        for name, start in self.starts.items():
+            by_task.setdefault(start.task_id, []).append(name)
+        tasks = sorted(by_task)
+        chance.shuffle(tasks)
+        episodes: list[Episode] = []
+        for g in range(first, first + groups):
+            task_id = tasks[g % len(tasks)]
+            branched = [n for n in by_task[task_id] if self.starts[n].history]
+            whole = [n for n in by_task[task_id] if not self.starts[n].history]
+            use_branch = source is Source.DREAM and chance.random() < branch
+            name = chance.choice(branched if use_branch and branched else whole)
+            spec = {"start": name, "path": str((self.run.games / f"{task_id}.z8").resolve())}
+            for k in range(settings.group_size):
+                episode_id = f"{source.value}/{index}/{g}/{k}"
+                seed = ((self.config.seed * 10_007 + index) * 1009 + g) * 101 + k
+                episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
+        return episodes
+
+
+def measure_played(played: Sequence[Trajectory], prefix: str = "") -> dict[str, float]:
+    """Metrics of episodes of one world, ``{"dream_success": 0.5, "turns": 310, ...}``; nothing for none.
+
+    ``prefix``: of the names that do not say which world they are of, where an update plays in both.
+    """
+    if not played:
+        return {}
+    from_start = summarise([t for t in played if not t.prefix_turns])
+    branched = summarise([t for t in played if t.prefix_turns])
+    everything = summarise(played)
+    name = "dream" if played[0].source is Source.DREAM else "real"
+    metrics: dict[str, float] = {
+        f"{prefix}turns": sum(len(t.own_turns) for t in played),
+        f"{prefix}failures": everything.success.failures,
+    }
+    for key, summary in ((f"{name}_success", from_start), (f"{name}_success_branched", branched)):
+        if summary.success.rate is not None:
+            metrics[key] = summary.success.rate
+    for stop, count in everything.stops.items():
+        metrics[f"{prefix}stop_{stop.value}"] = count / len(played)
+    if everything.mean_turns is not None:
+        metrics[f"{prefix}mean_turns"] = everything.mean_turns
+    return metrics
+
+
+def real_groups(update: int, settings: TrainSettings) -> int:
+    """How many of an update's groups are played in the real games; one at least stays in the dream.
+
+    Example::
+
+        real_groups(0, TrainSettings(groups=6, real_share=0.5))  # 3
+    """
+    return min(round(share_at(update, settings.real_share) * settings.groups), settings.groups - 1)
+
+
+def longest_turns(dream: DreamSettings, update: int) -> int:
+    """Of an update's episodes, dreamed or real: the control plays what the dreams play."""
+    return turns_at(
+        update, dream.horizon, dream.horizon_shape, dream.max_turns, dream.horizon_every, dream.horizon_growth
+    )
+
+
+def useful_turns(episode: Trajectory) -> int:
+    """Own turns without the one that the guard rejected."""
+    return len(episode.own_turns) - (episode.stop is StopReason.UNSURE)
+
+
+def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:
+    """How many turns the dreams that ended unsure could still have had."""
+    return sum(longest - useful_turns(t) for t in played if t.stop is StopReason.UNSURE)

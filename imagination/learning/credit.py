@@ -1,0 +1,123 @@
+"""Rows of an update <-> the tensors that algorithms judge: all episodes at once, before rows are packed or split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from imagination.learning.advantages import turn_bounds, with_process_rewards
+from imagination.learning.algorithms import Algorithm, Episodes
+from policy.lm.batch import Row, padded
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What models said of the played rows of an update, one entry per row, in their order.
+
+    Attributes:
+        values: the critic before each token; ``None`` without one.
+        bootstrap: the critic's value of the state after the last token, 0.0 where the episode ended.
+        kl: an estimate of the KL to the reference for each token; ``None`` where the KL is no reward.
+        turn_rewards: what each turn is judged by in place of what it earned; ``None`` for just that.
+    """
+
+    values: Sequence[Sequence[float]] | None = None
+    bootstrap: Sequence[float] = ()
+    kl: Sequence[Sequence[float]] | None = None
+    turn_rewards: Sequence[Sequence[float]] | None = None
+
+
+def played(rows: Sequence[Row]) -> list[int]:
+    """Which rows are to be judged: those with tokens that the policy sampled and may learn from."""
+    return [i for i, row in enumerate(rows) if any(row.rl_weight)]
+
+
+@torch.no_grad()
+def judged(
+    rows: Sequence[Row],
+    algorithm: Algorithm,
+    said: Said | None = None,
+    *,
+    loss_mask: bool = True,
+    advantage_mask: bool = True,
+    process_coef: float = 0.0,
+) -> list[Row]:
+    """The same rows in the same order; those that were played have what the algorithm makes of them.
+
+    ``advantages``, ``values``, ``returns`` and ``learned`` are set, and ``rl_weight`` becomes 0 where the algorithm
+    trains nothing; where it trains, it stays what it was. A row without any weight is to be left out.
+
+    Args:
+        loss_mask, advantage_mask: false lets the loss, or the estimate of advantages, read all tokens but the first,
+            which nothing predicts; for ablation.
+        process_coef: of ``Row.process``, in units of reward.
+
+    Raises:
+        ValueError: as ``Algorithm.judge``, a row has no turns, a reward on a token of none, or no ``process`` where
+            that is asked for.
+    """
+    mine = played(rows)
+    if not mine:
+        return list(rows)
+    said = said or Said()
+    episodes = _episodes([rows[i] for i in mine], said, process_coef)
+    if not (loss_mask and advantage_mask):
+        everything = padded([[False, *[True] * (len(rows[i].ids) - 1)] for i in mine], False, torch.bool)
+        episodes = replace(
+            episodes,
+            loss_mask=None if loss_mask else everything,
+            advantage_mask=None if advantage_mask else everything,
+        )
+    found = algorithm.judge(episodes)
+    result = list(rows)
+    for r, i in enumerate(mine):
+        row, n = rows[i], len(rows[i].ids)
+        weight = list(zip(found.trained[r, :n].tolist(), row.rl_weight, strict=True))
+        result[i] = replace(
+            row,
+            advantages=found.advantages[r, :n].tolist(),
+            # what the world said has no weight of its own, and counts fully where it is trained on
+            rl_weight=[(w if loss_mask else w or 1.0) if trains else 0.0 for trains, w in weight],
+            values=() if said.values is None else said.values[r],
+            returns=() if found.returns is None else found.returns[r, :n].tolist(),
+            learned=() if found.learned is None else found.learned[r, :n].tolist(),
+        )
+    return result
+
+
+def trained(rows: Sequence[Row]) -> list[Row]:
+    """The rows from which anything is learned."""
+    return [r for r in rows if any(r.rl_weight) or any(r.ce_weight) or any(r.replay_weight) or any(r.learned)]
+
+
+def _episodes(rows: Sequence[Row], said: Said, process_coef: float) -> Episodes:
+    for number, row in enumerate(rows):
+        if len(row.turns) != len(row.ids):
+            raise ValueError(f"played row {number} has {len(row.turns)} turns for {len(row.ids)} tokens")
+    index = padded([row.turns for row in rows], -1, torch.long)
+    rewards = padded([row.rewards for row in rows], 0.0, torch.float32)
+    if ((rewards != 0) & (index < 0)).any():
+        raise ValueError("a reward stands on a token of no action, where it would be lost: put it on the turn's last")
+    turns = max(int(index.max()) + 1, 1)
+    # a reward stands on one token of its turn, so this moves it and adds nothing to it
+    per_turn = rewards.new_zeros(len(rows), turns).scatter_add(1, index.clamp(min=0), rewards)
+    critic = said.values is not None
+    shaped = None if said.turn_rewards is None else padded(said.turn_rewards, 0.0, torch.float32, turns)
+    if process_coef:
+        process = padded([list(row.process[:turns]) for row in rows], math.nan, torch.float32, turns)
+        exists = turn_bounds(index, turns)[0] >= 0
+        shaped = with_process_rewards(per_turn if shaped is None else shaped, process, exists, process_coef)
+    return Episodes(
+        turn_rewards=per_turn,
+        action_turn_index=index,
+        group_ids=torch.tensor([row.group for row in rows]),
+        valid=torch.ones(len(rows), dtype=torch.bool),
+        anchors=padded([list(row.anchors[:turns]) for row in rows], -1, torch.long, turns),
+        values=padded(said.values, 0.0, torch.float32) if said.values is not None else None,
+        bootstrap_value=torch.tensor(said.bootstrap) if critic else None,
+        kl=padded(said.kl, 0.0, torch.float32) if said.kl is not None else None,
+        shaped=shaped,
+    )

@@ -1,0 +1,99 @@
+"""The engine that samples and the trainer that learns compute one policy in two ways: how far apart, and what to do.
+
+Other kernels and precisions give other log-probs, so tokens come from a slightly different distribution than the one
+whose gradient is taken. Pure functions of tensors, with the rules of ``imagination.learning.losses``: tokens
+of weight 0 are not there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from imagination.learning.losses import kl_k1, kl_k3
+
+_LARGEST = 20.0  # nats; the same bound as that of PPO's log-ratio, against overflow
+
+
+@torch.no_grad()
+def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor, cap: float) -> Tensor:
+    """How much likelier the trainer finds each sampled token than the engine did: ``min(exp(old - engine), cap)``.
+
+    Truncated importance sampling at the token, Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+    Off-Policy RL Training": PPO's ratio stays within the trainer (new / old) and each token's loss is multiplied by
+    this factor. The truncation bounds the variance.
+
+    Args:
+        old_logprobs: ``[batch, time]``, the trainer's of the policy that acted, before any step.
+        engine_logprobs: ``[batch, time]``, as they came with the tokens.
+        weight: ``[batch, time]``, 0 on every token that RL does not train.
+        cap: largest factor; at least 1, 2.0 in the paper.
+
+    Returns:
+        ``[batch, time]`` constants in ``[0, cap]``, exactly 1 where the weight is 0.
+
+    Raises:
+        ValueError: shapes disagree or ``cap`` is below 1.
+
+    Example::
+
+        truncated_importance(tensor([log(0.2), log(0.9)]), tensor([log(0.4), log(0.3)]), tensor([1.0, 1.0]), cap=2.0)
+        # [0.5, 2.0]: the second would be 3
+    """
+    if not cap >= 1.0:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    return kl_k1(old_logprobs, engine_logprobs, weight != 0).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def masked_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
+    """``exp(old - engine)`` inside ``[low, high]`` and 0 outside: what is too far off is not learned from at all.
+
+    The alternative to truncation: no wrong weights, at the price of the tokens. A token's own ratio decides, never the
+    product over an episode, which in long episodes is far off for all.
+
+    Args:
+        old_logprobs, engine_logprobs, weight: as in ``truncated_importance``.
+        low, high: in (0, 1] and [1, inf).
+
+    Returns:
+        ``[batch, time]`` constants, 0 or in ``[low, high]``, exactly 1 where the weight is 0.
+
+    Raises:
+        ValueError: shapes disagree or the range does not contain 1.
+
+    Example::
+
+        masked_importance(tensor([log(0.2), log(0.9)]), tensor([log(0.4), log(0.3)]), tensor([1.0, 1.0]), 0.5, 2.0)
+        # [0.5, 0]: the second would be 3
+    """
+    if not 0.0 < low <= 1.0 <= high:
+        raise ValueError(f"the range must be 0 < low <= 1 <= high, got {low} and {high}")
+    ratio = kl_k1(old_logprobs, engine_logprobs, weight != 0).exp()
+    # compared with a hair's breadth to spare, so that a ratio that rounds to the bound is inside
+    inside = (ratio >= low * (1 - 1e-6)) & (ratio <= high * (1 + 1e-6))
+    return torch.where(inside, ratio, 0.0)
+
+
+@torch.no_grad()
+def engine_mismatch(logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """How far trainer and engine disagree about one unchanged policy.
+
+    Args:
+        logprobs, engine_logprobs: ``[batch, time]``, nats, of the policy that acted.
+        weight: ``[batch, time]``, 0 on every token that RL does not train.
+
+    Returns:
+        scalars: the sum over tokens of k3, whose mean estimates KL(engine || trainer) (see ``kl_k1``), and the largest
+        ``exp(|difference|)``, 1 where no token counts. Differences are cut at 20 nats.
+
+    Raises:
+        ValueError: shapes disagree.
+
+    Example::
+
+        engine_mismatch(tensor([log(0.5)]), tensor([log(0.4)]), tensor([1.0]))  # 1.25 - 1 - log(1.25), and 1.25
+    """
+    difference = kl_k1(engine_logprobs, logprobs, weight != 0).clamp(-_LARGEST, _LARGEST)
+    largest = difference.abs().amax() if difference.numel() else difference.new_zeros(())
+    return kl_k3(difference, torch.zeros_like(difference)).sum(), largest.exp()

@@ -1,0 +1,152 @@
+"""Trajectories -> rows for the optimiser: who may train what, and what the update needs to judge it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from imagination.learning.advantages import place_turn_rewards
+from imagination.learning.reward_shaping import Pay
+from policy.lm.batch import Row
+from policy.lm.render import ChatFormat, render_for_policy
+from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
+
+_AS_EARNED = Pay()
+
+
+def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None, pay: Pay = _AS_EARNED) -> list[Row]:
+    """The rows of all episodes of an update that are to be judged, with a number for each group.
+
+    Failed episodes have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have
+    episodes without a sampled token (a context full at once).
+
+    Args:
+        min_weight, pay: as in ``policy_row``.
+
+    Raises:
+        ValueError: as ``policy_row``.
+    """
+    names: dict[str, int] = {}
+    groups = [names.setdefault(episode.group_id, len(names)) for episode in episodes]
+    rows = [policy_row(e, 0.0, min_weight, group, pay) for e, group in zip(episodes, groups, strict=True)]
+    return [row for row in rows if row is not None]
+
+
+def telling_groups(episodes: Sequence[Trajectory], pay: Pay = _AS_EARNED) -> int:
+    """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
+    earned: dict[str, set[float]] = {}
+    for row, episode in ((policy_row(episode, pay=pay), episode) for episode in episodes):
+        if row is not None:
+            earned.setdefault(episode.group_id, set()).add(sum(row.rewards))
+    return sum(len(sums) > 1 for sums in earned.values())
+
+
+def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
+    """How likely each turn was chosen in a state of the real world: a weight per turn.
+
+    The state before a dreamed turn is right if all dreamed turns before it were; with calibrated probabilities ``p`` of
+    the turns, that of turn k is the product of ``p_j`` over the own turns ``j < k``, at least ``min_weight``. Turns
+    copied from a log are right. What the last turn's own answer is worth is no part of its weight.
+
+    Returns:
+        One number for each turn of the episode and one for an action that was not answered.
+
+    Raises:
+        ValueError: a dreamed turn has no ``probability``: its world model was not calibrated.
+
+    Example::
+
+        three dreamed turns with p = 0.9, 0.5, 0.1 and min_weight = 0.05: [1.0, 0.9, 0.45, 0.05]
+    """
+    weights, likely = [1.0] * episode.prefix_turns, 1.0
+    for turn in episode.own_turns:
+        weights.append(max(likely, min_weight))
+        p = turn.info.get("probability")
+        if not isinstance(p, float) and episode.source is Source.DREAM:
+            raise ValueError(f"episode {episode.id}: a dreamed turn without a calibrated probability")
+        likely *= p if isinstance(p, float) else 1.0
+    return [*weights, max(likely, min_weight)]
+
+
+def policy_row(
+    episode: Trajectory,
+    advantage: float = 0.0,
+    min_weight: float | None = None,
+    group: int = 0,
+    pay: Pay = _AS_EARNED,
+) -> Row | None:
+    """The row of a played episode, or ``None`` where it failed or the policy made no token.
+
+    What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
+    value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
+    must not be paid for through a critic either. Nor is the state before the doubted action one to bootstrap from: its
+    value would be that of itself, doubtful actions would cost nothing, and PPO learns to say little else (docs/LOG.md).
+
+    Args:
+        advantage: of all its tokens, where that is known before the update is judged.
+        min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
+        group: the number of its group.
+        pay: what its turns earn.
+
+    Raises:
+        UserError: a turn was not judged, see ``Pay.judgements``.
+        ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
+            the ratios would be biased.
+    """
+    trace = episode.trace
+    if episode.stop.is_failure or trace is None or Owner.AGENT not in trace.owners:
+        return None
+    if trace.top_p < 1 or trace.top_k > 0:
+        raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
+    last = _last_agent_token(trace)
+    answered = trace.turns[last] < len(episode.turns)  # not where the world's own context was full
+    bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered
+    n = len(trace.ids) if bootstrapped else last + 1
+    made = [owner == Owner.AGENT for owner in trace.owners[:n]]
+    # an action that the world could not answer (its context was full) has no turn, and earned nothing
+    earned = torch.tensor([[*pay.rewards(episode), 0.0]])
+    judgements, carried_out = pay.judgements(episode), pay.carried_out(episode)
+    index = torch.tensor([trace.turns[:n]])
+    weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
+    return Row(
+        ids=trace.ids[:n],
+        action_mask=made,
+        source=episode.source,
+        behavior_logprobs=[float("nan") if logprob is None else logprob for logprob in trace.logprobs[:n]],
+        advantages=[advantage if mine else 0.0 for mine in made],
+        rl_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(trace.turns[:n], made, strict=True)],
+        rewards=place_turn_rewards(earned, index)[0].tolist(),
+        truncated=bootstrapped,
+        turns=trace.turns[:n],
+        anchors=anchors(episode),
+        group=group,
+        process=[*judgements, 0.0] if judgements else (),
+        carried_out=[*carried_out, False] if carried_out else (),
+    )
+
+
+def anchors(episode: Trajectory) -> list[int]:
+    """For each turn, and for an action that was not answered, a number for the observation before it.
+
+    Equal texts have equal numbers, in every process: what gigpo compares.
+    """
+    seen = [episode.start, *(turn.observation for turn in episode.turns)]
+    return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) for text in seen]
+
+
+def _last_agent_token(trace: Trace) -> int:
+    return max(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT)
+
+
+def imitation_row(chat: ChatFormat, episode: Trajectory, source: Source | None = None) -> Row:
+    """The row of a logged episode: cross-entropy on its actions, as there are no log-probs to make a ratio of."""
+    tokens = render_for_policy(chat, episode)
+    made = [owner == Owner.AGENT for owner in tokens.owners]
+    return Row(
+        ids=tokens.ids,
+        action_mask=made,
+        source=source or episode.source,
+        ce_weight=[1.0 if mine else 0.0 for mine in made],
+    )

@@ -1,0 +1,72 @@
+"""What a model is before it is trained: a checkpoint, or random weights with a tokenizer trained on the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from imagination.dreaming.reasoning_checks import thoughts_of
+from imagination.dreaming.world_models import form_of
+from imagination.runs.models import adapted
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from policy.lm.backbone import build_model, load_checkpoint
+from policy.lm.render import ChatFormat, prediction_text, status_line
+from policy.lm.settings import ModelSettings
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Trajectory
+
+
+def check_lengths(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
+    """
+    Raises:
+        UserError: more than one in a hundred is longer than the model will be allowed to write.
+    """
+    key = f"{section}.max_tokens" if section else "max_action_tokens"
+    sizes = [len(chat.encode(text)) + 1 for text in texts]  # with the token that ends it
+    if sum(size > limit for size in sizes) > 0.01 * len(sizes):
+        long = sum(size > limit for size in sizes)
+        raise UserError(
+            f"{long} of {len(sizes)} logged {what} are longer than {key}={limit}; the longest is {max(sizes)}"
+        )
+
+
+def initial_model(
+    run: RunFolder, config: Config, settings: ModelSettings, log: Sequence[Trajectory], seed: int
+) -> tuple[Any, PreTrainedTokenizerBase]:
+    """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
+    if settings.model:
+        model, tokenizer = load_checkpoint(settings.model, settings.dtype)
+        torch.manual_seed(seed)  # adapters start at random
+        return adapted(model, settings), tokenizer
+    tokenizer = run_tokenizer(run, config, log)
+    return build_model(settings, tokenizer, seed), tokenizer
+
+
+def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> PreTrainedTokenizerBase:
+    """The tokenizer of models that start from scratch: trained once a run, shared by both."""
+    folder = run.path / "tokenizer"
+    form = form_of(config.worldmodel, log)
+    kind = config.worldmodel.kind + ("+reasoning" if form.reasoning else "")
+    made = {"vocab_size": config.vocab_size, "tokenizer_kind": kind}
+    known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
+    if known != made or not (folder / "tokenizer.json").exists():
+        outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
+        texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
+        texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
+        texts |= set(thoughts_of(config, log))
+        phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
+        train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
+        run.update(made)
+    return _load_tokenizer(folder)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer

@@ -1,0 +1,58 @@
+"""What the optimisers minimise: pure functions of tensors, one file a family.
+
+Three rules hold for every loss here:
+
+* A token counts by its weight; weight 0 means that the token is not there. Whatever its inputs hold (NaN, inf, the
+  log-prob of a forced token), they change nothing and get a gradient of exactly zero. Inputs are replaced *before* the
+  nonlinearities, because ``0 * nan`` is ``nan``, in the backward pass too.
+* The weighted sum is divided by ``denominator``, the count of the *global* batch that the caller made once per
+  optimiser step (over all micro-batches and ranks). So padding, packing and micro-batch splits leave the gradient as it
+  is, and the gradients of micro-batches are added, never averaged.
+* Metrics are sums over tokens, so that micro-batches can be added before anyone divides: see ``LossTerms``.
+
+A sequence mean or a constant length is a choice of weights: ``aggregate.py``.
+
+Everything is computed in fp32 at least. Tensors are ``[batch, time]`` at the token's own position (the logits that
+predict token ``t`` are those of position ``t - 1``, and the caller shifts them) or, where the caller has picked the
+trained tokens, ``[n]``: a token is a token, wherever it lies.
+"""
+
+from imagination.learning.losses.aggregate import Aggregation, token_weights
+from imagination.learning.losses.entropy import EntropyHistory, entropy_loss
+from imagination.learning.losses.imitation import cross_entropy_loss, expert_policy_loss
+from imagination.learning.losses.kl import kl_k1, kl_k2, kl_k3, kl_loss
+from imagination.learning.losses.policy_gradient import cispo_loss, reinforce_loss
+from imagination.learning.losses.ppo import gspo_loss, ppo_clip_loss, turn_ratio_loss
+from imagination.learning.losses.ratios import row_segments, run_segments, segment_mean, turn_segments
+from imagination.learning.losses.replay import replay_loss
+from imagination.learning.losses.terms import LossTerms, merge
+from imagination.learning.losses.tokens import token_entropy, token_logprobs
+from imagination.learning.losses.value import value_loss
+
+__all__ = [
+    "Aggregation",
+    "EntropyHistory",
+    "LossTerms",
+    "cispo_loss",
+    "cross_entropy_loss",
+    "entropy_loss",
+    "expert_policy_loss",
+    "gspo_loss",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "kl_loss",
+    "merge",
+    "ppo_clip_loss",
+    "reinforce_loss",
+    "replay_loss",
+    "row_segments",
+    "run_segments",
+    "segment_mean",
+    "token_entropy",
+    "token_logprobs",
+    "token_weights",
+    "turn_ratio_loss",
+    "turn_segments",
+    "value_loss",
+]

@@ -1,0 +1,160 @@
+"""What is logged of an update: means over tokens, all together and apart for dreamed, real, expert and replayed tokens.
+
+"All together" are the tokens of this update's own episodes: ``rl_tokens``, ``policy_loss``, ``ratio`` and so on leave
+out what is replayed, which has the same metrics under its own name (``ratio_replay``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from imagination.learning.algorithms import Algorithm, Tokens
+from imagination.learning.losses import LossTerms
+from real_envs.trajectory import Source
+
+# What the sum of a metric is divided by; the RL tokens where nothing is said.
+_COUNTS = {
+    "ce_tokens": "ce_tokens",
+    "expert_loss": "ce_tokens",
+    "expert_entropy": "ce_tokens",
+    "real_tokens": "real_tokens",
+    "packing": "real_tokens",
+    "value_loss": "value_tokens",
+    "value_tokens": "value_tokens",
+}
+
+
+_OF_THE_SURROGATE = ("ratio", "clip_fraction", "kl_k3", "kl_k1")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Which tokens of a micro-batch are of which source.
+
+    Attributes:
+        names: in the order of ``Source``.
+        index: ``[n]``, into ``names``, of each token that is learned from.
+    """
+
+    names: tuple[Source, ...]
+    index: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[Source], mask: Tensor) -> Sources:
+        """Of the masked tokens ``[batch, time]`` of rows from these sources."""
+        names = tuple(source for source in Source if source in rows)
+        number = torch.tensor([names.index(source) for source in rows], device=mask.device)
+        return cls(names, number[:, None].expand_as(mask)[mask])
+
+
+@torch.no_grad()
+def by_source(
+    sources: Sources,
+    algorithm: Algorithm,
+    tokens: Tokens,
+    terms: LossTerms,
+    entropy: Tensor,
+    denominator: float,
+    scale: int,
+) -> dict[str, Tensor]:
+    """Sums over the RL tokens of each source: ``{"rl_tokens_dream": ..., "policy_loss_dream": ..., ...}``.
+
+    Ratios, clips and KL are the algorithm's own, loss included, computed again on the tokens of a source where there
+    are several; rows have one source, so no turn or sequence is cut.
+
+    Args:
+        tokens, terms, entropy: of the micro-batch, ``[n]`` each; ``terms`` are those of the policy.
+        denominator: as in ``Algorithm.losses``.
+        scale: trained tokens of the whole optimiser step, by which the loss is multiplied to be averaged over tokens.
+    """
+    found: dict[str, Tensor] = {}
+    active = tokens.weight != 0
+    present = [i for i in range(len(sources.names)) if bool((active & (sources.index == i)).any())]
+    for i in present:
+        mine = sources.index == i
+        part = terms if len(present) == 1 else algorithm.surrogate(_only(tokens, mine), denominator)
+        name, read = sources.names[i].value, mine & active
+        found |= {
+            f"rl_tokens_{name}": part.tokens,
+            f"policy_loss_{name}": part.loss.detach() * scale,
+            f"entropy_{name}": entropy[read].sum(),
+            f"advantage_{name}": tokens.advantages[read].abs().sum(),
+            **{f"{key}_{name}": part.sums[key] for key in _OF_THE_SURROGATE if key in part.sums},
+        }
+    return found
+
+
+@torch.no_grad()
+def of_replays(terms: LossTerms, advantages: Tensor, weight: Tensor, entropy: Tensor, scale: int) -> dict[str, Tensor]:
+    """The same sums over replayed tokens, by the terms of their own loss.
+
+    Args:
+        advantages, weight, entropy: ``[n]``; tokens of weight 0 are not replayed.
+        scale: replayed tokens of the whole optimiser step.
+    """
+    read, name = weight != 0, Source.REPLAY.value
+    return {
+        f"rl_tokens_{name}": terms.tokens,
+        f"policy_loss_{name}": terms.loss.detach() * scale,
+        f"entropy_{name}": entropy[read].sum(),
+        f"advantage_{name}": advantages[read].abs().sum(),
+        **{f"{key}_{name}": terms.sums[key] for key in _OF_THE_SURROGATE if key in terms.sums},
+    }
+
+
+def pull(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """How hard the loss pulls at each source's tokens: sums of ``|d loss / d logprob|``, after the backward pass.
+
+    It costs nothing, where gradients of the weights for each source would cost a backward pass each. The pull of
+    entropy bonus and critic is not in it.
+
+    Args:
+        logprobs: ``[n]`` each, with retained gradients; a tensor that no loss reads has none.
+    """
+    total = torch.zeros_like(sources.index, dtype=torch.float32)
+    for x in logprobs:
+        total = total if x.grad is None else total + x.grad.abs()
+    return {f"pull_{name.value}": total[sources.index == i].sum() for i, name in enumerate(sources.names)}
+
+
+def means(terms: Sequence[LossTerms]) -> dict[str, float]:
+    """Means over the tokens each metric is about, over all micro-batches of an update in which it was measured.
+
+    ``pull`` becomes ``gradient_share``, which adds up to 1 over the sources.
+    """
+    merged: dict[str, float] = {}
+    pulls: dict[str, float] = {}
+    for key in sorted({key for t in terms for key in t.sums}):
+        name, source = _split(key)
+        if name == "pull":
+            pulls[source] = sum(float(t.sums[key]) for t in terms if key in t.sums)
+            continue
+        count = _COUNTS.get(name, "rl_tokens") + (f"_{source}" if source else "")
+        measured = [t for t in terms if key in t.sums]
+        total = sum(float(t.sums[key]) for t in measured)
+        merged[key] = total if key == count else total / max(sum(float(t.sums[count]) for t in measured), 1.0)
+    for source, found in pulls.items():
+        merged[f"gradient_share_{source}"] = found / (sum(pulls.values()) or 1.0)
+    for key in sorted({key for t in terms for key in t.maxima}):
+        merged[key] = max(float(t.maxima[key]) for t in terms if key in t.maxima)
+    return merged
+
+
+def _split(key: str) -> tuple[str, str]:
+    """``("entropy", "dream")`` of entropy_dream, and ``("entropy", "")`` of entropy."""
+    for source in Source:
+        if key.endswith(f"_{source.value}"):
+            return key.removesuffix(f"_{source.value}"), source.value
+    return key, ""
+
+
+def _only(tokens: Tokens, mine: Tensor) -> Tokens:
+    """The tokens where ``mine``, without gradient."""
+    parts = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
+    only: dict[str, Any] = {name: None if x is None else x.detach()[mine] for name, x in parts.items()}
+    return Tokens(**only)

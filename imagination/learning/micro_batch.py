@@ -1,0 +1,187 @@
+"""The losses of one micro-batch: everything that an optimiser step adds up, and what is logged of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from imagination.learning.algorithms import Algorithm, Tokens, total
+from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
+from imagination.learning.losses import (
+    LossTerms,
+    cross_entropy_loss,
+    expert_policy_loss,
+    replay_loss,
+    token_entropy,
+    token_logprobs,
+    turn_segments,
+)
+from imagination.learning.metrics_by_source import Sources, by_source, of_replays, pull
+from imagination.learning.reference_policy import logprobs_under
+from imagination.settings import AlgorithmSettings, TrainSettings
+from policy.lm.batch import TokenBatch
+from policy.lm.forward import Predictors, hidden_before, token_logits
+from policy.value import ValueHead
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the losses of an optimiser step are divided by: counts of all its rows, however they are split.
+
+    Attributes:
+        rl_tokens: trained by RL.
+        denominator: of their losses, by the algorithm's aggregation.
+        value_tokens: with a target of the critic.
+        ce_tokens: of experts.
+        replay_tokens: of the policy's own earlier episodes.
+        unchanged: no optimiser step was made since the rows were sampled.
+        remembered: all rows have the trainer's log-probs of the policy before any step.
+        entropy_history: mean entropy of earlier updates; ``None`` before there are any.
+    """
+
+    rl_tokens: int
+    denominator: float
+    value_tokens: int
+    ce_tokens: int
+    replay_tokens: int
+    unchanged: bool
+    remembered: bool
+    entropy_history: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The losses of micro-batches under one model and one choice of algorithm.
+
+    Attributes:
+        value: the critic's head; ``None`` without a critic.
+        reference: the frozen starting policy; ``None`` without a KL.
+        settings: those of the algorithm that are the trainer's: masks, and the correction for the engine.
+        temperature: what the rollouts were sampled at.
+    """
+
+    model: Any
+    value: ValueHead | None
+    reference: Any
+    algorithm: Algorithm
+    settings: AlgorithmSettings
+    train: TrainSettings
+    temperature: float
+
+    def backward(self, batch: TokenBatch, step: Step, backward: Callable[[Tensor], None]) -> LossTerms:
+        """Adds the gradient of a micro-batch to that of its optimiser step; what it returns has none.
+
+        Args:
+            batch: rows whose ``rl_weight`` is the algorithm's weight times their own.
+            backward: what a trainer calls instead of ``loss.backward()``.
+        """
+        mask = batch.trained_mask
+        found = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        logits = token_logits(self.model, found.states)  # [m, vocab], what predicts trained tokens, each once
+        ids, ce = batch.input_ids[mask], batch.ce_weight[mask]  # [n]
+        sources = Sources.of(batch.source, mask)
+        loss = found.states.new_zeros((), dtype=torch.float32)
+        real = batch.attention_mask.sum().float()
+        sums = {"real_tokens": real, "packing": torch.full_like(real, found.computed)}
+        maxima: dict[str, Tensor] = {}
+        logprobs = token_logprobs(logits, ids, self.temperature, which=found.which)
+        pulled = [logprobs]
+        rewarded = self.algorithm.entropy.entropy_coef > 0
+        entropy = token_entropy(logits if rewarded else logits.detach(), self.temperature)[found.which]
+        if step.rl_tokens:
+            tokens, sums_of_engine, maxima = self._tokens(batch, mask, found, logprobs, entropy, step)
+            terms = self.algorithm.losses(
+                tokens,
+                step.denominator,
+                critic_denominator=step.value_tokens or None,
+                entropy_history=step.entropy_history,
+            )
+            loss = loss + total(terms)
+            sums |= sums_of_engine | self._told(terms, tokens, step)
+            entropy = entropy.detach()
+            sums |= by_source(
+                sources, self.algorithm, tokens, terms["policy"], entropy, step.denominator, step.rl_tokens
+            )
+            maxima |= {f"{name}_max": value for name, value in terms["policy"].maxima.items()}
+        if step.replay_tokens:
+            recorded, gains, again = (x[mask] for x in (batch.behavior_logprobs, batch.advantages, batch.replay_weight))
+            settings = self.train.self_imitation
+            terms_again = replay_loss(
+                logprobs, recorded, gains, again, denominator=step.replay_tokens, clip_high=settings.clip_high
+            )
+            loss = loss + settings.coef * terms_again.loss
+            sums |= of_replays(terms_again, gains, again, entropy.detach(), step.replay_tokens)
+        if step.ce_tokens:
+            if self.temperature != 1.0:
+                logprobs = token_logprobs(logits, ids, which=found.which)
+                pulled.append(logprobs)
+            expert = self._imitation(logprobs, ce, step.ce_tokens)
+            loss = loss + self.train.expert_coef * expert.loss
+            sums |= {"ce_tokens": expert.tokens, "expert_loss": expert.loss.detach() * step.ce_tokens}
+            sums["expert_entropy"] = (entropy.detach() * (ce != 0)).sum()
+        for x in pulled:
+            x.retain_grad()
+        backward(loss)
+        return LossTerms(loss.detach(), mask.sum().float(), sums | pull(sources, pulled), maxima)
+
+    def _imitation(self, logprobs: Tensor, weight: Tensor, denominator: int) -> LossTerms:
+        """Experts have no log-probs of their own, so there is no ratio: cross-entropy, or LUFFY's off-policy form."""
+        if self.train.expert_form == "luffy":
+            return expert_policy_loss(logprobs, torch.ones_like(logprobs), weight, denominator=denominator)
+        return cross_entropy_loss(logprobs, weight, denominator=denominator)
+
+    def _told(self, terms: Mapping[str, LossTerms], tokens: Tokens, step: Step) -> dict[str, Tensor]:
+        """What is logged of the terms, as sums over tokens."""
+        policy = terms["policy"]
+        assert tokens.entropy is not None
+        told = {"rl_tokens": policy.tokens, "policy_loss": policy.loss.detach() * step.rl_tokens, **policy.sums}
+        told["entropy"] = (tokens.entropy.detach() * (tokens.weight != 0)).sum()
+        if "kl" in terms:
+            told["kl_reference"] = terms["kl"].sums["kl"]
+        if "entropy" in terms:
+            told |= {name: found for name, found in terms["entropy"].sums.items() if name != "entropy"}
+        if self.algorithm.critic is not None:
+            unscaled = terms["critic"].loss.detach() / self.algorithm.critic.value_coef
+            told |= {"value_tokens": terms["critic"].tokens, "value_loss": unscaled * step.value_tokens}
+        return told
+
+    def _tokens(
+        self, batch: TokenBatch, mask: Tensor, found: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
+    ) -> tuple[Tokens, dict[str, Tensor], dict[str, Tensor]]:
+        """What the algorithm reads of the masked tokens, and, as sums and maxima, how far engine and trainer differ."""
+        engine, rl, remembered = (x[mask] for x in (batch.behavior_logprobs, batch.rl_weight, batch.old_logprobs))
+        own = logprobs.detach() if step.unchanged else torch.where(remembered.isnan(), engine, remembered)
+        if not self.settings.loss_mask:  # what the world said was not sampled: no engine has log-probs of it
+            engine = torch.where(engine.isnan(), own, engine)
+        sums: dict[str, Tensor] = {}
+        maxima: dict[str, Tensor] = {}
+        if step.unchanged or step.remembered:
+            sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(own, engine, rl)
+        old, importance = engine, None
+        if self.settings.tis_cap:
+            old = own
+            importance = truncated_importance(old, engine, rl, self.settings.tis_cap)
+            sums["tis_weight"] = (importance * (rl != 0)).sum()
+        row = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
+        kl, critic = self.algorithm.kl, self.value is not None
+        refer = kl.kl_coef > 0 and kl.kl_in == "loss"
+        tokens = Tokens(
+            logprobs=logprobs,
+            behavior_logprobs=old,
+            advantages=batch.advantages[mask],
+            weight=rl,
+            sequences=row[mask],
+            turns=turn_segments(batch.turns)[mask],
+            importance=importance,
+            ref_logprobs=logprobs_under(self.reference, batch, mask, self.temperature) if refer else None,
+            entropy=entropy,
+            values=self.value(found.states)[found.which] if self.value is not None else None,
+            old_values=batch.values[mask] if critic else None,
+            returns=batch.returns[mask] if critic else None,
+            learned=batch.learned[mask] if critic else None,
+        )
+        return tokens, sums, maxima

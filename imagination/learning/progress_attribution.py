@@ -1,0 +1,111 @@
+"""SPA-RL at work: an estimator that learns, update by update, which turns bring about what episodes earn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards
+from imagination.settings import ProgressSettings
+from policy.lm.batch import Row, collate, padded
+from policy.lm.forward import encode, micro_batches
+
+
+def ends_of_turns(row: Row) -> dict[int, int]:
+    """Position of the last action token of each turn that the policy played: ``{turn: position}``."""
+    return {turn: position for position, turn in enumerate(row.turns) if turn >= 0}
+
+
+@torch.no_grad()
+def turn_states(rows: Sequence[Row], model: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
+    """The policy's hidden state after each turn's last action token: it has read the action, not yet the answer.
+
+    Args:
+        rows: played, with ``turns``.
+        max_tokens: bound of a forward pass.
+
+    Returns:
+        ``(states [rows, turns, hidden], exists [rows, turns])``, without gradient, fp32; zero where no turn is.
+    """
+    ends = [ends_of_turns(row) for row in rows]
+    device = next(model.parameters()).device
+    turns = 1 + max((turn for found in ends for turn in found), default=0)
+    exists = torch.zeros(len(rows), turns, dtype=torch.bool, device=device)
+    states: Tensor | None = None
+    for micro in micro_batches(model, [row.ids for row in rows], max_tokens):
+        batch = collate([rows[i] for i in micro], pad=0).to(device)
+        encoded = encode(model, batch.input_ids, batch.attention_mask)
+        if states is None:
+            states = torch.zeros(len(rows), turns, encoded.states.shape[-1], device=device)
+        for r, i in enumerate(micro):
+            turn, position = torch.tensor(list(ends[i].items()), device=device).reshape(-1, 2).T
+            states[i, turn] = encoded.states[encoded.index[r, position]].float()
+            exists[i, turn] = True
+    return (torch.zeros(0, turns, 1, device=device) if states is None else states), exists
+
+
+class Progress:
+    """The estimator with its own optimiser, apart from the policy's: neither clips or weighs the other.
+
+    Args:
+        model: the policy, whose hidden states describe turns.
+        seed: of the estimator's first weights.
+    """
+
+    def __init__(self, model: Any, settings: ProgressSettings, seed: int) -> None:
+        self._model, self._settings = model, settings
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            estimator = ProgressEstimator(model.config.hidden_size, settings.hidden)
+        for parameter in estimator.layers[-1].parameters():
+            nn.init.zeros_(parameter)  # at first no turn contributes anything, instead of anything at random
+        self.estimator = estimator.to(next(model.parameters()).device)
+        self._optimizer = torch.optim.AdamW(self.estimator.parameters(), lr=settings.lr)
+
+    def turn_rewards(self, rows: Sequence[Row], max_tokens: int) -> tuple[list[list[float]], dict[str, float]]:
+        """Learns from what the episodes earned, then says what each turn is to be judged by.
+
+        Args:
+            rows: all played rows of an update.
+
+        Returns:
+            for each row a number per turn, zero for turns that the policy did not play; and the mean squared error of
+            an episode's sum before (on episodes that the estimator had not seen) and after it learned from them.
+        """
+        states, exists = turn_states(rows, self._model, max_tokens)
+        earned = torch.tensor([sum(row.rewards) for row in rows], device=states.device)
+        errors = self._learn(states, exists, earned)
+        grounded = torch.zeros_like(exists)
+        if self._settings.carried_out:
+            turns = exists.shape[1]
+            told = padded([list(row.carried_out[:turns]) for row in rows], False, torch.bool, turns)
+            grounded = told.to(exists.device) & exists
+        with torch.no_grad():
+            contributions = self.estimator(states, exists)
+        found = progress_rewards(contributions, grounded, exists, self._settings.carried_out)
+        return found.tolist(), errors
+
+    def _learn(self, states: Tensor, exists: Tensor, earned: Tensor) -> dict[str, float]:
+        valid, n = torch.ones(len(states), dtype=torch.bool, device=states.device), len(states)
+        errors: list[float] = []
+        with torch.enable_grad():
+            for step in range(self._settings.steps + 1):
+                error = attribution_error(self.estimator(states, exists), earned, valid, denominator=n)
+                errors.append(float(error.detach()))
+                if step == self._settings.steps:
+                    break
+                self._optimizer.zero_grad()
+                error.backward()
+                self._optimizer.step()
+        return {"progress_error": errors[0], "progress_error_fitted": errors[-1]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"estimator": self.estimator.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.estimator.load_state_dict(state["estimator"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -1,0 +1,102 @@
+"""What the turns of an episode are paid, before anything is judged: tiers of the outcome, and judgements of turns."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+
+from imagination.learning.advantages import tiered_rewards
+from imagination.settings import UserError
+from real_envs.trajectory import Trajectory
+
+# Rewards of tiers are multiples of it: differences and sums of such numbers are exact, in fp32 too, up to 256. Two ways
+# up to one tier would differ by rounding otherwise, and a group of equal outcomes would look informative.
+GRAIN = 2.0**-16
+# Dreamed rewards are written with six decimals: nine times 0.111111 reaches a threshold of 1, as in Trajectory.solved.
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Pay:
+    """By default what the environment, or the dream, paid.
+
+    Attributes:
+        tiers: ``(threshold, reward)``, as ``tiered_rewards`` takes them; none leave rewards as they are.
+        process: name of a number in ``Turn.info`` that judges the turn; empty judges none.
+        refusals: regular expression for observations that say that the action was not carried out; empty tells no
+            turn from another.
+    """
+
+    tiers: tuple[tuple[float, float], ...] = ()
+    process: str = ""
+    refusals: str = ""
+
+    def rewards(self, episode: Trajectory) -> list[float]:
+        """What each turn earned; 0.0 for turns copied from a log, which the policy did not play.
+
+        With tiers, a turn earns the height that it climbs on the staircase (Sweet Spot Learning, arXiv 2601.22491):
+        the tier of all that was earned up to it, less the tier before it. So an episode adds up to the tier of its
+        outcome, less that of the state in which it began, and a reward stays with the turn that brought it.
+
+        Rewards are rounded to ``GRAIN``, so that all ways up to a tier add up to the same number.
+
+        Example::
+
+            rewards 0, 0.5, 0, 0.5 and tiers (0.5, 0.3), (1, 1): 0, 0.3, 0, 0.7
+        """
+        paid = [turn.reward or 0.0 for turn in episode.turns]
+        if self.tiers:
+            reached = torch.tensor([0.0, *accumulate(paid)], dtype=torch.float64) + _ROUNDING
+            steps = [(threshold, round(reward / GRAIN) * GRAIN) for threshold, reward in self.tiers]
+            paid = [after - before for before, after in pairwise(tiered_rewards(reached, steps).tolist())]
+        return [0.0] * episode.prefix_turns + paid[episode.prefix_turns :]
+
+    def judgements(self, episode: Trajectory) -> list[float]:
+        """The number ``process`` of each turn, NaN for turns copied from a log; empty where none is asked for.
+
+        The turn at which a guard ended a dream earned nothing, and is judged all the same: a price of doubt must be
+        paid there above all.
+
+        Raises:
+            UserError: a turn has no such number. Unmeasured is not zero.
+        """
+        if not self.process:
+            return []
+        found = [math.nan] * episode.prefix_turns
+        for k, turn in enumerate(episode.own_turns, start=episode.prefix_turns):
+            value = turn.info.get(self.process)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                numbers = [key for key, x in turn.info.items() if isinstance(x, int | float)]
+                raise UserError(
+                    f"train.process={self.process}: turn {k} of episode {episode.id} has no such number, only "
+                    f"{', '.join(numbers) or 'none at all'}; set train.process to one that it has, or to '' with "
+                    "train.process_coef=0"
+                )
+            found.append(float(value))
+        return found
+
+    def carried_out(self, episode: Trajectory) -> list[bool]:
+        """Whether each turn's action was carried out, by the words of the answer; empty without ``refusals``."""
+        if not self.refusals:
+            return []
+        return [not re.search(self.refusals, turn.observation) for turn in episode.turns]
+
+
+def check_tiers(tiers: Sequence[Sequence[float]]) -> str | None:
+    """What is wrong with ``train.reward_tiers``, in words for the user; ``None`` if nothing is."""
+    if any(len(tier) != 2 for tier in tiers):
+        return "train.reward_tiers is a list of [outcome, reward], such as [[0.5,0.3],[1,1]]"
+    steps = [(0.0, 0.0), *((threshold, reward) for threshold, reward in tiers)]
+    if any(after <= before or high - low < GRAIN for (before, low), (after, high) in pairwise(steps)):
+        return f"outcomes and rewards of train.reward_tiers must both rise, from above 0 on, got {list(tiers)}"
+    if tiers and (steps[-1][0] > 1 or steps[-1][1] > 100):
+        return (
+            "train.reward_tiers: a solved task has the outcome 1, so no tier can lie above it, and rewards go up to "
+            f"100, got {list(tiers[-1])}"
+        )
+    return None

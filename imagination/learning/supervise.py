@@ -1,0 +1,80 @@
+"""Next-token training of a model on rows, as a stage runs it: cut to the context, resumed, measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from imagination.learning.stream import StepStream, SupervisedBatches
+from imagination.learning.supervised_module import SupervisedModule
+from imagination.learning.trainer import KeepCheckpoints, make_trainer
+from imagination.runs.lifecycle import resume_from
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import FitSettings, UserError
+from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import Row
+
+
+def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
+    """The rows without what lies beyond the context; those with nothing left to learn are dropped.
+
+    Raises:
+        UserError: nothing is left at all.
+    """
+    kept = [cut(row, limit) for row in rows]
+    kept = [row for row in kept if any(row.ce_weight)]
+    long = sum(len(row.ids) > limit for row in rows)
+    if long:
+        print(f"note: {long} of {len(rows)} rows are longer than {key}={limit} tokens and were cut", file=sys.stderr)
+    if not kept:
+        raise UserError(f"no episode has anything to learn within {key}={limit} tokens; raise it")
+    return kept
+
+
+def cut(row: Row, limit: int) -> Row:
+    """The row without what lies beyond the context."""
+    if len(row.ids) <= limit:
+        return row
+    return Row(row.ids[:limit], row.action_mask[:limit], row.source, ce_weight=row.ce_weight[:limit])
+
+
+def supervise(
+    run: RunFolder,
+    stage: str,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Sequence[Row],
+    settings: FitSettings,
+    seed: int,
+    chance: int | None = None,
+    keep_every: int = 0,
+    from_scratch: bool = False,
+) -> None:
+    """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
+
+    ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random. Every ``keep_every``
+    steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights are random.
+    """
+    state, done = resume_from(run, stage)
+    run.forget(stage, done)
+    chance = seed if chance is None else chance
+    module = SupervisedModule(
+        model, settings, lambda step, metrics: run.record(stage, step, metrics), chance, from_scratch=from_scratch
+    )
+    pad = tokenizer.pad_token_id
+    batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
+    stream = StepStream(settings.steps, lambda: module.global_step, batches)
+    every = max(1, settings.steps // 5)
+    keep = KeepCheckpoints(
+        run.model("kept"),
+        stage,
+        keep_every,
+        settings.steps,
+        lambda: module.global_step,
+        lambda folder: save_checkpoint(model, tokenizer, folder),
+    )
+    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step, [keep])
+    trainer.fit(module, stream, ckpt_path=state, weights_only=True)

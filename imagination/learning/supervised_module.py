@@ -1,0 +1,99 @@
+"""Next-token training of either model: the world model's fit and the policy's cloning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from imagination.learning.averaging import WeightAverage
+from imagination.learning.losses import cross_entropy_loss, token_logprobs
+from imagination.learning.optimizers import MuonAdamW
+from imagination.settings import FitSettings
+from policy.lm.batch import TokenBatch
+from policy.lm.forward import hidden_before, token_logits
+
+Record = Callable[[int, Mapping[str, float]], None]
+BETAS = (0.9, 0.98)
+
+
+def schedule(step: int, steps: int, warmup: int) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+class SupervisedModule(L.LightningModule):
+    """Next-token training of either model on the tokens it should have made (``ce_weight``).
+
+    ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
+    model has the average of its weights where ``settings.average`` asks for one.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        settings: FitSettings,
+        record: Record,
+        seed: int = 0,
+        *,
+        from_scratch: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.settings = settings
+        self.from_scratch = from_scratch
+        self.record = record
+        self.seed = seed
+        self._average = WeightAverage(model, settings.average) if settings.average else None
+
+    def training_step(self, batch: TokenBatch, _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
+        mask = batch.ce_weight != 0
+        predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        logits = token_logits(self.model, predictors.states)
+        ids, weight = batch.input_ids[mask], batch.ce_weight[mask]
+        logprobs = token_logprobs(logits, ids, which=predictors.which)
+        terms = cross_entropy_loss(logprobs[None], weight[None], denominator=float(weight.sum()))
+        if self.global_step % 10 == 0:
+            right = (logits.argmax(-1)[predictors.which] == ids).float()
+            metrics = {"loss": terms.loss.item(), "token_accuracy": right.mean().item()}
+            self.log_dict(metrics, prog_bar=True)
+            self.record(self.global_step, metrics)
+        return terms.loss
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        if self._average is not None:  # here, because callbacks that save this step come next
+            self._average.update()
+
+    def on_train_end(self) -> None:
+        if self._average is not None:
+            self._average.into_model()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            checkpoint["average"] = self._average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            self._average.load_state_dict(checkpoint["average"])
+
+    def configure_optimizers(self) -> Any:
+        settings = self.settings
+        optimizer: torch.optim.Optimizer
+        if settings.optimizer == "muon" or (settings.optimizer == "auto" and self.from_scratch):
+            optimizer = MuonAdamW(self.model, settings.lr, settings.weight_decay, BETAS)
+        else:
+            trained = [p for p in self.parameters() if p.requires_grad]
+            optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

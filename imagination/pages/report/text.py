@@ -1,0 +1,232 @@
+"""The report in words: the verdict, the Markdown page and the table in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from imagination.trust.compare.twins import Row, choose, find_twins
+from imagination.trust.format import count, interval, number, proportion, signed
+from imagination.trust.tripwires.monitor import stopped_sentence
+
+AUDIT_ROWS = {
+    "exact_match": ("Exact match", "words, reward and end of the next turn are all as in reality"),
+    "token_f1": ("Token F1", "overlap of its words with the real ones"),
+    "reward_precision": ("Reward precision", "of the rewards it predicted, how many were paid"),
+    "reward_recall": ("Reward recall", "of the rewards that were paid, how many it predicted"),
+    "end_accuracy": ("End accuracy", "it knows whether the episode is over"),
+    "ece": ("Calibration error", "gap between its confidence and how often it is right; 0 is best"),
+    "invalid": ("Malformed", "predictions that could not be read; they count as wrong"),
+    "n": ("Turns judged", ""),
+}
+AUDIT_COLUMNS = {
+    "": "on held-out episodes",
+    "heldout_tasks": "on held-out tasks",
+    "on_policy": "on the policy’s actions",
+}
+POLICY_COLUMNS = {"train_tasks": "training tasks", "heldout_tasks": "held-out tasks", "dream_success": "in the dream"}
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """What the run showed, in plain sentences; the first one is the headline.
+
+    "Rose" and "fell" are said only where the 95 % interval of the change excludes zero.
+    """
+    before, after = report["policy"]["before"], report["policy"]["after"]
+    trained = f"Trained with {count(report['real_steps']['train'], 'real step')}: "
+    sentences = []
+    if _measured(before["train_tasks"], after["train_tasks"]):
+        change, doubt = _change(before["train_tasks"], after["train_tasks"], report["change_ci95"]["train_tasks"])
+        believed = after["dream_success"]
+        dream = f"; the dream believed {number(believed['success'])}" if _measured(believed) else ""
+        sentences.append(f"{trained}real success on training tasks {change}{dream}.")
+        if doubt:
+            sentences.append(doubt)
+    elif _measured(before["train_tasks"]):
+        sentences.append(
+            f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "
+            "there is no evaluation after training yet."
+        )
+    elif _measured(after["train_tasks"]):
+        sentences.append(
+            f"{trained}real success on training tasks is {proportion(after['train_tasks'])}; "
+            "what it was before was not measured."
+        )
+    else:
+        sentences.append("The policy has not been evaluated in the real environment yet.")
+    if _measured(before["heldout_tasks"], after["heldout_tasks"]):
+        change, doubt = _change(before["heldout_tasks"], after["heldout_tasks"], report["change_ci95"]["heldout_tasks"])
+        sentences.append(f"On tasks it never trained on, it {change}.")
+        if doubt:
+            sentences.append(doubt)
+    if report["real_steps"]["collect"] is not None:
+        logged = count(report["real_steps"]["collect"], "real step")
+        dreamed = f"; {report['dreamed_turns']:,} turns were dreamed" if report["dreamed_turns"] else ""
+        sentences.append(f"The log for the world model and for cloning took {logged}{dreamed}.")
+    return sentences
+
+
+def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Heading and sentence about the tripwires, where a reader must know: one tripped, they were off or blind."""
+    wires = report.get("tripwires")
+    if not wires:
+        return None
+    if not wires["enabled"]:
+        return (
+            "The tripwires were off",
+            "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
+        )
+    if wires["stopped_by"]:
+        late = wires["stopped_by"].get("after_training")
+        return f"{'Taken back' if late else 'Stopped'} by a tripwire", stopped_sentence(wires["stopped_by"])
+    if wires["blind"]:
+        return (
+            "Some tripwires were blind",
+            f"The log is too varied or too small to say when these should trip: {', '.join(wires['blind'])}.",
+        )
+    return None
+
+
+def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row]) -> str:
+    """The report as Markdown: verdict, tables, cost, one dream beside reality."""
+    headline, *rest = report["verdict"]
+    lines = [f"# {_cell(name)}", "", f"**{headline}**", "", *rest, ""]
+    if note := tripwire_note(report):
+        lines += [f"> **{note[0]}.** {_cell(note[1])}", ""]
+    if report["notes"]:
+        lines += ["> This report is partial." if report["partial"] else "> Not everything could be measured."]
+        lines += [f"> {_cell(note)}" for note in report["notes"]] + [""]
+    lines += ["## Success rate", "", "| policy | " + " | ".join(POLICY_COLUMNS.values()) + " | optimism gap |"]
+    lines += ["|---|---|---|---|---|"]
+    for which in ("before", "after"):
+        cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS]
+        lines.append(f"| {which} training | " + " | ".join(cells) + f" | {_gap(report, which)} |")
+    lines += ["", "Brackets: 95 % intervals (Wilson; Newcombe for the gap). Gap: dreamed minus real success.", ""]
+
+    columns, rows = audit_table(report)
+    calibrated = calibration_sentence(report)
+    lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
+    lines += ["", calibrated] if calibrated else []
+    twins = report["twins"]
+    if twins["n"]:
+        lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
+        lines[-1] += f"{twins['false_success']} were solved in the dream and not in the game."
+
+    lines += ["", "## Cost", "", "| stage | real steps | seconds |", "|---|--:|--:|"]
+    for stage in {**report["real_steps"], **report["wall_seconds"]}:
+        steps, seconds = report["real_steps"].get(stage), report["wall_seconds"].get(stage)
+        lines.append(f"| {_cell(stage)} | {'–' if steps is None else f'{steps:,}'} | {number(seconds, 0)} |")
+    lines += ["", f"Dreamed turns: {'–' if report['dreamed_turns'] is None else format(report['dreamed_turns'], ',')}"]
+    lines += ["", *_pair(rollouts)]
+    lines += [f"Seed {report['seed']}. {_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}.", ""]
+    return "\n".join(lines)
+
+
+def terminal_table(report: Mapping[str, Any]) -> Table:
+    """The main table for a terminal of 80 columns: before and after by training, held-out and dreamed tasks."""
+    table = Table(title=Text(report["verdict"][0], style="bold"), caption="95 % intervals in brackets")
+    table.add_column("policy")
+    for title in (*POLICY_COLUMNS.values(), "optimism gap"):
+        table.add_column(title, justify="right")
+    for which in ("before", "after"):
+        cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS] + [_gap(report, which)]
+        lines = [cell.replace(" [", "\n[").replace(" n=", "\nn=") for cell in cells]  # fits into 80 columns
+        table.add_row(which, *(Text(line) for line in lines), end_section=True)  # Text: brackets are no markup
+    return table
+
+
+def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
+    """Titles of the columns that were measured, and rows of title, meaning and cells."""
+    audit = report["world_model"]
+    columns = {title: audit.get(key) if key else audit for key, title in AUDIT_COLUMNS.items()}
+    measured = {title: column for title, column in columns.items() if column}
+    rows = []
+    for key, (title, meaning) in AUDIT_ROWS.items():
+        values = [column.get(key) for column in measured.values()]
+        whole = key in ("n", "invalid")
+        if any(value is not None for value in values):
+            cells = ["–" if v is None else f"{v:,}" if whole else f"{v:.3f}" for v in values]
+            rows.append((title, meaning, cells))
+    return list(measured), rows
+
+
+def calibration_sentence(report: Mapping[str, Any]) -> str:
+    """What calibration did for the sampled predictions; empty where it was not measured."""
+    found = report["world_model"].get("calibration")
+    if not found or found.get("ece_after") is None:
+        return ""
+    return (
+        f"Sampled as in dreams, {number(found['right'])} of {found['n']:,} held-out turns are exactly right; the gap "
+        f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
+        f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
+    )
+
+
+def plain(value: Any) -> str:
+    """A string, or a dict of them, in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "unknown" if value is None else str(value)
+
+
+def _measured(*data: Mapping[str, Any] | None) -> bool:
+    return all(d is not None and d["success"] is not None for d in data)
+
+
+def _change(
+    before: Mapping[str, Any], after: Mapping[str, Any], ci95: Sequence[float] | None
+) -> tuple[str, str | None]:
+    """``("rose from .. to ..", None)``, or ``("went ..", a sentence of doubt)`` where chance would explain it."""
+    numbers = f"from {proportion(before)} to {proportion(after)}"
+    if ci95 is not None and ci95[0] > 0:
+        return f"rose {numbers}", None
+    if ci95 is not None and ci95[1] < 0:
+        return f"fell {numbers}", None
+    n = f"{before['n']} and {after['n']}" if before["n"] != after["n"] else str(after["n"])
+    return (
+        f"went {numbers}",
+        f"That change {interval(ci95, with_sign=True)} may be chance: {n} episodes cannot tell it from none.",
+    )
+
+
+def _with_n(data: Mapping[str, Any] | None) -> str:
+    return "–" if data is None else f"{proportion(data)} n={data['n']}"
+
+
+def _gap(report: Mapping[str, Any], which: str) -> str:
+    return f"{signed(report['optimism_gap'][which])} {interval(report['optimism_gap_ci95'][which], with_sign=True)}"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break a Markdown table or be read as HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+
+
+def _pair(rollouts: Sequence[Row]) -> list[str]:
+    """The first chosen dream beside reality, as a diff."""
+    chosen = choose(find_twins(rollouts), limit=1)
+    if not chosen:
+        return []
+    kind, twin = chosen[0]
+    lines = []
+    for k, (dream, real) in enumerate(zip(twin.dream["turns"], twin.real["turns"], strict=False)):
+        lines.append(f"  {k + 1} > {_line(dream['action'])}")
+        if twin.parts_at is None or k < twin.parts_at:
+            lines.append(f"    {_line(real['observation'])}")
+            continue
+        for sign, turn in (("-", dream), ("+", real)):
+            end = " [the end]" if turn["terminated"] else ""
+            reward = f" [reward {turn['reward']:g}]" if turn["reward"] else ""
+            lines.append(f"{sign}   {_line(turn['observation'])}{reward}{end}")
+        break
+    fence = "`" * (3 + max((line.count("`") for line in lines), default=0))  # longer than any run of them in the text
+    title = f"{kind}: {_cell(str(twin.dream.get('task_id', '')))}. Up to the first difference; − dream, + reality."
+    return ["## A dream beside reality", "", title, "", f"{fence}diff", *lines, fence, ""]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

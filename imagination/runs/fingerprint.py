@@ -1,0 +1,44 @@
+"""Which settings decide what a stage makes: the same work has the same short hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, fields, is_dataclass
+from functools import reduce
+
+from imagination.settings import Config
+
+# Names of folders, how many processes work, and what only looks at a run or starts others from it, decide nothing that
+# is made.
+_ASIDE = ("run", "output", "jobs", "audit", "compare", "ablation")
+
+
+_WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
+
+
+_LOG = ("seed", "games", "collect")
+
+
+_WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
+
+
+# What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
+READS = {
+    "collect": _LOG,
+    "fit_world_model": _WORLD,
+    "clone": (*_WORLD, "policy", "max_action_tokens", "clone"),
+    "train": tuple(name for name in _WHOLE if name != "evaluate"),
+}
+
+
+def fingerprint(config: Config, stage: str = "") -> str:
+    """A short hash of all settings that decide what ``stage`` makes; by default, what a whole run does.
+
+    The same work has the same one.
+    """
+    chosen = {}
+    for name in READS.get(stage, _WHOLE):
+        value = reduce(getattr, name.split("."), config)
+        chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,0 +1,63 @@
+"""How a stage begins and ends in its run folder: opened, resumed, finished."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.machine import cores
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+
+
+def open_run(config: Config, folder: Path, stage: str = "") -> RunFolder:
+    """The folder of this run, and torch set up for ``stage``."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores())
+    L.seed_everything(config.seed, verbose=False)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module="lightning")
+    disable_progress_bar()  # of transformers, for models that load in a moment
+    return RunFolder(folder, config.seed, fingerprint(config, stage))
+
+
+def need(path: Path, stage: str) -> Path:
+    """
+    Raises:
+        UserError: an earlier stage has not written ``path`` yet.
+    """
+    if not path.exists():
+        raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= first")
+    return path
+
+
+def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
+    """Path of the saved training state and the number of steps it has done; ``(None, 0)`` for a fresh start.
+
+    A state that was saved under other settings is not gone on from.
+    """
+    path = run.training_state(stage)
+    if not path.exists():
+        return None, 0
+    state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    if state.get("settings") != run.settings:
+        return None, 0
+    return str(path), int(state["steps_done"])
+
+
+def finish(run: RunFolder, stage: str) -> None:
+    """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
+    order = ("collect", "fit_world_model", "refine_world_model", "clone", "train", "evaluate")
+    for outdated in order[order.index(stage) :]:
+        for state in run.training_states(outdated):
+            state.unlink(missing_ok=True)
+    run.update({"done": {stage: run.settings}})

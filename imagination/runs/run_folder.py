@@ -1,0 +1,161 @@
+"""A run folder: what a run wrote down, in files that survive it and that a report can be made of."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from imagination.runs.machine import processor
+from real_envs.trajectory import Trajectory
+
+
+class RunFolder:
+    """``outputs/<run>/`` with its log, models, checkpoints, metrics and rollouts.
+
+    Files are appended to or replaced atomically; a stage that starts anew first drops what it wrote before.
+    """
+
+    def __init__(self, path: Path, seed: int, settings: str = "") -> None:
+        self.path = path
+        self.settings = settings  # fingerprint of the configuration: what a saved state may be gone on from with
+        path.mkdir(parents=True, exist_ok=True)
+        self._started = time.monotonic()
+        if not self.summary:
+            self.update(
+                {
+                    "seed": seed,
+                    "hardware": f"{processor()}, {os.cpu_count()} cores",
+                    "versions": {p: version(p) for p in ("torch", "transformers", "lightning", "textworld")},
+                }
+            )
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def games(self) -> Path:
+        return self.path / "games"
+
+    def model(self, name: str) -> Path:
+        """Folder of a Hugging Face checkpoint: ``worldmodel``, ``worldmodel-1``, ``policy-clone`` or ``policy``."""
+        return self.path / "models" / name
+
+    def training_state(self, stage: str) -> Path:
+        """The Lightning checkpoint that a stopped stage goes on from."""
+        return self.path / "checkpoints" / f"{stage}.ckpt"
+
+    def training_states(self, stage: str) -> list[Path]:
+        """Those of a stage, and of its members where it trains several models: ``fit_world_model-1``."""
+        folder = self.path / "checkpoints"
+        return [path for path in folder.glob(f"{stage}*.ckpt") if path.stem == stage or path.stem[len(stage)] == "-"]
+
+    # numbers
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        path = self.path / "summary.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
+
+    def update(self, values: Mapping[str, Any]) -> None:
+        """Merges ``values`` into ``summary.json``; nested dicts are merged key by key."""
+        merged = _merge(self.summary, values)
+        _write(self.path / "summary.json", json.dumps(merged, indent=1))
+
+    def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of ``metrics.jsonl``."""
+        line = {"stage": stage, "step": step, "time": round(time.monotonic() - self._started, 3), **metrics}
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self, stage: str) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl`` that a stage wrote."""
+        path = self.path / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row for row in rows if row["stage"] == stage]
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """Adds the seconds of the block to ``wall_seconds[stage]``."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            before = self.summary.get("wall_seconds", {}).get(stage, 0.0)
+            self.update({"wall_seconds": {stage: round(before + time.monotonic() - start, 2)}})
+
+    def forget(self, stage: str, from_step: int = 0) -> None:
+        """Drops what a stage wrote from ``from_step`` on, because it is about to be written again."""
+        for name in ("metrics.jsonl", "rollouts.jsonl"):
+            path = self.path / name
+            if path.exists():
+                lines = path.read_text().splitlines(keepends=True)
+                kept = [line for line in lines if not _of(line, stage, from_step)]
+                _write(path, "".join(kept))
+        if from_step == 0 and stage in self.summary.get("wall_seconds", {}):
+            self.update({"wall_seconds": {stage: 0.0}})
+
+    # episodes
+
+    def add_rollouts(
+        self, stage: str, trajectories: Sequence[Trajectory], twins: Mapping[str, str] | None = None, **labels: Any
+    ) -> None:
+        """Lines of ``rollouts.jsonl``; ``twins`` maps the id of a replay to that of the dream it replays."""
+        with (self.path / "rollouts.jsonl").open("a") as file:
+            for t in trajectories:
+                row: dict[str, Any] = {"id": t.id, "stage": stage, **labels}
+                if twins and t.id in twins:
+                    row["twin_of"] = twins[t.id]
+                row |= {
+                    "task_id": t.task_id,
+                    "group_id": t.group_id,
+                    "source": t.source.value,
+                    "agent": t.agent,
+                    "seed": t.seed,
+                    "policy_version": t.policy_version,
+                    "world_model_version": t.world_model_version,
+                    "start": t.start,
+                    "turns": [
+                        {
+                            "action": turn.action,
+                            "observation": turn.observation,
+                            "reward": turn.reward,
+                            "terminated": turn.terminated,
+                            "info": dict(turn.info),
+                        }
+                        for turn in t.turns
+                    ],
+                    "stop": t.stop.value,
+                    "failure": t.failure,
+                    "prefix_turns": t.prefix_turns,
+                    "solved": t.solved,
+                }
+                file.write(json.dumps(row) + "\n")
+
+
+def _of(line: str, stage: str, from_step: int) -> bool:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError:
+        return True  # the torn last line of a run that was killed
+    return bool(row.get("stage") == stage and row.get("step", from_step) >= from_step)
+
+
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".tmp")
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -1,0 +1,147 @@
+"""From the command line to a typed configuration, and the folder of a run.
+
+The dataclasses declare every key, its type and its default; the YAML files of ``configs/`` only select. Hydra reads the
+files and the overrides, ``schema.build`` makes dataclass instances of them. Nothing here knows a particular setting.
+
+Example::
+
+    config = load_config(["algorithm=ppo", "train.updates=20"], Config)
+    config.train.updates  # 20
+
+Whatever the user wrote wrongly is a ``ConfigError`` of one sentence, with the nearest valid name. Hydra is imported
+inside the functions that need it, so that ``imagine --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from imagination.settings.schema import (
+    ConfigError,
+    arms,
+    build,
+    schema_defaults,
+    schema_keys,
+    to_plain,
+    unknown,
+    unknown_key,
+)
+
+C = TypeVar("C")
+
+
+def config_folder() -> Path:
+    """The YAML files, wherever the package ``configs`` is installed."""
+    return Path(str(files("configs")))
+
+
+def groups(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The config groups and their choices, such as ``{"algorithm": ("grpo", "ppo")}``."""
+    choices: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*/**/*.yaml")):
+        choices.setdefault(path.parent.relative_to(folder).as_posix(), []).append(path.stem)
+    return {group: tuple(names) for group, names in choices.items()}
+
+
+def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> str:
+    """One ``key=value`` of the command line as Hydra wants it, after its key, group and choice were found to exist."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        raise ConfigError(f"'{override}' is no setting; write key=value, such as {next(iter(keys))}=...")
+    if key in choices:
+        if value not in choices[key]:
+            raise unknown(key, value, choices[key])
+        return override
+    annotation, parent = keys.get(key), key
+    while annotation is None:  # shares.dream: the key of a mapping, which the schema cannot list
+        parent, dot, _ = parent.rpartition(".")
+        if not dot:
+            raise unknown_key(key, [*keys, *choices])
+        if parent in keys and issubclass(get_origin(keys[parent]) or object, Mapping):
+            annotation = get_args(keys[parent])[1]
+        elif parent in keys:
+            raise unknown_key(key, [*keys, *choices])
+    if {*arms(annotation)} <= {str, Path} and value != "null" and value[:1] not in "'\"" and not value.startswith("${"):
+        value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007, not the number 7
+    return f"++{key}={value}"
+
+
+def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """One override a key; the later one wins: ``(["a=1", "b=2"], ["a=3"])`` is ``["b=2", "a=3"]``."""
+    last: dict[str, str] = {}
+    for override in (*earlier, *later):
+        key = override.partition("=")[0]
+        last.pop(key, None)
+        last[key] = override
+    return list(last.values())
+
+
+def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None = None) -> C:
+    """Defaults of ``schema`` < the YAML files < ``overrides``, resolved and typed.
+
+    Args:
+        overrides: such as ``["algorithm=ppo", "train.updates=20"]``; keys need no ``+``.
+        schema: the root dataclass.
+        folder: where ``config.yaml`` and the groups are; by default the installed package ``configs``.
+
+    Raises:
+        ConfigError: anything wrong in the overrides or in the files.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    folder = folder or config_folder()
+    keys, choices = schema_keys(schema), groups(folder)
+    checked = [_checked(override, keys, choices) for override in merge_overrides([], overrides)]
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
+            composed = compose("config", overrides=checked)
+        merged = OmegaConf.merge(OmegaConf.create(schema_defaults(schema)), composed)
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        advice = "; write a list as [1,2]" if "sweep" in str(error).lower() else ""
+        raise ConfigError(f"cannot read the settings: {str(error).splitlines()[0]}{advice}") from error
+    result: C = build(schema, plain)
+    return result
+
+
+def run_folder(run: str, root: Path) -> Path:
+    """``outputs/demo``. A run has a plain name, such as ``demo`` or ``sweep/seed-1``, so it cannot leave the root."""
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", run):
+        raise ConfigError(
+            f"run wants a name such as demo or sweep/seed-1 (letters, digits, '-', '_', '.'), got '{run}'"
+        )
+    return root / run
+
+
+def save_config(config: object, folder: Path) -> Path:
+    """Write the resolved configuration as ``config.yaml`` in the run folder."""
+    from omegaconf import OmegaConf
+
+    return _write(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_plain(config))))
+
+
+def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
+    """Keep what the user chose beside the run, so that ``run=<same>`` alone goes on with the same settings."""
+    _write(folder / "overrides.json", json.dumps(list(overrides), indent=2) + "\n")
+
+
+def remembered_overrides(folder: Path) -> list[str]:
+    """What was chosen when this run was last used; nothing for a new run."""
+    path = folder / "overrides.json"
+    return [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+def _write(path: Path, text: str) -> Path:
+    """The file is whole or not there, also when we are stopped in between."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(text, encoding="utf-8")
+    return draft.replace(path)

@@ -1,0 +1,250 @@
+"""The stages of the command line: what each does, reads and writes, and where its function is.
+
+Nothing heavy is imported here: help and a mistyped command must not wait for torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One word of the command line.
+
+    Attributes:
+        name: ``fit-world-model``.
+        summary: one line for ``imagine --help``.
+        help: what it does and why, for ``imagine <stage> --help``.
+        reads: files of the run folder that must be there.
+        writes: files of the run folder that it makes.
+        examples: two or three literal command lines.
+        sections: the parts of the configuration that matter to it; its help lists their keys.
+        function: ``module:name``, imported only when the stage runs.
+        run: the run's name where the command line gives neither that nor a preset.
+    """
+
+    name: str
+    summary: str
+    help: str
+    reads: str
+    writes: str
+    examples: tuple[str, ...]
+    sections: tuple[str, ...]
+    function: str
+    run: str = ""
+
+
+_ALL = (
+    Stage(
+        name="demo",
+        summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
+        help=(
+            "Runs every stage below in about a quarter of an hour on two CPU cores, then prints a table and where the\n"
+            "page is. Stopped, it goes on where it was; finished, it only reports again; with other settings it\n"
+            "does again what depends on them."
+        ),
+        reads="nothing",
+        writes="everything that the stages below write",
+        examples=("imagine demo", "imagine demo preset=tiny", "imagine demo run=demo-7 seed=7"),
+        sections=(),
+        function="imagination.stages.demo:demo",
+        run="demo",
+    ),
+    Stage(
+        name="demo-seeds",
+        summary="the demo for seeds 0, 1 and 2, each beside a control that trains in the real games",
+        help=(
+            "One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in\n"
+            "the real games: the upper bound that costs real steps. Seeds share the cores, one process each, whose\n"
+            "words go to seed-0.log and so on: about an hour on two CPU cores. jobs=1 takes one after the other."
+        ),
+        reads="nothing",
+        writes="seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json",
+        examples=("imagine demo-seeds", "imagine demo-seeds preset=tiny run=tiny-seeds"),
+        sections=(),
+        function="imagination.stages.demo:demo_seeds",
+        run="demo-seeds",
+    ),
+    Stage(
+        name="collect",
+        summary="generate the games and log scripted agents of many skills in them",
+        help=(
+            "Makes real TextWorld games, a training and a held-out set, and plays them with an expert, noisy,\n"
+            "careless and random agents. Every episode goes into the log; all later training starts from it."
+        ),
+        reads="nothing",
+        writes="games/, log/",
+        examples=("imagine collect run=mine", "imagine collect run=mine preset=tiny seed=3"),
+        sections=("games", "collect"),
+        function="imagination.stages.collect:collect",
+    ),
+    Stage(
+        name="fit-world-model",
+        summary="learn from the log what the world answers to an action",
+        help=(
+            "Trains the world model on what the environment said in real episodes, never on its own dreams, and\n"
+            "measures it on episodes it has not seen."
+        ),
+        reads="log/",
+        writes="tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members)",
+        examples=(
+            "imagine fit-world-model run=mine",
+            "imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3",
+            "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
+        ),
+        sections=("worldmodel", "fit", "engine"),
+        function="imagination.stages.fit_world_model:fit_world_model",
+    ),
+    Stage(
+        name="refine-world-model",
+        summary="optional: RL of the world model on how right its answers to logged actions are",
+        help=(
+            "Answers logged actions several times, checks each answer against the log, and makes the right ones\n"
+            "likelier (GRPO). The result takes the model's place only if it is no worse on held-out episodes. Run it\n"
+            "before `clone`, whose policy starts from the world model."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="models/worldmodel/, models/worldmodel-before/, or models/worldmodel-refined/ where it is worse",
+        examples=(
+            "imagine refine-world-model run=mine",
+            "imagine refine-world-model run=mine refine.metric=diff_f1 refine.lr=2e-5",
+        ),
+        sections=("refine", "worldmodel", "engine"),
+        function="imagination.stages.refine_world_model:refine_world_model",
+    ),
+    Stage(
+        name="clone",
+        summary="make the starting policy: imitate the mediocre agents of the log",
+        help=(
+            "Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents. A policy without\n"
+            "a checkpoint of its own starts from the world model's weights."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="models/policy-clone/",
+        examples=("imagine clone run=mine", "imagine clone run=mine clone.agents=[expert,noisy] clone.steps=100"),
+        sections=("policy", "clone"),
+        function="imagination.stages.clone:clone",
+    ),
+    Stage(
+        name="train",
+        summary="improve the policy in dreams, without a real step",
+        help=(
+            "Plays groups of episodes inside the world model with the current policy, judges them by the chosen\n"
+            "algorithm and updates the policy; expert episodes of the log are mixed in. Stopped, the same command\n"
+            "goes on from the last checkpoint. train.world=real plays the same updates in the real games, as a control."
+        ),
+        reads="log/, models/worldmodel/, models/policy-clone/",
+        writes="models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl",
+        examples=(
+            "imagine train run=mine",
+            "imagine train run=mine algorithm=ppo algorithm.gamma=0.99",
+            "imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm",
+        ),
+        sections=("train", "algorithm", "dream", "tripwires", "engine"),
+        function="imagination.stages.train:train",
+    ),
+    Stage(
+        name="evaluate",
+        summary="the verdict: the policy before and after, in the real games and in the dream",
+        help=(
+            "Plays training and held-out games for real and in dreams, replays dreams in the real games, and measures\n"
+            "the world model on the policy's own actions."
+        ),
+        reads="games/, models/",
+        writes="rollouts.jsonl, summary.json",
+        examples=("imagine evaluate run=mine", "imagine evaluate run=mine evaluate.episodes=100"),
+        sections=("evaluate", "engine"),
+        function="imagination.stages.evaluate:evaluate",
+    ),
+    Stage(
+        name="audit",
+        summary="is the world model good enough to dream in? with reasons, intervals and examples",
+        help=(
+            "Measures a world model: exact match by turn and by size of the change, rewards, calibration, refusals,\n"
+            "action sensitivity and drift; in the real games also whether it ranks policies as they really rank, and\n"
+            "how it judges the policy's own actions. Where no real game is there, the log alone is judged."
+        ),
+        reads="log/, models/, games/ where it is there",
+        writes="audit.json, audit.html",
+        examples=(
+            "imagine audit run=mine",
+            "imagine audit run=mine audit.episodes=100",
+            "imagine audit run=mine audit.policies=[outputs/a/models/policy,outputs/b/models/policy]",
+        ),
+        sections=("audit", "evaluate", "dream", "engine"),
+        function="imagination.stages.audit:audit",
+    ),
+    Stage(
+        name="audit-table",
+        summary="the targets of the audit for seeds 0, 1 and 2, or for runs that you name",
+        help=(
+            "Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2\n"
+            "are made as far as an audit needs them, with checkpoints of the policy kept on the way. Those get the\n"
+            "world models of audit.others, too: one that writes edits, fitted to the same log. Their clones are also\n"
+            "trained in dreams alone, with guard and tripwires and without (ablation=gating). Runs share the cores,\n"
+            "one process each (jobs=1 takes one after the other): an hour and a half on two CPU cores."
+        ),
+        reads="nothing, or the runs of audit.runs",
+        writes="audit-table.md, audit-table.json, gating.json; audit.json and audit.html in each run",
+        examples=(
+            "imagine audit-table",
+            "imagine audit-table audit.runs=[outputs/a,outputs/b] audit.world_models=[worldmodel]",
+        ),
+        sections=("audit",),
+        function="imagination.stages.audit_table:audit_table",
+        run="demo-seeds",
+    ),
+    Stage(
+        name="ablate",
+        summary="what is a setting worth? the same clones trained with and without it, and played for real",
+        help=(
+            "Starts from the clones and world models of several runs, trains each arm in a folder of its own, and\n"
+            "plays every result in the same real games. Missing runs of seeds 0, 1 and 2 are made. An arm that was\n"
+            "finished is not done again; about two minutes an arm and a seed. Runs share the cores, one process each\n"
+            "(jobs=1 takes one after the other)."
+        ),
+        reads="nothing, or the runs of ablation.runs",
+        writes="arms/, ablation.md, ablation.json",
+        examples=(
+            "imagine ablate ablation=gating",
+            "imagine ablate ablation=masks ablation.runs=[outputs/demo] run=masks",
+            "imagine ablate ablation.arms.grpo=algorithm=grpo ablation.arms.rloo=algorithm=rloo",
+        ),
+        sections=("ablation",),
+        function="imagination.stages.ablate:ablate",
+        run="demo-seeds",
+    ),
+    Stage(
+        name="compare",
+        summary="put dreams beside reality, turn by turn, and show where they part",
+        help=(
+            "Lets the policy dream, replays its dreamed actions in the real games, dreams logged episodes again with\n"
+            "their own actions, and aligns both sides turn by turn: where do they part first, and in what? Then the\n"
+            "same policy free in both worlds: success, length, actions, tokens and cost. Logs of worlds that this\n"
+            "program cannot play are compared as far as they go. compare.html is one file to search, filter and\n"
+            "share; compare.show=<id> prints one pair and plays nothing."
+        ),
+        reads="models/, and games/ or log/ (compare.show: compare.json)",
+        writes="compare.html, compare.json",
+        examples=(
+            "imagine compare run=mine",
+            "imagine compare run=mine compare.policy=policy-clone compare.episodes=50",
+            "imagine compare run=mine compare.show=dream/train/tw-r3-o5-q5-s1/0",
+        ),
+        sections=("compare",),
+        function="imagination.stages.compare:compare",
+    ),
+    Stage(
+        name="report",
+        summary="put the results of a run on one page: imagined against real",
+        help="Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.",
+        reads="summary.json, metrics.jsonl, rollouts.jsonl",
+        writes="report.html, report.md, report.json",
+        examples=("imagine report run=mine", "imagine report run=demo"),
+        sections=(),
+        function="imagination.stages.report:report",
+    ),
+)
+STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}

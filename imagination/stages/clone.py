@@ -1,0 +1,48 @@
+"""Stage ``clone``: the starting policy imitates the mediocre part of the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from imagination.learning.experience import imitation_row
+from imagination.learning.initial_model import check_lengths, initial_model
+from imagination.learning.supervise import fitting, supervise
+from imagination.runs.lifecycle import finish, need, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import context_of
+from imagination.settings import Config, UserError
+from policy.lm.backbone import load_checkpoint, save_checkpoint
+from policy.lm.render import ChatFormat
+
+
+def clone(config: Config, folder: Path) -> None:
+    """Behaviour cloning on the mediocre part of the log. Writes ``models/policy-clone``."""
+    run = open_run(config, folder, "clone")
+    with run.timed("clone"):
+        train, _ = read_log(run, config)
+        chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]
+        if not chosen:
+            agents = sorted({t.agent for t in train})
+            raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
+        learned = config.clone.from_world_model and not config.policy.model
+        if learned:
+            model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
+        else:
+            model, tokenizer = initial_model(run, config, config.policy, train, config.seed + 2)
+        chat = ChatFormat(tokenizer)
+        check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
+        rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
+        supervise(
+            run,
+            "clone",
+            model,
+            tokenizer,
+            rows,
+            config.clone,
+            config.seed,
+            keep_every=config.clone.keep_every,
+            from_scratch=not (learned or config.policy.model),
+        )
+        save_checkpoint(model, tokenizer, run.model("policy-clone"))
+        run.update({"real_steps": {"clone": 0}})
+    finish(run, "clone")

@@ -1,0 +1,75 @@
+"""Stages ``fit-world-model`` and ``clone``: both models learn from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
+from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
+from imagination.learning.initial_model import check_lengths, initial_model
+from imagination.learning.supervise import fitting, supervise
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import context_of
+from imagination.settings import Config, UserError, WorldModelSettings
+from imagination.trust.held_out import measure
+from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import Row
+from policy.lm.render import ChatFormat
+from real_envs.trajectory import Trajectory
+from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
+
+MEMBER_SEEDS = 100_003  # between the random starts of two members of an ensemble
+
+
+def fit_world_model(config: Config, folder: Path) -> None:
+    """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
+    run = open_run(config, folder, "fit_world_model")
+    with run.timed("fit_world_model"):
+        check_room(config)
+        train, held = read_log(run, config)
+        settings = config.worldmodel
+        form, thoughts = form_of(settings, train), thoughts_of(config, train)
+        if all(turn.reward is None for t in train for turn in t.turns):
+            raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
+        weights, share = _weights(settings, train)
+        run.update({"world_model_form": UNFINISHED})
+        rows: list[Row] = []
+        for member in range(settings.members):  # one after the other: on one device they would only share it
+            seed = config.seed + 1 + member * MEMBER_SEEDS
+            model, tokenizer = initial_model(run, config, settings, train, seed)
+            if not rows:  # members share the tokenizer
+                chat = ChatFormat(tokenizer)
+                answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
+                check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
+                context = context_of(model, settings)
+                check_thoughts(config, thoughts, train, chat, form, context)
+                rows = [row for t, w in zip(train, weights, strict=True) for row in world_model_rows(chat, t, w, form)]
+                rows = fitting(rows, context, "worldmodel.context")
+            name = f"fit_world_model-{member}" if member else "fit_world_model"
+            random = not settings.model
+            supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random)
+            save_checkpoint(model, tokenizer, member_folder(run, member))
+        run.update({"world_model_form": trained_as(settings)})
+        measured = {**measure(run, config, train, held), "unchanged_share": share}
+        run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+        note_unended(measured, config.worldmodel.reasoning_tokens)
+    finish(run, "fit_world_model")
+
+
+def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:
+    """A training weight for each turn of each episode, and the share of it on turns that change nothing.
+
+    Raises:
+        UserError: the log has no turn of a kind that should get a share.
+    """
+    same = [unchanging(trajectory, settings.refusals) for trajectory in log]
+    try:
+        weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)
+    except ValueError as error:
+        raise UserError(
+            f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, or "
+            "set the share to null"
+        ) from error
+    return weights, unchanging_share(weights, same)

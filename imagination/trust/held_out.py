@@ -1,0 +1,56 @@
+"""The world model measured on held-out episodes, and its calibration fitted there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Trajectory
+from worldmodel.calibration import calibration_metrics, fit_calibration
+from worldmodel.fidelity import audit_metrics, in_new_situations, judge
+
+
+def measure(
+    run: RunFolder,
+    config: Config,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    name: str = "worldmodel",
+) -> dict[str, Any]:
+    """The audit on episodes of the training games that the model has not seen, and on the held-out games.
+
+    ``new`` of it are the turns that no training episode has. A declared goal is what pays in predictions, so it also
+    says what they should have paid. Writes the calibration beside the model. ``name``: of the folder under ``models/``.
+    """
+    goal = config.worldmodel.goal
+    held = [goal.paid(t) for t in held] if goal.declared else held
+    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False, name=name)
+    apart = world_model.apart_from(held)
+    failed: list[tuple[str, int]] = []
+    judged = asyncio.run(judge(apart, held, failed=failed))
+    metrics: dict[str, Any] = audit_metrics(judged)
+    metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
+    # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
+    temperature = config.dream.temperature
+    sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
+    calibration = fit_calibration(sampled, temperature, goal.observation)
+    if calibration is not None:
+        calibration.save(run.model(name))
+    metrics["calibration"] = calibration_metrics(sampled)
+    store = TrajectoryStore.open(run.log)
+    try:
+        elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]
+    except ValueError:  # a log of one's own may have no held-out tasks
+        return metrics
+    elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
+    apart = world_model.apart_from(elsewhere)
+    failed = []
+    there = asyncio.run(judge(apart, elsewhere, failed=failed))
+    metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
+    return metrics

@@ -1,0 +1,187 @@
+"""Tripwires at work: recent policies are kept, training stops where a wire trips, and the run says why."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.runs.lifecycle import need
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.trust.evaluation import summarise
+from imagination.trust.tripwires.measures import LogReference, measure
+from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip
+from policy.agent import LanguageModelAgent
+from real_envs.env import Task
+from real_envs.isolation import real_steps_taken
+from real_envs.textworld import TextWorldTasks
+from real_envs.trajectory import Source, Trajectory
+
+
+class Probe:
+    """A declared budget of real episodes: a few, every few updates; its steps are counted as ``real_steps.probe``."""
+
+    def __init__(self, run: RunFolder, config: Config, earlier: int) -> None:
+        self._run, self._config, self._earlier = run, config, earlier
+        self.steps = 0  # real steps of this process
+
+    def due(self, update: int) -> bool:
+        settings = self._config.tripwires
+        return settings.real_episodes > 0 and (update + 1) % settings.every == 0
+
+    def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
+        """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
+        config = self._config
+        before = real_steps_taken()
+        tasks = TextWorldTasks.load(
+            need(self._run.games / "games.json", "collect").parent, workers=config.collect.workers
+        )
+        known: Sequence[Task] = tasks.tasks("train")
+        episodes = [
+            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", ((config.seed * 10_007 + update) * 1009) + k)
+            for k in range(config.tripwires.real_episodes)
+        ]
+
+        async def play_and_close() -> list[Trajectory]:
+            try:
+                stamp = Provenance(Source.REAL)
+                return await play_all(episodes, tasks.make_env, agent, stamp, config.dream.max_turns, concurrency=64)
+            finally:
+                await tasks.close()
+
+        try:
+            success = summarise(asyncio.run(play_and_close())).success
+        finally:
+            self.steps += real_steps_taken() - before
+            self._run.update({"real_steps": {"probe": self._earlier + self.steps}})
+        return success.successes, success.n
+
+
+class Watch(Callback):
+    """Looks at each update's rollouts before anything is learned from them.
+
+    The evidence of a wire may add up over several updates, and a policy that has learned from the first of them is not
+    to be trusted. So the trained weights with which each of the last ``max(memory, window)`` updates was played are
+    kept here, and with the training state of a stopped run: evidence reaches no farther back.
+
+    Args:
+        model: the policy that is trained, now as it starts.
+        log: the training episodes of the log.
+    """
+
+    def __init__(self, run: RunFolder, config: Config, model: Any, log: Sequence[Trajectory], probe: Probe) -> None:
+        self._run, self._settings, self._model, self.probe = run, config.tripwires, model, probe
+        self._updates = config.train.updates
+        self._reference = LogReference(log)
+        self.history: list[Measured] = []
+        self.tripped: Tripped | None = None
+        self._example = ""
+        self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        found = self._model.named_parameters()
+        return {name: p.detach().to("cpu", copy=True) for name, p in found if p.requires_grad}
+
+    def look(
+        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
+    ) -> dict[str, float]:
+        """Measures the rollouts, for ``metrics.jsonl``; afterwards ``tripped`` says whether to go on.
+
+        Args:
+            update: which; the number of updates for the rollouts of the policy that training ended with.
+            played: its episodes in the dream, by the policy as it is now.
+            agent: plays a probe where one is due; ``None`` plays none.
+        """
+        self._kept[update] = self._weights()
+        self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
+        real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
+        measured, examples = measure(update, played, self._reference, short=self._settings.short, real=real)
+        self.history.append(measured)
+        self.tripped = check(self.history, self._settings)
+        if self.tripped is not None:
+            self._example = examples.get(self.tripped.wire, "")
+        return measured.to_metrics()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.tripped is not None:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "kept": self._kept,
+            "history": [measured.to_json() for measured in self.history],
+            "example": self._example,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._kept = dict(state_dict["kept"])
+        self.history = [Measured.from_json(measured) for measured in state_dict["history"]]
+        self._example = state_dict["example"]
+        self.tripped = first_trip(self.history, self._settings)
+
+    def resume(self, state: str) -> None:
+        """Goes on from a saved training state; the run may have been killed just after a wire had tripped.
+
+        Raises:
+            UserError: it is of a version that kept the policy of one update only.
+        """
+        saved = torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
+        if "kept" not in saved:
+            raise UserError(
+                f"{state} was saved by an earlier version, whose tripwires kept too few policies to go back to: "
+                "delete it, and training starts again from the clone"
+            )
+        self.load_state_dict(saved)
+
+    @torch.no_grad()
+    def roll_back(self) -> None:
+        """The policy before it learned from any of the evidence; nothing if no wire tripped."""
+        if self.tripped is None:
+            return
+        trusted = self._kept[self.tripped.since]
+        for name, parameter in self._model.named_parameters():
+            if name in trusted:
+                parameter.copy_(trusted[name])
+        print(stopped_sentence(self._stopped(self.tripped)), file=sys.stderr, flush=True)
+
+    def _stopped(self, tripped: Tripped) -> dict[str, Any]:
+        return {
+            "wire": tripped.wire,
+            "update": tripped.update,
+            "since": tripped.since,
+            "after_training": tripped.update >= self._updates,
+            "sentence": tripped.sentence,
+            "example": self._example,
+            "policy_of_update": tripped.since,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """For ``summary.json``."""
+        return {
+            "enabled": True,
+            "updates": min(len(self.history), self._updates),
+            "last_look": len(self.history) > self._updates,
+            "blind": self._reference.blind,
+            "stopped_by": None if self.tripped is None else self._stopped(self.tripped),
+        }
+
+
+def stopped_sentence(stopped: Mapping[str, Any]) -> str:
+    """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
+    example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
+    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
+    kept, since = stopped.get("policy_of_update"), stopped.get("since")
+    back = f"the policy that played update {kept}" if kept else "the policy it started with"
+    if since is None:  # a run of an earlier version, which trusted every policy but the last
+        why = f"it went back to {back}, whose dreams were the last to be trusted"
+    else:
+        why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
+    if stopped.get("after_training"):
+        return f"The policy that training ended with was taken back by {wire}; {why}."
+    return f"Training stopped at update {stopped['update']} by {wire}; {why}."

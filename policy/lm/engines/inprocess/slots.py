@@ -1,0 +1,239 @@
+"""Keys and values of many sequences in one buffer, and attention of ragged blocks of new tokens over them.
+
+Every sequence owns a *slot*. A step feeds each sequence a block of new tokens: one while it decodes, many where a
+prompt or a draft is read. Linear layers see the blocks laid end to end (*flat*, no padding); only attention needs
+rectangles, which ``Blocks`` plans once per step for all layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from policy.lm.native.decoding import native_attention
+
+
+class SlotCache:
+    """``kv[layer, 0 | 1]`` are keys and values ``[slot, head, time, dim]``; written in place, never copied to grow.
+
+    Zeros at first: masked attention multiplies what lies in unused places by zero, which NaN would survive. On CPUs the
+    zeros cost no memory until they are written to.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        dim: int,
+        slots: int,
+        context: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        # one place more than the context: what padding writes goes there, and nobody sees it
+        shape = (layers, 2, slots, heads, context + 1, dim)
+        if device.type == "cpu":
+            width = torch.empty((), dtype=dtype).element_size()
+            self.kv = torch.from_numpy(np.zeros((*shape[:-1], dim * width), dtype=np.uint8)).view(dtype)
+        else:
+            self.kv = torch.zeros(shape, dtype=dtype, device=device)
+        self.waste_position = context
+        self.native = native_attention(dtype, dim, device)
+
+    def rows(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Where ``write`` puts what token ``n`` leaves, in a layer as a table ``[2 * slot * head * time, dim]``.
+
+        Returns:
+            ``[n, 2 * head]``: first the keys, then the values.
+        """
+        _, _, slot_count, heads, time, _ = self.kv.shape
+        head = (np.arange(2)[:, None] * slot_count * heads + np.arange(heads)).flatten() * time
+        return torch.from_numpy(head + (slots * heads * time + positions)[:, None]).to(self.kv.device)
+
+    def write(self, layer: int, rows: torch.Tensor, keys_and_values: torch.Tensor) -> None:
+        """``[n, 2 * head, dim]``, to where ``rows`` says."""
+        self.kv[layer].view(-1, self.kv.shape[-1])[rows] = keys_and_values
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """The first ``length`` positions of one slot, for another sequence that begins with the same tokens."""
+        self.kv[:, :, target, :, :length] = self.kv[:, :, source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Zeros, after a broken sequence: its NaN would leak through the mask into whoever gets the slot next."""
+        self.kv[:, :, slot].zero_()
+
+
+@dataclass(frozen=True, slots=True)
+class Rectangle:
+    """Rows of similar block length, padded to one shape.
+
+    Attributes:
+        slots: a slice of neighbouring slots, or their indices: keys of a slice are read in place.
+        queries: ``[row, width]`` indices into the flat tokens; where ``real`` is false, any valid index.
+        mask: ``[row, 1, group * width, visible]``, 0 where a query may see a position and -inf elsewhere.
+        real: flat positions in the rectangle that hold real queries, in the order of ``targets``.
+        targets: the flat tokens that they are.
+        visible: how many positions any row can see.
+        whole: the rectangle is the flat tokens themselves, nothing to sort.
+        bags: for single queries on CPUs in fp32, which rows of the layer's values ``[slot * head * time, dim]`` each
+            query head sums up: ``[row * head * group * visible]``.
+    """
+
+    slots: slice | torch.Tensor
+    queries: torch.Tensor
+    mask: torch.Tensor
+    real: torch.Tensor
+    targets: torch.Tensor
+    visible: int
+    whole: bool
+    bags: torch.Tensor | None
+
+
+def sizes(counts: np.ndarray) -> np.ndarray:
+    """Powers of two, as exponents, that block lengths are rounded up to: equal ones pad each other at most twofold."""
+    exponents: np.ndarray = np.ceil(np.log2(np.maximum(counts, 1))).astype(int)
+    return exponents
+
+
+class Blocks:
+    """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
+
+    ``group`` query heads share each head of keys. Short blocks go to compiled attention where there is such; the others
+    are grouped by length (in powers of two), so that one long prompt does not pad a batch of decoding rows.
+    """
+
+    def __init__(
+        self,
+        slots: np.ndarray,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        group: int,
+        cache: SlotCache,
+    ) -> None:
+        self.rectangles: list[Rectangle] = []
+        first = np.cumsum(counts) - counts
+        self._native = cache.native
+        few = counts <= (cache.native.most if cache.native else 0)
+        self.plan = np.stack([slots, starts, counts, first], 1)[few].astype(np.int64)  # [row, 4], what is compiled
+        kinds = sizes(counts)
+        for kind in np.unique(kinds[~few]):
+            rows = np.flatnonzero((kinds == kind) & ~few)
+            rows = rows[np.argsort(slots[rows])]
+            self.rectangles.append(
+                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, cache)
+            )
+
+    def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        """Softmax attention of every query over what its slot holds up to its own position.
+
+        Args:
+            q: ``[n, query_head, dim]``, flat.
+            keys, values: ``[slot, head, time, dim]``.
+
+        Returns:
+            ``[n, query_head, dim]``.
+        """
+        n, query_heads, dim = q.shape
+        heads = keys.shape[1]
+        group = query_heads // heads
+        out: torch.Tensor | None = None
+        if self._native and len(self.plan):
+            out = q.new_empty(n, query_heads, dim)
+            self._native(q, keys, values, self.plan, out)
+        for part in self.rectangles:
+            rows, width = part.queries.shape
+            k = keys[part.slots, :, : part.visible]
+            if part.bags is None:
+                v = values[part.slots, :, : part.visible]
+                # query heads that share keys become further queries of them: [row, head, group * width, dim]
+                block = q[part.queries].view(rows, width, heads, group, dim).permute(0, 2, 3, 1, 4)
+                block = block.reshape(rows, heads, group * width, dim)
+                seen = F.scaled_dot_product_attention(block, k, v, attn_mask=part.mask)
+                seen = seen.view(rows, heads, group, width, dim).permute(0, 3, 1, 2, 4).reshape(-1, query_heads, dim)
+            else:
+                single = q if part.whole else q[part.queries[:, 0]]
+                seen = _single(single.view(rows, heads, group, dim), k, values, part.mask, part.bags)
+            if part.whole:
+                return seen
+            out = q.new_empty(n, query_heads, dim) if out is None else out
+            out[part.targets] = seen[part.real]
+        assert out is not None
+        return out
+
+
+def _rectangle(
+    slots: np.ndarray,
+    starts: np.ndarray,
+    counts: np.ndarray,
+    first: np.ndarray,
+    total: int,
+    group: int,
+    cache: SlotCache,
+) -> Rectangle:
+    dtype, device = cache.kv.dtype, cache.kv.device
+    low, high = int(slots[0]), int(slots[-1]) + 1
+    where: slice | torch.Tensor
+    if high - low <= 2 * len(slots):  # idle slots in between cost less than a copy of all keys
+        where, height, place = slice(low, high), high - low, slots - low
+    else:
+        where, height, place = torch.from_numpy(slots).to(device), len(slots), np.arange(len(slots))
+    width, visible = int(counts.max()), int((starts + counts).max())
+    columns = np.arange(width)
+    inside = columns < counts[:, None]  # [row, width]
+    queries = np.zeros((height, width), dtype=np.int64)
+    queries[place] = np.where(inside, first[:, None] + columns, 0)
+    positions = np.zeros((height, width), dtype=np.int64)  # position 0 for padding: it always sees one key
+    positions[place] = np.where(inside, starts[:, None] + columns, 0)
+    allowed = torch.from_numpy(positions).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
+    mask = mask.expand(-1, -1, group, -1) if width == 1 else mask.repeat(1, 1, group, 1)
+    real = (place[:, None] * width + columns)[inside]
+    targets = queries[place][inside]
+    size = height * width
+    whole = len(targets) == total == size and np.array_equal(real, targets)
+    single = width == 1 and device.type == "cpu" and dtype == torch.float32
+    return Rectangle(
+        where,
+        torch.from_numpy(queries).to(device),
+        mask,
+        torch.from_numpy(real).to(device),
+        torch.from_numpy(targets).to(device),
+        visible,
+        whole,
+        _bags(np.arange(low, high) if isinstance(where, slice) else slots, visible, group, cache) if single else None,
+    )
+
+
+def _bags(slots: np.ndarray, visible: int, group: int, cache: SlotCache) -> torch.Tensor:
+    _, _, slot_count, heads, time, _ = cache.kv.shape
+    kind = torch.int32 if slot_count * heads * time < 2**31 else torch.int64
+    begins = (slots[:, None] * heads + np.arange(heads)) * time
+    rows = torch.from_numpy(begins).to(kind)[:, :, None, None] + torch.arange(visible, dtype=kind)
+    return rows.expand(-1, -1, group, -1).flatten()
+
+
+def _single(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, bags: torch.Tensor
+) -> torch.Tensor:
+    """Attention of one query a row and head, ``[row, head, group, dim]``; returns ``[row, head * group, dim]``.
+
+    Products of so few rows with a matrix run far below the speed of memory in BLAS. A weighted sum of rows of a table
+    has a kernel of its own, made for embeddings, which also takes the values from where they lie.
+    """
+    rows, heads, group, dim = q.shape
+    visible = keys.shape[2]
+    q = q * dim**-0.5
+    if group == 1:
+        scores = torch.matmul(keys, q.transpose(2, 3)).view(rows, heads, 1, visible)  # faster this way round
+    else:
+        scores = torch.matmul(q, keys.transpose(2, 3))
+    weights = scores.add_(mask).softmax(-1).flatten()
+    offsets = torch.arange(0, len(bags), visible, dtype=bags.dtype)
+    summed = F.embedding_bag(bags, values.view(-1, dim), offsets, mode="sum", per_sample_weights=weights)
+    return summed.view(rows, heads * group, dim)
+
+
+__all__ = ["Blocks", "Rectangle", "SlotCache", "sizes"]

@@ -1,0 +1,246 @@
+"""Compiled steps on CPUs, built once by the machine's own compiler; here those of decoding: attention, norms and gates,
+sampling. ``native_training`` has those of training.
+
+Where there is none, everything works without it, slower. ``IMAGINATION_NATIVE=0`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+SWITCH = "IMAGINATION_NATIVE"
+_NAMES = ("attention", "layers", "draw", "tree_attention", "layers_training")
+_SOURCES = [Path(__file__).with_name(f"{name}.cpp") for name in _NAMES]
+_COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
+_DIMS = (32, 64, 96, 128)
+_KINDS = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+_OF_KIND = {
+    "attend": [_POINTER, _NUMBER, *[_POINTER] * 4, *[_NUMBER] * 5, ctypes.c_int],
+    "norm": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "gated": [*[_POINTER] * 2, *[_NUMBER] * 2, ctypes.c_int],
+    "keep": [*[_POINTER] * 6, *[_NUMBER] * 5, ctypes.c_int],
+}
+_ARGUMENTS = {f"{name}_{kind}": given for name, given in _OF_KIND.items() for kind in _KINDS.values()}
+_ARGUMENTS |= {
+    "draw": [*[_POINTER] * 5, *[_NUMBER] * 2, ctypes.c_int],
+    "tree_attention": [*[_POINTER] * 7, *[_NUMBER] * 4, ctypes.c_int],
+    "tree_attention_backward": [*[_POINTER] * 11, *[_NUMBER] * 5, ctypes.c_int],
+    "normed": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
+    "normed_backward": [*[_POINTER] * 4, *[_NUMBER] * 2, ctypes.c_int],
+    "gated_backward": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_int],
+    "turned_apart": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+    "turned_together": [*[_POINTER] * 5, *[_NUMBER] * 4, ctypes.c_int],
+}
+# In bf16, longer blocks are left to torch, which multiplies matrices where processors have instructions for them.
+MOST_TOKENS = {torch.float32: 1 << 30, torch.bfloat16: 32}
+
+
+class NativeAttention:
+    """Softmax attention of at most ``most`` new tokens a row, each to what its slot holds up to its own position."""
+
+    def __init__(self, function: Any, dtype: torch.dtype) -> None:
+        self._function, self.most = function, MOST_TOKENS[dtype]
+
+    def __call__(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: np.ndarray, out: torch.Tensor
+    ) -> None:
+        """Writes the rows of ``out`` that ``plan`` names.
+
+        Args:
+            q: ``[n, query_head, dim]``; the heads of a token are neighbours.
+            keys, values: ``[slot, head, time, dim]``, contiguous.
+            plan: ``[row, 4]`` of int64: slot, first position, number of tokens, index of the first of them in ``q``.
+            out: ``[n, query_head, dim]``, contiguous.
+        """
+        _, query_heads, dim = q.shape
+        _, heads, time, _ = keys.shape
+        if q.stride()[1:] != (dim, 1):
+            q = q.contiguous()
+        self._function(
+            q.data_ptr(), q.stride(0), keys.data_ptr(), values.data_ptr(), out.data_ptr(), plan.ctypes.data,
+            len(plan), heads, query_heads // heads, dim, time, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+class NativeLayers:
+    """What a Llama-like decoder computes between its matrix products, each in one pass; in fp32, rounded once."""
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._norm, self._gated, self._keep = (
+            getattr(library, f"{name}_{_KINDS[dtype]}") for name in ("norm", "gated", "keep")
+        )
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """RMS norm of ``[n, width]``, as ``torch.nn.functional.rms_norm``."""
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        self._norm(x.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, eps, torch.get_num_threads())
+        return out
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """``silu(gate) * up`` of ``[n, 2 * width]``: ``[n, width]``."""
+        n, width = len(gate_up), gate_up.shape[1] // 2
+        gate_up = gate_up.contiguous()
+        out = gate_up.new_empty(n, width)
+        self._gated(gate_up.data_ptr(), out.data_ptr(), n, width, torch.get_num_threads())
+        return out
+
+    def keep(
+        self,
+        joined: torch.Tensor,
+        rotations: torch.Tensor,
+        slots: np.ndarray,
+        positions: np.ndarray,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Turns queries and keys in place, and writes keys and values to their places.
+
+        Args:
+            joined: ``[n, query_head + 2 * head, dim]``, contiguous: queries, keys, values.
+            rotations: ``[position, dim / 2]``, complex64; pairs of neighbours in ``dim`` are turned by them.
+            slots, positions: ``[n]`` of int64.
+            keys, values: ``[slot, head, time, dim]``, contiguous.
+        """
+        n, all_heads, dim = joined.shape
+        _, heads, time, _ = keys.shape
+        self._keep(
+            joined.data_ptr(), rotations.data_ptr(), slots.ctypes.data, positions.ctypes.data, keys.data_ptr(),
+            values.data_ptr(), n, all_heads - 2 * heads, heads, dim, time, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+class NativeDraw:
+    """One token per row by inversion, as ``policy.lm.engines.inprocess.sampling.sample`` without truncation."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(
+        self, logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arguments and results are those of ``sample``."""
+        rows, vocab = logits.shape
+        logits, temperature, uniforms = logits.contiguous(), temperature.double(), uniforms.double()
+        ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        self._function(
+            logits.data_ptr(), temperature.data_ptr(), uniforms.data_ptr(), ids.data_ptr(), logprobs.data_ptr(),
+            rows, vocab, torch.get_num_threads(),
+        )  # fmt: skip
+        return ids, logprobs
+
+
+def native_attention(dtype: torch.dtype, dim: int, device: torch.device) -> NativeAttention | None:
+    """For keys and values of this kind; ``None`` where they are of another, or nothing could be compiled."""
+    library = library_for(dtype, device) if dim in _DIMS else None
+    return None if library is None else NativeAttention(getattr(library, f"attend_{_KINDS[dtype]}"), dtype)
+
+
+def native_layers(dtype: torch.dtype, device: torch.device) -> NativeLayers | None:
+    """For numbers of this kind; ``None`` as with ``native_attention``."""
+    library = library_for(dtype, device)
+    return None if library is None else NativeLayers(library, dtype)
+
+
+def native_draw(dtype: torch.dtype, device: torch.device) -> NativeDraw | None:
+    """For logits in fp32; ``None`` as with ``native_attention``."""
+    library = library_for(dtype, device) if dtype == torch.float32 else None
+    return None if library is None else NativeDraw(library.draw)
+
+
+def library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    """The compiled functions; ``None`` where they do not know this kind of numbers, or could not be compiled."""
+    if device.type != "cpu" or dtype not in _KINDS or os.environ.get(SWITCH) == "0":
+        return None
+    return _library()
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if sys.platform != "linux" or platform.machine() != "x86_64" or compiler is None:
+        return None
+    if "avx2" not in _processor().split():
+        return None
+    try:
+        library = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home folder
+        output = getattr(error, "stderr", None) or error
+        names = ", ".join(path.name for path in _SOURCES)
+        print(f"note: {names} could not be compiled, all is slower without: {output}", file=sys.stderr)
+        return None
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def _built(compiler: str) -> Path:
+    """The shared library for this source, compiler and processor; made where it is missing.
+
+    Raises:
+        OSError: nothing can be written.
+        subprocess.SubprocessError: the compiler failed, or took minutes.
+    """
+    openmp = _openmp_of_torch()
+    headers = sorted(_SOURCES[0].parent.glob("*.h"))
+    sources = [path.read_text() for path in (*_SOURCES, *headers)]
+    made_of = [*sources, _COMPILE, compiler, str(openmp), _processor()]
+    key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()[:16]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "imagination"
+    path = folder / f"compiled-{key}.so"
+    if path.exists():
+        return path
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        parts, made = [f"{work}/{source.stem}.o" for source in _SOURCES], Path(work) / path.name
+        # linked with the threads of torch itself: a second pool would fight with the first for the cores
+        link = [str(openmp)] if openmp else ["-fopenmp"]
+        for command in (
+            *([compiler, *_COMPILE.split(), "-c", str(s), "-o", o] for s, o in zip(_SOURCES, parts, strict=True)),
+            [compiler, "-shared", *parts, *link, "-o", str(made)],
+        ):
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        os.replace(made, path)
+    return path
+
+
+def _openmp_of_torch() -> Path | None:
+    package = Path(torch.__file__).parent
+    for folder in (package / "lib", package.parent / "torch.libs"):
+        for path in sorted(folder.glob("libgomp*.so*")):
+            return path
+    return None
+
+
+def _processor() -> str:
+    """What ``-march=native`` depends on: a home folder may be shared by machines of several kinds."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
+
+
+__all__ = [
+    "MOST_TOKENS",
+    "SWITCH",
+    "NativeAttention",
+    "NativeDraw",
+    "NativeLayers",
+    "library_for",
+    "native_attention",
+    "native_draw",
+    "native_layers",
+]
