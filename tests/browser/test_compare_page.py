@@ -13,7 +13,7 @@ from imagination.pages.compare.page import render_page
 from imagination.trust.compare.pairs import Pair, first_kind, pair_up
 from real_envs.trajectory import Source, Turn
 from tests.browser.chromium import Chromium, find
-from tests.unit.comparisons import comparison, episode, made_up_pair
+from tests.support.comparisons import comparison, episode, made_up_pair
 
 EXECUTABLE = find()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium found: install it or set CHROMIUM=<path>")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from imagination.trust.compare.alignment import TurnClass, align, differences, says_the_same
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from tests.unit.comparisons import episode
+from tests.support.comparisons import episode
 
 
 def turn(text: str, reward: float | None = 0.0, end: bool = False, action: str = "go east") -> Turn:

@@ -9,7 +9,7 @@ import pytest
 
 from imagination.trust.compare.free_play import action_table, free_play, token_divergence
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from tests.unit.comparisons import episode
+from tests.support.comparisons import episode
 
 
 def encode(text: str) -> list[int]:

@@ -30,14 +30,17 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "imagination/learning/stream.py",
         "imagination/learning/policy_module.py",
         "imagination/learning/supervised_module.py",
-        "imagination/stages.py",
-        "imagination/stages/",
-        "imagination/training.py",
+        "imagination/learning/self_imitation_buffer.py",
+        "imagination/learning/trainer.py",
+        "imagination/runs/lifecycle.py",
+        "imagination/trust/tripwires/monitor.py",
     ),
-    "hydra": ("imagination/cli.py", "imagination/settings/compose.py"),
-    "omegaconf": ("imagination/cli.py", "imagination/settings/compose.py"),
+    "hydra": ("imagination/settings/compose.py", "imagination/cli.py"),
+    "omegaconf": ("imagination/settings/compose.py", "imagination/cli.py"),
     "torch": ("policy/", "worldmodel/", "imagination/"),
 }
+# The rooms of imagination, from the ground up: each may import those before it, and none after it.
+ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "pages", "stages", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
@@ -62,6 +65,12 @@ def within(name: str, allowed: str) -> bool:
     return name == allowed or name.startswith(allowed + ".")
 
 
+def above(module: str, name: str) -> bool:
+    """Whether ``name`` is in a room above that of ``module``."""
+    rooms = [ROOMS.index(m.split(".")[1]) for m in (module, name) if m.count(".") and m.split(".")[1] in ROOMS]
+    return len(rooms) == 2 and rooms[1] > rooms[0]
+
+
 def violations(root: Path) -> list[str]:
     """Every breach of the rules in the tree below ``root``, as `file:line what`."""
     found = []
@@ -75,6 +84,8 @@ def violations(root: Path) -> list[str]:
                 top = name.partition(".")[0]
                 if top in PACKAGES and top != package and not any(within(name, ok) for ok in MAY_IMPORT[package]):
                     found.append(f"{file}:{line} {package} must not import {name}")
+                if top == package == "imagination" and above(module, name):
+                    found.append(f"{file}:{line} {module.split('.')[1]} must not import {name}, which is above it")
                 places = ONLY_IN.get(ALIASES.get(top, top))
                 if places and not any(
                     file == place or (place[-1] == "/" and file.startswith(place)) for place in places
@@ -102,7 +113,7 @@ def test_the_packages_are_really_read() -> None:
         ("real_envs/a.py", "import policy", "real_envs must not import policy"),
         ("real_envs/deep/a.py", "from worldmodel.text import T", "real_envs must not import worldmodel.text.T"),
         ("real_envs/a.py", "def f():\n    import torch", "torch belongs only in"),
-        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.dreaming.rollout"),
+        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.rollout"),
         ("policy/lm/a.py", "import worldmodel.text", "policy must not import worldmodel.text"),
         ("worldmodel/a.py", "from policy.agent import Agent", "worldmodel must not import policy.agent.Agent"),
         ("worldmodel/a.py", "from policy import lmx", "worldmodel must not import policy.lmx"),
@@ -132,7 +143,10 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
         ("real_envs/a.py", "from real_envs.env import Env\nfrom . import b\nfrom .importers import c\nimport numpy"),
         ("policy/lm/engines/vllm.py", "import vllm, torch\nfrom real_envs.env import Task"),
         ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
-        ("imagination/stages/train.py", "import lightning\nfrom policy.agent import A\nfrom ..rollout import r"),
+        (
+            "imagination/learning/trainer.py",
+            "import lightning\nfrom policy.agent import A\nfrom ..dreaming.rollout import r",
+        ),
         ("imagination/settings/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
     ],
 )

@@ -1,0 +1,84 @@
+"""If this fails, the model that is kept is not the average of the weights that training went through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from imagination.learning.averaging import WeightAverage
+from imagination.learning.supervised_module import SupervisedModule
+from imagination.settings import FitSettings
+from policy.lm.batch import collate
+from tests.support.plain import EXPERTS, fit, make_model
+
+
+def test_the_average_by_hand() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(0.0)
+    average = WeightAverage(model, 0.2)
+    model.weight.data.fill_(1.0)
+    average.update()  # the past weighs 2/11
+    model.weight.data.fill_(3.0)
+    average.update()  # 3/12 is more than 0.2
+    average.into_model()
+    assert model.weight.item() == pytest.approx(0.2 * (9 / 11) + 0.8 * 3)
+
+
+def test_what_is_not_trained_is_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+    model[0].requires_grad_(False)
+    average = WeightAverage(model, 0.5)
+    model[0].weight.data.fill_(7.0)
+    average.update()
+    average.into_model()
+    assert model[0].weight.item() == 7.0
+
+
+def test_half_precision_is_averaged_in_full() -> None:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    model.weight.data.fill_(1.0)
+    average = WeightAverage(model, 0.999)
+    model.weight.data.fill_(1.0078125)  # the next number in bfloat16
+    for _ in range(60):
+        average.update()
+    mean = average.state_dict()["mean"]
+    assert isinstance(mean, dict)
+    assert 1.005 < mean["weight"].item() < 1.0078125
+    with pytest.raises(ValueError, match="not one of the weights"):
+        average.load_state_dict({"steps": 1, "mean": {"other": mean["weight"]}})
+
+
+def test_training_ends_with_the_average_of_its_steps() -> None:
+    """Against a plain loop over the weights after each step; the last step's are what is kept without an average."""
+
+    class Watched(SupervisedModule):
+        def on_train_batch_end(self, *_: Any) -> None:
+            seen.append({name: p.detach().clone() for name, p in self.model.named_parameters()})
+
+    def trained(average: float) -> nn.Module:
+        seen.clear()
+        model = make_model()
+        settings = FitSettings(steps=4, warmup=1, lr=1e-2, average=average, precision="fp32")
+        fit(Watched(model, settings, lambda step, metrics: None), collate(EXPERTS, pad=0), steps=4)
+        return model
+
+    seen: list[dict[str, torch.Tensor]] = []
+    mean = {name: p.detach().clone() for name, p in make_model().named_parameters()}
+    kept = dict(trained(0.25).named_parameters())
+    for t, weights in enumerate(seen, start=1):
+        past = min(0.25, (1 + t) / (10 + t))
+        mean = {name: past * mean[name] + (1 - past) * weights[name] for name in mean}
+    for name, expected in mean.items():
+        torch.testing.assert_close(kept[name].data, expected, rtol=1e-6, atol=1e-7)
+    last = dict(trained(0.0).named_parameters())
+    assert len(seen) == 4
+    assert all(torch.equal(last[name], seen[-1][name]) for name in last)
+    assert any(not torch.allclose(kept[name], seen[-1][name], rtol=1e-6) for name in kept)
+
+
+def test_an_average_beyond_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 keeps the last weights"):
+        FitSettings(average=1.0)

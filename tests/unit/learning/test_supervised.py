@@ -1,0 +1,43 @@
+"""If this fails, world model and clone learn with other weights than those of their rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from imagination.learning.supervised_module import SupervisedModule, schedule
+from imagination.settings import FitSettings
+from policy.lm.batch import collate
+from tests.support.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored
+
+# --- supervised training ---
+
+
+class NotedSupervised(SupervisedModule):
+    def configure_optimizers(self) -> Any:
+        self.notes = Notes(self)
+        return self.notes
+
+
+def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -> None:
+    """Weights of turns scale their tokens and not the step: doubled throughout, they change nothing."""
+    model = make_model()
+    rows = [replace(row, ce_weight=[(1 + i) * w for w in row.ce_weight]) for i, row in enumerate(EXPERTS)]
+    scores = [scored(model, row.ids, 1.0) for row in rows]
+    nll = -sum(w * s for row, ss in zip(rows, scores, strict=True) for w, s in zip(row.ce_weight, ss, strict=True))
+    total = sum(sum(row.ce_weight) for row in rows)
+    expected = gradients_of(nll / total, model)
+    for factor in (1.0, 2.0):
+        scaled = [replace(row, ce_weight=[factor * w for w in row.ce_weight]) for row in rows]
+        module = NotedSupervised(model, FitSettings(precision="fp32"), lambda i, m: None)
+        fit(module, collate(scaled, pad=0))
+        (got,) = module.notes.seen
+        assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
+
+
+def test_the_learning_rate_rises_along_a_line_and_falls_along_a_cosine_to_a_tenth() -> None:
+    """By hand: two steps up, the highest, halfway down, and a tenth at the end and behind it."""
+    got = [schedule(step, 10, 2) for step in (0, 1, 2, 6, 10, 12)]
+    assert got == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])

@@ -1,0 +1,187 @@
+"""If these fail, an update is cut, counted, clipped or logged in another way than the settings say."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.learning.experience import policy_row
+from imagination.learning.policy_module import PolicyModule, Update
+from imagination.settings import AlgorithmSettings
+from policy.agent import LanguageModelAgent
+from policy.lm.batch import Row
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.render import ChatFormat
+from real_envs.env import StepResult, Task
+from real_envs.trajectory import Observation, Source
+from tests.support.plain import (
+    DEFAULTS,
+    EXPERTS,
+    TOKENIZER,
+    assert_same,
+    fit,
+    gradient,
+    gradients_of,
+    grpo_rows,
+    make_model,
+    plain_rl,
+    rl_row,
+    scored,
+    update,
+)
+
+# --- ratios ---
+
+
+@dataclass
+class Echo:
+    """Answers what it was told; three turns."""
+
+    turns: int = 0
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.turns = 0
+        return Observation(f"HALL {seed}")
+
+    async def step(self, action: str) -> StepResult:
+        self.turns += 1
+        return StepResult(Observation(f"You said {action!r}."), 0.0, self.turns == 3, False)
+
+    async def close(self) -> None: ...
+
+
+def rollouts(model: PreTrainedModel, temperature: float) -> list[Row]:
+    """Rows of episodes that the engine really sampled."""
+    chat = ChatFormat(TOKENIZER)
+    agent = LanguageModelAgent(InProcessEngine(model, 256), chat, max_action_tokens=6, temperature=temperature)
+    episodes = [Episode(str(seed), Task("t"), "g", seed) for seed in range(6)]
+    played = asyncio.run(play_all(episodes, Echo, agent, Provenance(Source.DREAM), 5))
+    rows = [policy_row(episode, 1.0 - 0.5 * i) for i, episode in enumerate(played)]
+    return [row for row in rows if row is not None]
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+def test_ratios_of_an_unchanged_policy_are_one(temperature: float) -> None:
+    """Engine and trainer agree on every log-prob, at the sampling temperature: the first minibatch of an update is on
+    policy. At any other temperature it is not, which is what the module's argument is for."""
+    model = make_model()
+    rows = rollouts(model, temperature)
+    sampled = sum(sum(row.action_mask) for row in rows)
+    assert len(rows) == 6
+    assert sampled > 60
+    (got,), metrics = update(model, rows, temperature=temperature)
+    assert metrics["rl_tokens"] == sampled
+    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["kl_k3"] < 1e-7
+    assert metrics["mismatch_ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["mismatch_k3"] < 1e-7
+    assert metrics["clip_fraction"] == 0.0
+    # on policy, PPO's gradient is the policy gradient
+    scores = [scored(model, row.ids, temperature) for row in rows]
+    terms = [a * s for row, ss in zip(rows, scores, strict=True) for a, s in zip(row.advantages, ss, strict=True) if a]
+    assert_same(got, gradients_of(-torch.stack(terms).sum() / sampled, model), tolerance=2e-4)
+
+    _, off = update(model, rows, temperature=temperature + 0.3)
+    assert off["ratio_max"] > 1.1
+
+
+# --- the update ---
+
+
+def test_an_update_is_cut_into_epochs_and_minibatches() -> None:
+    """Every row once an epoch, in an order that is a function of seed and index; each minibatch has its own count."""
+    model = make_model()
+    rows = grpo_rows(model)
+    single = {i: gradients_of(plain_rl(model, [row], 1.0), model) for i, row in enumerate(rows)}
+    train = replace(DEFAULTS, epochs=2, minibatches=5)
+
+    def order(**rest: Any) -> list[int]:
+        steps, _ = update(model, rows, train=train, **rest)
+        return [
+            min(single, key=lambda i: float((single[i]["lm_head.weight"] - step["lm_head.weight"]).abs().max()))
+            for step in steps
+        ]
+
+    first = order(seed=1, index=3)
+    assert sorted(first[:5]) == sorted(first[5:]) == list(range(5))
+    assert order(seed=1, index=3) == first
+    assert order(seed=1, index=4) != first or order(seed=2, index=3) != first
+    steps, _ = update(model, rows, train=replace(DEFAULTS, minibatches=2))
+    assert len(steps) == 2  # three rows and two
+
+
+def test_the_gradient_is_clipped_after_it_is_measured() -> None:
+    model = make_model()
+    rows = grpo_rows(model)
+    free = gradient(model, rows)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in free.values()))
+    (got,), metrics = update(model, rows, train=replace(DEFAULTS, grad_clip=norm / 4))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert_same({name: 4 * g for name, g in got.items()}, free, tolerance=1e-4)
+
+
+def test_the_entropy_in_the_log_is_that_of_the_sampled_tokens() -> None:
+    model = make_model()
+    rows = grpo_rows(model, 1.3)
+    found = []
+    with torch.no_grad():
+        for row in rows:
+            p = (model(torch.tensor([list(row.ids)])).logits[0] / 1.3).softmax(-1)
+            found += [float(-(p[t - 1] * p[t - 1].log()).sum()) for t, m in enumerate(row.action_mask) if m]
+    _, metrics = update(model, [*rows, *EXPERTS], temperature=1.3)
+    assert metrics["entropy"] == pytest.approx(sum(found) / len(found), rel=1e-4)
+
+
+def test_the_log_says_how_much_packing_saves() -> None:
+    """Tokens that went through the model over tokens of the rows: a shared beginning counts once, what no loss reads
+    not at all."""
+    model = make_model()
+    row = rl_row(model, "....AA..", 1.0, 1)
+    twin = replace(row, ids=[*row.ids[:4], 9, *row.ids[5:]])
+    _, metrics = update(model, [row, twin], train=replace(DEFAULTS, micro_tokens=10**6))
+    assert metrics["real_tokens"] == 16
+    assert metrics["packing"] == pytest.approx((4 + 1 + 1) / 16)  # the last A is predicted, not read
+    _, alone = update(model, [row, twin], train=replace(DEFAULTS, micro_tokens=1))
+    assert alone["packing"] == pytest.approx((5 + 5) / 16)
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_an_update_without_rows_makes_no_step(name: Any) -> None:
+    """All groups were solved alike, or all episodes failed: that is a log line, not a crash and not a step."""
+    steps, metrics = update(make_model(), [], AlgorithmSettings(name=name))
+    assert steps == []
+    assert metrics == {}
+
+
+def test_good_actions_become_likelier_and_bad_ones_rarer() -> None:
+    """The sign of it all, with the real optimiser."""
+    model = make_model()
+    good, bad = rl_row(model, "..AAA.", 1.0, 1), rl_row(model, ".AA.AA", -1.0, 2)
+    on_policy = []
+    with torch.no_grad():
+        for row in (good, bad):
+            on_policy.append(replace(row, behavior_logprobs=[float(s) for s in scored(model, row.ids, 1.0)]))
+
+    def sums() -> list[float]:
+        with torch.no_grad():
+            return [
+                float(sum(s for s, m in zip(scored(model, row.ids, 1.0), row.action_mask, strict=True) if m))
+                for row in (good, bad, EXPERTS[0])
+            ]
+
+    before = sums()
+    module = PolicyModule(model, AlgorithmSettings(), replace(DEFAULTS, lr=1e-3), lambda i, m: None)
+    fit(module, Update(4, [*on_policy, EXPERTS[0]], judged=True, exact=True))
+    after = sums()
+    assert after[0] > before[0] + 0.01
+    assert after[1] < before[1] - 0.01
+    assert after[2] > before[2] + 0.01
+    assert module.updates_done == 5

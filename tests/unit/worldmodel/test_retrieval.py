@@ -1,0 +1,147 @@
+"""If these fail, a model is shown the answer while it learns to give it, and has none to copy when it dreams."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from tests.unit.worldmodel.test_delta import Says
+from worldmodel.delta import Edits
+from worldmodel.form import episode_tokens
+from worldmodel.objective import world_model_row
+from worldmodel.retrieval import Retrieval, RetrievalWorldModel, TransitionIndex
+
+CHAT = ChatFormat(train_tokenizer(["HALL"], 270))
+
+
+def episode(name: str, *turns: tuple[str, str], start: str = "A hall with a lamp") -> Trajectory:
+    played = tuple(Turn(action, observation, 0.0, False) for action, observation in turns)
+    return Trajectory(name, "t", "g", Source.REAL, "a", 0, start, played, StopReason.TURN_LIMIT)
+
+
+TAKE = ("take lamp", "Taken: the brass lamp.")
+LOG = [
+    episode("one", TAKE, ("go east", "A cellar.")),
+    episode("two", ("drop coin", "You have no coin.")),
+    episode("three", ("take lamp", "It is nailed down."), start="A hall with a lamp on a nail"),
+    episode("four", ("sing", "La la la.")),
+]
+
+
+def shown(index: TransitionIndex, apart: list[Trajectory], k: int = 9) -> list[str]:
+    found = index.similar(LOG[0].start, LOG[0].start, "take lamp", k, index.hidden_by(apart))
+    return [t.turn.observation for t in found]
+
+
+def test_the_most_similar_transitions_come_first() -> None:
+    index = TransitionIndex(LOG)
+    assert shown(index, [], 2) == ["Taken: the brass lamp.", "It is nailed down."]
+    (found,) = index.similar(LOG[0].start, LOG[0].start, "sing", 1, frozenset())
+    assert found.turn.action == "sing"  # one word of the command decides against the same words of the place
+    assert index.similar("?", "!", "...", 3, frozenset()) == []  # no word, nothing similar
+    assert index.similar("xyzzy", "plugh", "frotz", 3, frozenset()) == []
+
+
+def test_an_episode_is_never_shown_its_own_transitions() -> None:
+    """By its id, and by its content under another id: the log may have it twice, or the audit an episode of the log."""
+    index = TransitionIndex(LOG)
+    own = "Taken: the brass lamp."
+    assert own not in shown(index, [LOG[0]])
+    twin = episode("another name", TAKE, ("go east", "A cellar."))
+    assert own not in shown(index, [twin])
+    renamed = episode("one", ("look", "different"))
+    assert own not in shown(index, [renamed])
+    both = TransitionIndex([*LOG, twin])
+    assert own not in shown(both, [LOG[0]])
+    assert own not in shown(both, [twin])
+    # another episode that had the same transition and then went elsewhere: that is what retrieval is for
+    other = TransitionIndex([*LOG, episode("five", TAKE, ("go west", "A wall."))])
+    assert own in shown(other, [LOG[0]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(["go", "take", "look"]), st.sampled_from("ABC")), min_size=1, max_size=3),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_leave_one_episode_out(plays: list[list[tuple[str, str]]]) -> None:
+    """Against a plain loop over an index without these episodes."""
+    log = [episode(f"e{k}", *turns, start="start") for k, turns in enumerate(plays)]
+    index = TransitionIndex(log)
+    for mine in log:
+        others = [t for t in log if t.id != mine.id and t.turns != mine.turns]
+        allowed = {
+            (seen, u.action, u.observation)
+            for t in others
+            for seen, u in zip(["start", *(v.observation for v in t.turns)], t.turns, strict=False)
+        }
+        hidden = index.hidden_by([mine])
+        left = [t for at, t in enumerate(index.transitions) if at not in hidden]
+        assert {(t.seen, t.turn.action, t.turn.observation) for t in left} == allowed
+        found = index.similar("start", "start", "go", 99, hidden)
+        assert {(t.seen, t.turn.action, t.turn.observation) for t in found} <= allowed
+
+
+def test_training_and_dreams_read_the_same_prompt() -> None:
+    """For an episode that is not in the log, the prompt of every turn is the beginning of its training row; notes are
+    the scaffold's, and only answers are trained."""
+    mine = episode("mine", ("take lamp", "Gone."), ("sing", "Silence."), start="A dark hall with a lamp")
+    form = Retrieval(TransitionIndex(LOG), 2)
+    row = world_model_row(CHAT, mine, [1.0, 1.0], form)
+    trained = [i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight]
+    assert CHAT.decode(trained) == "Gone.\n[reward=0]Silence.\n[reward=0]"
+    answers = ["Gone.\n[reward=0]", "Silence.\n[reward=0]"]
+    engine = Says(*answers)
+    model = RetrievalWorldModel(engine, CHAT, "v", form.index, 2)
+    for k, turn in enumerate(mine.turns):
+        told = asyncio.run(model.predict(mine.start, mine.turns[:k], turn.action, 0))
+        assert told.observation == turn.observation
+        whole = [*engine.prompts[k], *CHAT.encode(answers[k]), CHAT.stop]
+        assert list(row.ids[: len(whole)]) == whole
+    tokens = episode_tokens(CHAT, mine, form)
+    scaffold = CHAT.decode([i for i, o in zip(tokens.ids, tokens.owners, strict=True) if o == Owner.SCAFFOLD])
+    assert "[seen] take lamp: Taken: the brass lamp.\n[reward=0]\n" in scaffold
+    assert scaffold.count("[now] ") == 2
+
+
+def test_a_row_of_an_episode_of_the_log_shows_nothing_of_it() -> None:
+    form = Retrieval(TransitionIndex(LOG), 9)
+    for mine in LOG:
+        row = world_model_row(CHAT, mine, [1.0] * len(mine.turns), form)
+        text = CHAT.decode(row.ids)
+        for turn in mine.turns:
+            assert f"[seen] {turn.action}: {turn.observation}" not in text
+            assert text.count(turn.observation) == 1  # its own answer
+
+
+def test_a_judged_model_is_apart_from_what_it_is_judged_by() -> None:
+    model = RetrievalWorldModel(Says("x\n[reward=0]", "x\n[reward=0]"), CHAT, "v", TransitionIndex(LOG), 3)
+    apart = model.apart_from([LOG[0]])
+    for asked, there in ((model, True), (apart, False), (apart.at_temperature(1.0), False)):
+        notes = asked.form.notes(LOG[0].start, [], "take lamp")
+        assert ("brass" in notes[0]) is there
+
+
+def test_it_carries_another_form() -> None:
+    form = Retrieval(TransitionIndex(LOG), 1, Edits())
+    assert form.answers("HALL\nx", [Turn("wait", "HALL\nx", 0.0, False)]) == ["=\n[reward=0]"]
+    assert form.read("=\n[reward=1 done]", "HALL\nx", []) == ("HALL\nx", 1.0, True)
+    assert form.phrases(LOG)[:2] == ["[seen] ", "[now] "]
+
+
+def test_nothing_to_retrieve_from_is_refused() -> None:
+    blind = Trajectory("e", "t", "g", Source.REAL, "a", 0, "s", (Turn("a", "b", None, False),), StopReason.TURN_LIMIT)
+    for log in ([], [blind]):
+        with pytest.raises(ValueError, match="nothing to retrieve"):
+            TransitionIndex(log)
+    with pytest.raises(ValueError, match="neighbours"):
+        Retrieval(TransitionIndex(LOG), 0)
