@@ -145,7 +145,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
         ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
         (
             "imagination/learning/trainer.py",
-            "import lightning\nfrom policy.agent import A\nfrom ..dreaming.rollout import r",
+            "import lightning\nfrom ..dreaming.rollout import r",
         ),
         ("imagination/settings/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
     ],
