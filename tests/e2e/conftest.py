@@ -1,77 +1,21 @@
-"""A tiny world without a simulator: two corridors with a lamp at the end, written down by hand as a log."""
+"""Runs of the tiny world."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
 
 from imagination.settings import Config
-from real_envs.store import TrajectoryStore
-from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-
-TASKS = {"corridor-a": ("east", "lamp"), "corridor-b": ("west", "book")}
-
-
-def start(task: str) -> str:
-    way, thing = TASKS[task]
-    return f"You stand in a corridor. There is a way {way}. Find the {thing}."
-
-
-def logged_episode(task: str, number: int) -> Trajectory:
-    """One of a few behaviours in a corridor of two rooms: go the right way, then take the thing."""
-    way, thing = TASKS[task]
-    chance = random.Random(f"{task}/{number}")
-    inside = False
-    turns: list[Turn] = []
-    expert = number % 3 == 0
-    for _ in range(5):
-        right = f"take {thing}" if inside else f"go {way}"
-        action = right if expert else chance.choice([f"go {way}", f"take {thing}", "look", right])
-        if action == f"go {way}" and not inside:
-            inside = True
-            turns.append(Turn(action, f"You walk {way}. Here is a {thing}.", 0.0, False))
-        elif action == f"take {thing}" and inside:
-            turns.append(Turn(action, f"You take the {thing}.", 1.0, True))
-            break
-        else:
-            turns.append(Turn(action, "Nothing new.", 0.0, False))
-    agent = "expert" if expert else "noisy"
-    return Trajectory(
-        id=f"{task}/{agent}/{number}",
-        task_id=task,
-        group_id=f"{task}/{agent}",
-        source=Source.EXPERT if expert else Source.REAL,
-        agent=agent,
-        seed=number,
-        start=start(task),
-        turns=tuple(turns),
-        stop=StopReason.TERMINATED if turns[-1].terminated else StopReason.TURN_LIMIT,
-    )
+from imagination.stages.clone import clone
+from imagination.stages.fit_world_model import fit_world_model
+from tests.support.tiny import tiny_settings, write_log
 
 
 @pytest.fixture
 def tiny() -> Config:
     """Settings under which every stage takes about a second."""
     return tiny_settings()
-
-
-def tiny_settings() -> Config:
-    config = Config(run="tiny", vocab_size=320)
-    for model in (config.worldmodel, config.policy):
-        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
-    config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
-    for fit in (config.fit, config.clone):
-        fit.steps, fit.batch_tokens, fit.warmup, fit.precision = 20, 1024, 2, "fp32"
-    config.fit.steps, config.fit.lr, config.dream.min_confidence, config.dream.min_outcome_confidence = 150, 1e-2, 0, 0
-    config.fit.average = 0.0  # these tests want models that are as good or bad as their few steps make them
-    config.fit.optimizer = "adamw"  # Muon learns these corridors so well that whole updates of dreams are alike
-    config.clone.agents = ["noisy"]
-    config.train.updates, config.train.groups, config.train.group_size = 4, 2, 3
-    config.train.checkpoint_every = 2
-    config.tripwires.enabled = False  # honest dreams of models this small look odd
-    return config
 
 
 @pytest.fixture
@@ -81,6 +25,12 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_log(folder: Path) -> None:
-    store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
-    store.append(logged_episode(task, number) for task in TASKS for number in range(30))
+@pytest.fixture(scope="session")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run as it is before ``train``."""
+    folder = tmp_path_factory.mktemp("cloned")
+    write_log(folder)
+    config = tiny_settings()
+    fit_world_model(config, folder)
+    clone(config, folder)
+    return folder

@@ -9,29 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.batch import Row
-from tests.e2e.conftest import tiny_settings, write_log
+from tests.support.killing import moved
+from tests.support.tiny import tiny_settings
 
 NO_EXPERTS = {"expert_share": 0.0}
-
-
-@pytest.fixture(scope="module")
-def cloned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run as it is before ``train``."""
-    folder = tmp_path_factory.mktemp("cloned")
-    write_log(folder)
-    config = tiny_settings()
-    fit_world_model(config, folder)
-    clone(config, folder)
-    return folder
 
 
 def trained(cloned: Path, to: Path, train_settings: dict[str, Any], **algorithm: Any) -> list[dict[str, Any]]:
@@ -51,12 +38,6 @@ def settings(train_settings: dict[str, Any], **algorithm: Any) -> Config:
     for name, value in algorithm.items():
         setattr(config.algorithm, name, value)
     return config
-
-
-def moved(folder: Path) -> float:
-    """Largest change of a weight from the clone to the policy."""
-    before, after = (load_file(folder / "models" / name / "model.safetensors") for name in ("policy-clone", "policy"))
-    return max(float((after[name] - before[name]).abs().max()) for name in before)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

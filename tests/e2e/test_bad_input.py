@@ -14,7 +14,7 @@ import pytest
 from imagination.cli import main
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
-from tests.e2e.conftest import TASKS, logged_episode
+from tests.support.tiny import TASKS, logged_episode
 
 
 def _files(folder: Path) -> dict[str, str]:

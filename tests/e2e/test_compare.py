@@ -20,7 +20,7 @@ from imagination.stages.fit_world_model import fit_world_model
 from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Observation, Trajectory, Turn
-from tests.e2e.conftest import TASKS, start, tiny_settings, write_log
+from tests.support.tiny import TASKS, start, tiny_settings, write_log
 from worldmodel.oracle import OracleWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 

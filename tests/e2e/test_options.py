@@ -15,16 +15,15 @@ import pytest
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings
 from imagination.settings.compose import load_config
 from imagination.stages.train import train
-from tests.e2e.conftest import tiny_settings
-from tests.e2e.test_algorithms import cloned, moved  # noqa: F401
-from tests.e2e.test_resume import _assert_same_model, _kill_at, _Killed, _metrics
+from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, moved
+from tests.support.tiny import tiny_settings
 
 
-def played(cloned: Path, to: Path, config: Config) -> list[dict[str, Any]]:  # noqa: F811
+def played(cloned: Path, to: Path, config: Config) -> list[dict[str, Any]]:
     """The metrics of a run of ``train`` in a copy of the clone's folder."""
     shutil.copytree(cloned, to, dirs_exist_ok=True)
     train(config, to)
-    return _metrics(to, "train")
+    return metrics_of(to, "train")
 
 
 def settings(updates: int = 2, **train_settings: Any) -> Config:
@@ -36,7 +35,7 @@ def settings(updates: int = 2, **train_settings: Any) -> Config:
     return config
 
 
-def test_good_episodes_are_replayed_from_the_second_update_on(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_good_episodes_are_replayed_from_the_second_update_on(cloned: Path, tmp_path: Path) -> None:
     replaying, plain = settings(3, self_imitation=SelfImitationSettings(share=0.25, coef=1.0)), settings(3)
     replaying.seed = plain.seed = 2  # of whose first dreams fewer than half succeed, so that these beat the median
     lines = played(cloned, tmp_path / "with", replaying)
@@ -59,7 +58,7 @@ def test_good_episodes_are_replayed_from_the_second_update_on(cloned: Path, tmp_
     assert {rollout["source"] for rollout in rollouts} == {"dream"}
 
 
-def test_tiers_pay_for_outcomes(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_tiers_pay_for_outcomes(cloned: Path, tmp_path: Path) -> None:
     """A solved task is worth a half, so RLOO's first advantages are halved; what was dreamed is the same."""
     tiers, plain = settings(1, reward_tiers=[[1.0, 0.5]]), settings(1)
     for config in (tiers, plain):
@@ -70,7 +69,7 @@ def test_tiers_pay_for_outcomes(cloned: Path, tmp_path: Path) -> None:  # noqa: 
     assert 0 < half["tiered_return"] <= 0.5
 
 
-def test_turns_are_paid_for_how_sure_the_dream_is(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_turns_are_paid_for_how_sure_the_dream_is(cloned: Path, tmp_path: Path) -> None:
     judged, plain = settings(1, process="confidence", process_coef=0.5), settings(1)
     for config in (judged, plain):
         config.algorithm.name = "reinforce"
@@ -81,7 +80,7 @@ def test_turns_are_paid_for_how_sure_the_dream_is(cloned: Path, tmp_path: Path) 
     assert moved(tmp_path / "paid") > 0
 
 
-def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:
     config = settings(3)
     config.dream.horizon, config.dream.horizon_shape = [[0, 1]], "multiply"
     lines = played(cloned, tmp_path, config)
@@ -93,7 +92,7 @@ def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:  # noqa: F811
 @pytest.mark.parametrize("name", ["turn_ppo", "gigpo"])
 def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     name: Any,
-    cloned: Path,  # noqa: F811
+    cloned: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,12 +106,12 @@ def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
     straight = played(cloned, tmp_path / "straight", config)
     stopped = shutil.copytree(cloned, tmp_path / "stopped")
     with monkeypatch.context() as patch:
-        _kill_at(patch, "train", 3)
-        with pytest.raises(_Killed):
+        kill_at(patch, "train", 3)
+        with pytest.raises(Killed):
             train(config, stopped)
     train(config, stopped)
-    assert _metrics(stopped, "train") == straight
-    _assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
+    assert metrics_of(stopped, "train") == straight
+    assert_same_model(tmp_path / "straight" / "models" / "policy", stopped / "models" / "policy")
     assert [line["step"] for line in straight] == [0, 1, 2, 3]
     assert min(straight[k]["replayed"] for k in (1, 2, 3)) > 0
     assert straight[0]["progress_error_fitted"] < straight[0]["progress_error"]

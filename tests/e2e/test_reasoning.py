@@ -27,7 +27,7 @@ from imagination.stages.train import train
 from real_envs.env import Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Owner, Source, Trajectory
-from tests.e2e.conftest import TASKS, logged_episode
+from tests.support.tiny import TASKS, logged_episode
 from worldmodel.objective import transition_weights
 
 MARK = "Zounds"  # said in thoughts, and never by a corridor

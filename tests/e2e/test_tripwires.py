@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,17 @@ from imagination.pages.report.report import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
+from imagination.stages import train as train_stage
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Turn
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
-from tests.e2e.conftest import logged_episode
-from tests.e2e.test_resume import _assert_same_model, _kill_at, _Killed, _metrics
+from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
+from tests.support.tiny import SEED, logged_episode
+from worldmodel.world_model import Prediction
 
 UPDATES = 8
 NEVER = Hack("never", least_turn=1_000)
@@ -34,7 +37,7 @@ CORRIDOR = ["corridor-a"]  # one is enough: models this small mix up two, and a 
 
 
 def settings(**tripwires: Any) -> Config:
-    config = Config(run="tiny", vocab_size=320)
+    config = Config(run="tiny", seed=SEED, vocab_size=320)
     for model in (config.worldmodel, config.policy):
         model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
     config.dream.max_turns, config.dream.min_confidence, config.dream.min_outcome_confidence = 5, 0.5, 0.5
@@ -82,11 +85,11 @@ def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
     wires = {"enabled": True, "updates": UPDATES, "last_look": True, "blind": [], "stopped_by": None}
     assert found["tripwires"] == wires
     assert (found["real_steps"]["train"], found["real_steps"]["probe"]) == (0, 0)
-    rows = _metrics(run_folder, "train")
+    rows = metrics_of(run_folder, "train")
     assert len(rows) == UPDATES
     assert sum(row["wire_claimed"] for row in rows) > UPDATES  # it was not for want of anything to look at
     assert not any("ripwire" in page.replace("tripwires:", "") for page in pages(run_folder))
-    (last,) = _metrics(run_folder, "last_look")
+    (last,) = metrics_of(run_folder, "last_look")
     assert (last["step"], last["wire_groups"]) == (UPDATES, rows[0]["wire_groups"])
     assert last["wire_episodes"] == rows[0]["wire_episodes"]  # as many dreams as an update has
     assert found["dreamed_turns"] == last["turns"] + sum(row["turns"] for row in rows)
@@ -110,7 +113,7 @@ def test_a_planted_hack_stops_training(
     assert stopped["update"] < UPDATES - 1
     assert found["done"]["train"]  # a clean end: the stages after it can run
     assert found["real_steps"]["train"] == 0
-    assert [row["step"] for row in _metrics(run_folder, "train")] == list(range(stopped["update"] + 1))
+    assert [row["step"] for row in metrics_of(run_folder, "train")] == list(range(stopped["update"] + 1))
     assert stopped["sentence"] in capsys.readouterr().err
     assert all("Stopped by a tripwire" in page and f"update {stopped['update']}" in page for page in pages(run_folder))
     assert json.loads((run_folder / "report.json").read_text())["tripwires"]["stopped_by"] == stopped
@@ -142,7 +145,7 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
         train(config, unwatched)
     else:
         shutil.copytree(unwatched / "models" / "policy-clone", unwatched / "models" / "policy")
-    _assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
+    assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
 
 
 def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(run_folder: Path) -> None:
@@ -151,7 +154,7 @@ def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(run_folder: Pat
     stopped = summary(run_folder)["tripwires"]["stopped_by"]
     assert stopped["update"] >= 2
     assert (stopped["since"], stopped["policy_of_update"]) == (0, 0)
-    _assert_same_model(run_folder / "models" / "policy", run_folder / "models" / "policy-clone")
+    assert_same_model(run_folder / "models" / "policy", run_folder / "models" / "policy-clone")
 
 
 def test_what_the_last_update_taught_is_looked_at_too(
@@ -169,10 +172,10 @@ def test_what_the_last_update_taught_is_looked_at_too(
     wires = summary(shorter)["tripwires"]
     assert wires["stopped_by"] == {**stopped, "after_training": True}
     assert (wires["updates"], wires["last_look"]) == (config.train.updates, True)
-    assert len(_metrics(shorter, "train")) == config.train.updates
+    assert len(metrics_of(shorter, "train")) == config.train.updates
     assert "The policy that training ended with was taken back" in capsys.readouterr().err
     assert all("Taken back by a tripwire" in page for page in pages(shorter))
-    _assert_same_model(shorter / "models" / "policy", longer / "models" / "policy")
+    assert_same_model(shorter / "models" / "policy", longer / "models" / "policy")
 
 
 def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
@@ -183,30 +186,30 @@ def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
     config.train.updates = 3
     train(config, whole)
     with monkeypatch.context() as patch:
-        _kill_at(patch, "last_look", 3)
-        with pytest.raises(_Killed):
+        kill_at(patch, "last_look", 3)
+        with pytest.raises(Killed):
             train(config, killed)
     assert not (killed / "models" / "policy").exists()
     train(config, killed)
     for stage in ("train", "last_look"):
-        assert _metrics(killed, stage) == _metrics(whole, stage)
+        assert metrics_of(killed, stage) == metrics_of(whole, stage)
     lines = [(folder / "rollouts.jsonl").read_text().count('"last_look"') for folder in (killed, whole)]
     assert lines[0] == lines[1] > 0
     assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
-    _assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
+    assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
 
 
 def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watched(run_folder: Path) -> None:
     """The hack is one that a policy does learn; else to stop it would prove nothing."""
     with planted("look", HALF):  # looking on earns more than taking the lamp
         train(settings(enabled=False), run_folder)
-    rows = _metrics(run_folder, "train")
+    rows = metrics_of(run_folder, "train")
     assert len(rows) == UPDATES
     assert rows[-1]["mean_turns"] > rows[0]["mean_turns"] + 0.3
     assert rows[-1]["dream_success"] > 0.9
     off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
     assert summary(run_folder)["tripwires"] == off
-    assert not _metrics(run_folder, "last_look")
+    assert not metrics_of(run_folder, "last_look")
     assert all("tripwires were off" in page for page in pages(run_folder))
 
 
@@ -228,39 +231,53 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
 
                 def record(self: RunFolder, stage: str, step: int, metrics: Mapping[str, float]) -> None:
                     if step == stopped["update"]:
-                        raise _Killed
+                        raise Killed
                     honest(self, stage, step, metrics)
 
                 patch.setattr(RunFolder, "record", record)
             else:
 
                 def roll_back(self: Any) -> None:
-                    raise _Killed
+                    raise Killed
 
                 patch.setattr("imagination.trust.tripwires.monitor.Watch.roll_back", roll_back)
-            with pytest.raises(_Killed):
+            with pytest.raises(Killed):
                 train(config, killed)
         assert "stopped_by" not in summary(killed).get("tripwires", {})
         train(config, killed)
     assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
-    assert _metrics(killed, "train") == _metrics(whole, "train")
-    _assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
+    assert metrics_of(killed, "train") == metrics_of(whole, "train")
+    assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
+
+
+class Doubtful:
+    """A world that never ends and pays for every action from the third turn on, which it is not sure of."""
+
+    def __init__(self, model: Any) -> None:
+        self.engines, self.version, self.release = model.engines, model.version, model.release
+
+    async def predict(self, start: str, history: Sequence[Turn], *_: object, **__: object) -> Prediction:
+        return Prediction("Nothing new.", 0.5 * (len(history) >= 2), False, confidence=1.0, outcome_confidence=0.5)
 
 
 @pytest.mark.parametrize("on_doubt", ["downweight", "branch"])
-def test_every_answer_to_doubt_trains(run_folder: Path, on_doubt: str) -> None:
+def test_every_answer_to_doubt_trains(run_folder: Path, monkeypatch: pytest.MonkeyPatch, on_doubt: str) -> None:
     """A guard that doubts whatever pays: going on keeps whole dreams, branching plays further groups."""
+    honest = train_stage.load_world_model
+    monkeypatch.setattr(train_stage, "load_world_model", lambda *a, **k: Doubtful(honest(*a, **k)))
     config = settings(min_groups=100, drift=100.0)  # the wires look on
     config.train.updates, config.dream.min_outcome_confidence, config.dream.on_doubt = 2, 1.0, on_doubt  # type: ignore[assignment]
-    config.dream.horizon = [[0, 2], [1, 5]]
+    config.dream.horizon, config.dream.branch = [[0, 2], [1, 5]], 0.0
     train(config, run_folder)
-    first, second = _metrics(run_folder, "train")
+    first, second = metrics_of(run_folder, "train")
     groups = config.train.groups
+    assert first["mean_turns"] == 2  # the horizon of the update; nothing is doubted within it
+    assert first["wire_rejected"] == first.get("stop_unsure", 0.0) == 0.0
     if on_doubt == "downweight":
-        assert first.get("stop_unsure", 0.0) == 0.0
-        assert first["wire_rejected"] > 0
+        assert second["mean_turns"] == 5
+        assert second["wire_rejected"] > 0
+        assert second.get("stop_unsure", 0.0) == 0.0
         assert (first["wire_groups"], second["wire_groups"]) == (groups, groups)
-        assert second["mean_turns"] > 2 >= first["mean_turns"]  # the horizon of the update
         rows = map(json.loads, (run_folder / "rollouts.jsonl").read_text().splitlines())
         turns = [turn for row in rows for turn in row["turns"][row["prefix_turns"] :]]
         assert turns

@@ -26,7 +26,7 @@ from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.store import TrajectoryStore
-from tests.e2e.conftest import TASKS, logged_episode
+from tests.support.tiny import TASKS, logged_episode
 
 TOKENIZER = train_tokenizer(["a"], 270)
 VOCAB = len(TOKENIZER)
