@@ -17,41 +17,58 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from real_envs.trajectory import Observation
 
-# "{a}" and "{b}" are names of things, "{d}" a direction; a form is drawn in proportion to its number. Most are what the
-# games' own commands look like; the last are other ways of speaking, some of which the parser happens to understand.
-_FORMS = {
-    "open {a}": 4,
-    "close {a}": 4,
-    "take {a}": 5,
-    "take {a} from {b}": 4,
-    "drop {a}": 3,
-    "put {a} on {b}": 4,
-    "insert {a} into {b}": 4,
-    "unlock {a} with {b}": 4,
-    "lock {a} with {b}": 2,
-    "go {d}": 5,
-    "examine {a}": 2,
-    "eat {a}": 1,
-    "look": 0.5,
-    "inventory": 0.5,
-    "unlock {a}": 0.5,
-    "take all": 0.3,
-    "use {a} on {b}": 0.3,
-    "go to {a}": 0.3,
-    "look in {a}": 0.3,
-    "pick up {a}": 0.3,
-}
-_DIRECTIONS = ("north", "south", "east", "west")
 _PREPOSITIONS = frozenset({"from", "on", "into", "with"})
 _STRANGE_NOUNS = ("sword", "lantern", "window", "ladder", "coin", "dragon", "cabinet", "rope", "letter", "thing")
 _GARBLES = ("drop", "double", "swap", "noun", "cut", "behead", "preposition", "glue", "splice", "splice", "echo")
 _IDLE = re.compile(r"(examine|look|inventory)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a world is spoken to, for agents that make plausible mistakes in it.
+
+    Attributes:
+        forms: commands with their weights; ``{a}`` and ``{b}`` are names of things, ``{d}`` a direction. Most are what
+            the world's own commands look like; some are other ways of speaking, which it may not understand.
+        directions: of movement.
+        look: a command that is always understood and changes nothing.
+    """
+
+    forms: Mapping[str, float]
+    directions: tuple[str, ...] = ("north", "south", "east", "west")
+    look: str = "look"
+
+
+INFORM = Language(
+    {
+        "open {a}": 4,
+        "close {a}": 4,
+        "take {a}": 5,
+        "take {a} from {b}": 4,
+        "drop {a}": 3,
+        "put {a} on {b}": 4,
+        "insert {a} into {b}": 4,
+        "unlock {a} with {b}": 4,
+        "lock {a} with {b}": 2,
+        "go {d}": 5,
+        "examine {a}": 2,
+        "eat {a}": 1,
+        "look": 0.5,
+        "inventory": 0.5,
+        "unlock {a}": 0.5,
+        "take all": 0.3,
+        "use {a} on {b}": 0.3,
+        "go to {a}": 0.3,
+        "look in {a}": 0.3,
+        "pick up {a}": 0.3,
+    }
+)
 
 
 class Actor(Protocol):
@@ -88,9 +105,10 @@ class Expert:
     """Follows the simulator's plan; random valid commands where there is none."""
 
     name: str = "expert"
+    language: Language = INFORM
 
     def start(self, observation: Observation, seed: int) -> Actor:
-        return ScriptedActor(observation, Habits(), _rng(self.name, seed))
+        return ScriptedActor(observation, Habits(), _rng(self.name, seed), self.language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +116,10 @@ class Random:
     """Random valid commands, rather ones not yet tried and rather not looking around once more."""
 
     name: str = "random"
+    language: Language = INFORM
 
     def start(self, observation: Observation, seed: int) -> Actor:
-        return ScriptedActor(observation, Habits(valid=1.0), _rng(self.name, seed))
+        return ScriptedActor(observation, Habits(valid=1.0), _rng(self.name, seed), self.language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +131,7 @@ class Noisy:
 
     p: float
     up_to: float | None = None
+    language: Language = INFORM
 
     @property
     def name(self) -> str:
@@ -120,7 +140,7 @@ class Noisy:
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = _rng(self.name, seed)
         p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p / 2, p * 3 / 8, p / 8), rng)
+        return ScriptedActor(observation, Habits(p / 2, p * 3 / 8, p / 8), rng, self.language)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +153,7 @@ class Careless:
     p: float
     up_to: float | None = None
     elsewhere: tuple[str, ...] = ()
+    language: Language = INFORM
 
     @property
     def name(self) -> str:
@@ -141,10 +162,10 @@ class Careless:
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = _rng(self.name, seed)
         p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35, self.elsewhere), rng)
+        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35, self.elsewhere), rng, self.language)
 
 
-def mixture(elsewhere: Sequence[str] = ()) -> tuple[tuple[Agent, float], ...]:
+def mixture(elsewhere: Sequence[str] = (), language: Language = INFORM) -> tuple[tuple[Agent, float], ...]:
     """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
 
     The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; the ones below
@@ -152,13 +173,14 @@ def mixture(elsewhere: Sequence[str] = ()) -> tuple[tuple[Agent, float], ...]:
 
     Args:
         elsewhere: see ``Careless``.
+        language: of the world.
     """
     return (
-        (Expert(), 0.08),
-        (Noisy(0.2, 0.6), 0.35),
-        (Noisy(0.6, 1.0), 0.15),
-        (Careless(0.3, 0.95, tuple(elsewhere)), 0.3),
-        (Random(), 0.12),
+        (Expert(language=language), 0.08),
+        (Noisy(0.2, 0.6, language), 0.35),
+        (Noisy(0.6, 1.0, language), 0.15),
+        (Careless(0.3, 0.95, tuple(elsewhere), language), 0.3),
+        (Random(language=language), 0.12),
     )
 
 
@@ -186,9 +208,12 @@ class ScriptedActor:
         ValueError: an observation lacks what only the simulator knows.
     """
 
-    def __init__(self, observation: Observation, habits: Habits, rng: random.Random) -> None:
+    def __init__(
+        self, observation: Observation, habits: Habits, rng: random.Random, language: Language = INFORM
+    ) -> None:
         self._habits = habits
         self._rng = rng
+        self._language = language
         self._tried: list[str] = []
         self._seen: list[str] = []  # names read in this episode; the others exist, but the actor has not met them
         self.observe(observation)
@@ -231,11 +256,11 @@ class ScriptedActor:
 
     def _random_valid(self) -> str:
         weights = [(0.2 if _IDLE.match(c) else 1.0) * (0.3 if c in self._tried else 1.0) for c in self._valid]
-        return self._rng.choices(self._valid, weights)[0] if self._valid else "look"
+        return self._rng.choices(self._valid, weights)[0] if self._valid else self._language.look
 
     def _near_miss(self) -> str:
         """A plausible command that is not admissible here, unless eight draws in a row give none."""
-        command = "look"
+        command = self._language.look
         for _ in range(8):
             command = self._plausible()
             if command not in self._valid:
@@ -252,8 +277,9 @@ class ScriptedActor:
             return self._rng.choice(self._tried)  # done already: taking what is held, opening what is open
         if kind < 0.65:
             return self._with_another_thing(self._next() if self._rng.random() < 0.6 else self._random_valid())
-        form = self._rng.choices(list(_FORMS), list(_FORMS.values()))[0]
-        return form.format(a=self._thing(), b=self._thing(), d=self._rng.choice(_DIRECTIONS))
+        forms, directions = self._language.forms, self._language.directions
+        form = self._rng.choices(list(forms), list(forms.values()))[0]
+        return form.format(a=self._thing(), b=self._thing(), d=self._rng.choice(directions))
 
     def _with_another_thing(self, command: str) -> str:
         """The right verb with the wrong object: one of the command's names or directions replaced."""
@@ -262,7 +288,8 @@ class ScriptedActor:
             # The longest first: "box key" must not become "chest key" because there is a box.
             return command.replace(self._rng.choice(sorted(named, key=len)[-2:]), self._thing(), 1)
         verb, _, rest = command.partition(" ")
-        return f"{verb} {self._rng.choice(_DIRECTIONS)}" if rest in _DIRECTIONS else f"{verb} {self._thing()}"
+        directions = self._language.directions
+        return f"{verb} {self._rng.choice(directions)}" if rest in directions else f"{verb} {self._thing()}"
 
     def _thing(self) -> str:
         """A name, mostly of something met in this episode."""

@@ -26,13 +26,19 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from real_envs.behaviours import Agent, mixture
 from real_envs.env import Env, StepResult, Task
 from real_envs.isolation import WorkerPool
 from real_envs.trajectory import Observation
 
 REFUSAL = "That's not a verb I recognise."  # Inform's own answer to a verb it does not know
+# What the parser says to what it does not understand, and to what is not there.
+INVALID = (
+    r"That's not a verb I recognise\.|I only understood you as far as|You can't see any such thing|I didn't understand"
+    r"|You seem to want to talk|That noun did not make sense|You excepted something|I beg your pardon"
+)
 MAX_COMMAND = 100  # characters; the interpreter cuts silently at 198 bytes
 _PLAIN = re.compile(r"[A-Za-z0-9' -]+")  # every object name is within this; quotes, backslashes, dots, commas are not
 # Out-of-world verbs of Inform's standard rules and those of TextWorld's debugging; words that repeat or mend a command.
@@ -44,6 +50,7 @@ _QUESTION = re.compile(r"^(Which|What|Who|Whom|Where)\b.*\?$", re.MULTILINE)
 _STATUS = re.compile(r">?[^\S\n]*(-=[^\n]*=-)?-?\d+/-?\d+\s*$")  # ">    -= Studio =-0/3", the last line of every answer
 _DROPPED = re.compile(r"(You scored -?\d+ out of a possible -?\d+, in \d+ turns?\.|Would you like to RESTART.*)")
 _DIRECTIONS = frozenset({"north", "south", "east", "west"})
+_SEEDS_OF_A_RUN = 10_000  # games of different run seeds never share a game seed
 _RESEED = 1_000_003  # a seed that gives no game goes on at seed + k * _RESEED
 _ATTEMPTS = 20
 
@@ -303,3 +310,32 @@ class TextWorldTasks:
 
     async def close(self) -> None:
         await self.pool.close()
+
+
+class TextWorld:
+    """``env=textworld`` (a ``World``): Inform games, generated on demand, each with a seed of its own."""
+
+    name: ClassVar[str] = "textworld"
+    settings: ClassVar[type[GameSettings]] = GameSettings
+    invalid: ClassVar[str] = INVALID
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: GameSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        first, seeds = 1 + seed * _SEEDS_OF_A_RUN, {}
+        for split, count in counts.items():
+            seeds[split] = list(range(first, first + count))
+            first += count
+        TextWorldTasks.generate(folder, seeds, settings, progress, workers=workers)
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> TextWorldTasks:
+        return TextWorldTasks.load(folder, privileged, workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere)

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -48,6 +48,7 @@ class World:
     concurrency: int
     engines: tuple[Engine, ...] = ()
     close: Callable[[], Any] | None = None
+    tasks: Mapping[str, Task] = field(default_factory=dict)  # by id, of a real world
 
 
 @dataclass(slots=True)
@@ -249,7 +250,8 @@ class Player:
             whole = [n for n in by_task[task_id] if not self.starts[n].history]
             use_branch = source is Source.DREAM and chance.random() < branch
             name = chance.choice(branched if use_branch and branched else whole)
-            spec = {"start": name, "path": str((self.run.games / f"{task_id}.z8").resolve())}
+            real = (world or self.world).tasks.get(task_id, Task(task_id))
+            spec = {**real.spec, "start": name}
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
                 seed = ((self.config.seed * 10_007 + index) * 1009 + g) * 101 + k

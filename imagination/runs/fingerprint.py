@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 
-from imagination.settings import Config
+from imagination.settings import Config, EnvSettings
 
 # Names of folders, how many processes work, and what only looks at a run or starts others from it, decide nothing that
 # is made.
@@ -17,7 +17,7 @@ _ASIDE = ("run", "output", "jobs", "audit", "compare", "ablation")
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
 
 
-_LOG = ("seed", "games", "collect")
+_LOG = ("seed", "env", "games", "collect")
 
 
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
@@ -39,6 +39,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
     """
     chosen = {}
     for name in READS.get(stage, _WHOLE):
+        if name == "env" and config.env == EnvSettings():
+            continue  # runs from before there were other worlds are known by that
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

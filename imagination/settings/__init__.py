@@ -2,7 +2,7 @@
 
 from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
 from imagination.settings.config import Config
-from imagination.settings.data import CollectSettings, GamesSettings
+from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
 from imagination.settings.errors import UserError
 from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
@@ -19,6 +19,7 @@ __all__ = [
     "CompareSettings",
     "Config",
     "DreamSettings",
+    "EnvSettings",
     "EvaluateSettings",
     "FitSettings",
     "GamesSettings",

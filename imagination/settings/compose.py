@@ -48,15 +48,21 @@ def groups(folder: Path) -> dict[str, tuple[str, ...]]:
     return {group: tuple(names) for group, names in choices.items()}
 
 
-def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> str:
-    """One ``key=value`` of the command line as Hydra wants it, after its key, group and choice were found to exist."""
+def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """One ``key=value`` of the command line as Hydra wants it, after its key, group and choice were found to exist.
+
+    Where any text may be the ``name`` in a group's section, a choice without a file is such a name and nothing else:
+    ``env=my_world`` of an installed package.
+    """
     key, equals, value = override.partition("=")
     if not equals:
         raise ConfigError(f"'{override}' is no setting; write key=value, such as {next(iter(keys))}=...")
     if key in choices:
-        if value not in choices[key]:
+        if value in choices[key]:
+            return [override]
+        if keys.get(f"{key}.name") is not str or not re.fullmatch(r"\w+", value):
             raise unknown(key, value, choices[key])
-        return override
+        return [f"~{key}", f"++{key}.name={value}"]
     annotation, parent = keys.get(key), key
     while annotation is None:  # shares.dream: the key of a mapping, which the schema cannot list
         parent, dot, _ = parent.rpartition(".")
@@ -66,9 +72,10 @@ def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple
             annotation = get_args(keys[parent])[1]
         elif parent in keys:
             raise unknown_key(key, [*keys, *choices])
-    if {*arms(annotation)} <= {str, Path} and value != "null" and value[:1] not in "'\"" and not value.startswith("${"):
-        value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007, not the number 7
-    return f"++{key}={value}"
+    texts, plain = {*arms(annotation)}, value[:1] not in "'\"[{" and not value.startswith("${")
+    if plain and value != "null" and (texts <= {str, Path} or (str in texts and re.search("[=,]", value))):
+        value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007; a=1,b=2 is one text, not a sweep
+    return [f"++{key}={value}"]
 
 
 def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
@@ -99,7 +106,7 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
 
     folder = folder or config_folder()
     keys, choices = schema_keys(schema), groups(folder)
-    checked = [_checked(override, keys, choices) for override in merge_overrides([], overrides)]
+    checked = [o for override in merge_overrides([], overrides) for o in _checked(override, keys, choices)]
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
             composed = compose("config", overrides=checked)

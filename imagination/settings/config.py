@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imagination.settings.algorithm import AlgorithmSettings
-from imagination.settings.data import CollectSettings, GamesSettings
+from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
 from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
@@ -33,6 +33,7 @@ class Config:
     seed: int = 0
     vocab_size: int = 2048
     max_action_tokens: int = 16
+    env: EnvSettings = field(default_factory=EnvSettings)
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
     worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)

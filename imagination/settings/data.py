@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EnvSettings:
+    """The real world; env=textworld_express is short for all of it.
+
+    Attributes:
+        name: of the world, such as textworld; packages add their own (entry point imagination.envs).
+        options: what is particular to that world, such as env.options.game=twc; see its file in configs/env/.
+    """
+
+    name: str = "textworld"
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
 @dataclass
 class GamesSettings:
-    """Which TextWorld games to generate. Every seed of a run has its own games.
+    """How many tasks (games) to generate. Every seed of a run has its own.
 
     Attributes:
         train: games to log, dream and be judged in.
         heldout: games that nothing is trained on.
-        rooms: of a game.
-        objects: of a game, those of no use included.
-        quest_length: commands that solve a game at best; the goal names only the last.
+        rooms: of a TextWorld game.
+        objects: of a TextWorld game, those of no use included.
+        quest_length: commands that solve a TextWorld game at best; the goal names only the last.
     """
 
     train: int = 6

@@ -16,6 +16,7 @@ USER_ERRORS = (
     ("policy.lm.engine", "UnsupportedModel"),
     ("policy.lm.render", "ChatTemplateError"),
     ("real_envs.manifest", "StoreError"),
+    ("real_envs.registry", "UnknownWorld"),
 )
 
 

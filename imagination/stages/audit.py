@@ -22,13 +22,13 @@ from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError
 from imagination.trust.audit.audit import FORMAT, VERSION, Subject, measure
 from imagination.trust.audit.play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
 from imagination.trust.audit.verdict import targets, verdict
+from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
-from real_envs.store import TrajectoryStore
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory
 
 
@@ -188,16 +188,16 @@ def _contestant(config: Config, engines: Engines, candidate: Candidate) -> Conte
     return Contestant(candidate.name, load)
 
 
-def _real_tasks(config: Config, run: RunFolder) -> tuple[TextWorldTasks | None, str]:
-    """The real games, or why there are none: a log of the user's own may be of a world that cannot be played here."""
-    if TrajectoryStore.open(run.log).meta.get("environment") != "textworld":
+def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
+    """The real tasks, or why there are none: a log of the user's own may be of a world that cannot be played here."""
+    if logged_world(run) != config.env.name:
         return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
-    if not (run.games / "games.json").exists():
+    if not can_play(run, config.env):
         return None, f"{run.games} is not there: only logged turns were judged."
-    return TextWorldTasks.load(run.games, workers=config.collect.workers), ""
+    return open_tasks(run, config.env, config.collect.workers), ""
 
 
-def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TextWorldTasks) -> Arena:
+def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> Arena:
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
     guard = guard_of(run, config, name=config.audit.world_model)
     return Arena(

@@ -9,68 +9,54 @@ from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.progress_bar import bar
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError
-from real_envs.behaviours import deal, mixture
+from real_envs.behaviours import deal
+from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
+from real_envs.registry import find_world
 from real_envs.store import TrajectoryStore
-from real_envs.textworld import GameSettings, TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
-
-GAME_SEEDS = 10_000  # games of different run seeds never share a game seed
 
 
 def collect(config: Config, folder: Path) -> None:
     """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
     run = open_run(config, folder, "collect")
-    refuse_foreign_log(run)
+    check_world(run, config.env)
     with run.timed("collect"):
-        splits = generate_games(config, run)
-        store = _open_store(run, splits)
-        asyncio.run(_collect(config, run, store))
+        generate_tasks(config, run)
+        asyncio.run(_collect(config, run))
     finish(run, "collect")
 
 
-def refuse_foreign_log(run: RunFolder) -> None:
-    """
+def generate_tasks(config: Config, run: RunFolder) -> None:
+    """Tasks of both splits, in ``games/``.
+
     Raises:
-        UserError: the run's log is the user's own, of a world that this program cannot play.
+        UserError: the world has not so many different ones.
     """
-    if (run.log / "manifest.json").exists():
-        environment = TrajectoryStore.open(run.log).meta.get("environment")
-        if environment != "textworld":
-            raise UserError(
-                f"{run.log} was not collected in TextWorld, the only world that can be played for real so far; "
-                "use another run= for TextWorld, or `imagine report` for what this run has"
+    counts = {"train": config.games.train, "heldout": config.games.heldout}
+    settings = world_settings(config.env, config.games)
+    with bar("generate games", sum(counts.values())) as advance:
+        try:
+            find_world(config.env.name).generate(
+                run.games, counts, config.seed, settings, lambda done, total: advance(done), config.collect.workers
             )
+        except ValueError as error:
+            raise UserError(f"env={config.env.name}: {error}") from error
 
 
-def generate_games(config: Config, run: RunFolder) -> dict[str, list[str]]:
-    """Games of both splits; task ids by split."""
-    games = config.games
-    base = 1 + config.seed * GAME_SEEDS
-    seeds = {
-        "train": list(range(base, base + games.train)),
-        "heldout": list(range(base + games.train, base + games.train + games.heldout)),
-    }
-    with bar("generate games", games.train + games.heldout) as advance:
-        tasks = TextWorldTasks.generate(
-            run.games,
-            seeds,
-            GameSettings(games.rooms, games.objects, games.quest_length),
-            progress=lambda done, total: advance(done),
-            workers=config.collect.workers,
-        )
-    return {split: [task.id for task in tasks.tasks(split)] for split in seeds}
-
-
-def _open_store(run: RunFolder, splits: dict[str, list[str]]) -> TrajectoryStore:
+def _open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
     if (run.log / "manifest.json").exists():
         return TrajectoryStore.open(run.log)
-    return TrajectoryStore.create(run.log, splits, meta={"environment": "textworld"})
+    splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
+    return TrajectoryStore.create(run.log, splits, meta={"environment": world})
 
 
-async def _collect(config: Config, run: RunFolder, store: TrajectoryStore) -> None:
-    tasks = TextWorldTasks.load(run.games, privileged=True, workers=config.collect.workers)
+async def _collect(config: Config, run: RunFolder) -> None:
+    tasks = open_tasks(run, config.env, config.collect.workers, privileged=True)
+    store = _open_store(run, config.env.name, tasks)
+    world = find_world(config.env.name)
     known = store.ids()
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
@@ -78,7 +64,7 @@ async def _collect(config: Config, run: RunFolder, store: TrajectoryStore) -> No
     commands = await _commands(tasks)
     for split, per_task in plan.items():
         for number, task in enumerate(tasks.tasks(split)):
-            for k, agent in enumerate(deal(mixture(commands), per_task, seed=config.seed * 1000 + number)):
+            for k, agent in enumerate(deal(world.behaviours(commands), per_task, seed=config.seed * 1000 + number)):
                 name = f"{task.id}/{agent.name}/{k}"
                 if name not in known:
                     seed = config.seed * 1_000_000 + number * 10_000 + k
@@ -110,7 +96,7 @@ async def _collect(config: Config, run: RunFolder, store: TrajectoryStore) -> No
     await tasks.close()
 
 
-async def _commands(tasks: TextWorldTasks) -> list[str]:
+async def _commands(tasks: TaskSet) -> list[str]:
     """What solves the training games: commands that agents in other games confuse with theirs."""
     found: dict[str, None] = {}
     env = tasks.make_env()

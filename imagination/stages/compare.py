@@ -1,7 +1,7 @@
 """Stage ``compare``: dreams beside reality, pair by pair and policy by policy.
 
-Only the protocols ``Env`` and ``TaskSet`` are played through, so any world that keeps them can be compared; this
-program brings TextWorld. Without one, logged episodes stand for reality.
+Only the protocols ``Env`` and ``TaskSet`` are played through, so any world that keeps them can be compared. Without
+one, logged episodes stand for reality.
 
 A real environment must answer the same actions in the same way, given task and seed. Where it does not, a replay parts
 from its dream by chance, and the first divergence is not the world model's mistake.
@@ -27,6 +27,7 @@ from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError
 from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
@@ -35,7 +36,6 @@ from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.rows import nearest
 from real_envs.store import TrajectoryStore
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory
 
 
@@ -43,7 +43,7 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     """Writes ``compare.json`` and ``compare.html`` and prints what they say; or prints one pair (``compare.show``).
 
     Args:
-        reality: the real world by split; ``None`` takes the run's TextWorld games, or nothing if it has none.
+        reality: the real world by split; ``None`` takes the run's own tasks, or nothing if it has none.
 
     Raises:
         UserError: settings contradict each other, an earlier stage is missing, or there is no such pair.
@@ -79,8 +79,8 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
 
 async def _compare(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
     own = None
-    if reality is None and (run.games / "games.json").exists():
-        own = reality = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    if reality is None and can_play(run, config.env):
+        own = reality = open_tasks(run, config.env, config.collect.workers)
     try:
         return await _play(config, run, reality)
     finally:

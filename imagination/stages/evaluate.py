@@ -14,16 +14,16 @@ from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode, Provenance, plan
 from imagination.dreaming.rollout_progress import play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
-from imagination.runs.lifecycle import finish, need, open_run
+from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import check_world, open_tasks
 from imagination.settings import Config
-from imagination.stages.collect import refuse_foreign_log
 from imagination.trust.evaluation import summarise
 from policy.agent import LanguageModelAgent
+from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.fidelity import audit_metrics, judge
 from worldmodel.world_model import LanguageWorldModel
@@ -35,7 +35,7 @@ SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
 def evaluate(config: Config, folder: Path) -> None:
     """Plays the cloned and the trained policy in real and dreamed games; audits the world model on both."""
     run = open_run(config, folder)
-    refuse_foreign_log(run)
+    check_world(run, config.env)
     run.forget("evaluate")
     with run.timed("evaluate"):
         asyncio.run(_evaluate(config, run))
@@ -43,7 +43,7 @@ def evaluate(config: Config, folder: Path) -> None:
 
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
-    tasks = TextWorldTasks.load(need(run.games / "games.json", "collect").parent, workers=config.collect.workers)
+    tasks = open_tasks(run, config.env, config.collect.workers)
     before = real_steps_taken()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
@@ -88,7 +88,7 @@ def _starts(episodes: Sequence[Trajectory]) -> dict[str, Start]:
 
 
 async def play_real(
-    config: Config, tasks: TextWorldTasks, agent: LanguageModelAgent, version: str, which: str, split: str
+    config: Config, tasks: TaskSet, agent: LanguageModelAgent, version: str, which: str, split: str
 ) -> list[Trajectory]:
     """The policy's episodes in the real games of a split, the same tasks and seeds for every policy."""
     count = config.evaluate.episodes if split == "train" else config.evaluate.heldout_episodes
@@ -102,7 +102,7 @@ async def _dreams(
     config: Config,
     model: LanguageWorldModel,
     guard: Guard,
-    tasks: TextWorldTasks,
+    tasks: TaskSet,
     agent: LanguageModelAgent,
     version: str,
     which: str,
@@ -128,7 +128,7 @@ def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
     return kept
 
 
-async def _replay(run: RunFolder, tasks: TextWorldTasks, dreams: Sequence[Trajectory]) -> None:
+async def _replay(run: RunFolder, tasks: TaskSet, dreams: Sequence[Trajectory]) -> None:
     """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
     by_id = {task.id: task for task in tasks.tasks("train")}
     step = max(1, len(dreams) // REPLAYS)

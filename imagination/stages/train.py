@@ -17,16 +17,16 @@ from imagination.learning.policy_module import PolicyModule
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
-from imagination.runs.lifecycle import finish, need, open_run, resume_from
+from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log
 from imagination.runs.models import adapted, load_model
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.trust.tripwires.monitor import Probe, Watch
 from policy.lm.backbone import save_checkpoint
 from real_envs.isolation import real_steps_taken
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.calibration import Calibration
 
@@ -146,5 +146,6 @@ def _dream(
 
 
 def _real(run: RunFolder, config: Config) -> World:
-    tasks = TextWorldTasks.load(need(run.games / "games.json", "collect").parent, workers=config.collect.workers)
-    return World(tasks.make_env, Source.REAL, None, concurrency=config.collect.workers, close=tasks.close)
+    tasks = open_tasks(run, config.env, config.collect.workers)
+    known = {task.id: task for task in tasks.tasks("train")}
+    return World(tasks.make_env, Source.REAL, None, config.collect.workers, close=tasks.close, tasks=known)

@@ -14,12 +14,12 @@ from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.evaluate import play_real
 from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
 from real_envs.isolation import real_steps_taken
-from real_envs.textworld import TextWorldTasks
 
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 
@@ -70,7 +70,7 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
 
 
 async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
-    tasks = TextWorldTasks.load(run.games, workers=config.collect.workers)
+    tasks = open_tasks(run, config.env, config.collect.workers)
     model, chat = load_model(run.model(name), "train", config.policy)
     agent = make_agent(Engines(config.engine), model, chat, config, config.evaluate.temperature, "policy")
     before = real_steps_taken()

@@ -27,7 +27,7 @@ KINDS_SHOWN = (NEVER, "wording", "state", "reward", "end", "invalid")
 
 def render_page(comparison: Mapping[str, Any]) -> str:
     """The page of a ``compare.json``."""
-    folder = files("imagination.trust.compare") / "assets"
+    folder = files("imagination.pages.compare") / "assets"
     style = CSS + (folder / "compare.css").read_text(encoding="utf-8")
     code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{code}}})();\n'

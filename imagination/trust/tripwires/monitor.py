@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
-from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
 from imagination.settings import Config, UserError
 from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.measures import LogReference, measure
@@ -20,7 +20,6 @@ from imagination.trust.tripwires.wires import Measured, Tripped, check, first_tr
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task
 from real_envs.isolation import real_steps_taken
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory
 
 
@@ -39,9 +38,7 @@ class Probe:
         """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
         config = self._config
         before = real_steps_taken()
-        tasks = TextWorldTasks.load(
-            need(self._run.games / "games.json", "collect").parent, workers=config.collect.workers
-        )
+        tasks = open_tasks(self._run, config.env, config.collect.workers)
         known: Sequence[Task] = tasks.tasks("train")
         episodes = [
             Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", ((config.seed * 10_007 + update) * 1009) + k)

@@ -85,12 +85,19 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Env:
+    name: str = "textworld"
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Config:
     run: str = "unnamed"
     output: str = "outputs"
     seed: int = 0
     algorithm: Algorithm = field(default_factory=Algorithm)
     train: Train = field(default_factory=Train)
+    env: Env = field(default_factory=Env)
     games: Other = field(default_factory=Other)
     collect: Other = field(default_factory=Other)
     worldmodel: Other = field(default_factory=Other)
@@ -509,3 +516,11 @@ def test_the_help_names_only_sections_that_exist() -> None:
     settings = pytest.importorskip("imagination.settings")
     named = {section for stage in STAGES.values() for section in stage.sections}
     assert named <= set(schema_keys(settings.Config))
+
+
+def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_commas() -> None:
+    mine = compose.load_config(["env=my_world", "env.options.params=a=1,b=2", "env.options.rooms=3"], Config)
+    assert mine.env == Env("my_world", {"params": "a=1,b=2", "rooms": 3})
+    assert compose.load_config(["env=textworld_express"], Config).env.options["game"] == "coin"
+    with pytest.raises(ConfigError, match="unknown engine"):
+        compose.load_config(["engine=my_engine-2"], Config)

@@ -1,0 +1,64 @@
+"""The real world of a run: which one the settings name, and its tasks in the run folder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagination.runs.lifecycle import need
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import EnvSettings, GamesSettings, UserError
+from imagination.settings.schema import build
+from real_envs.env import TaskSet
+from real_envs.registry import find_world
+from real_envs.store import TrajectoryStore
+from real_envs.textworld import TextWorld
+from real_envs.world import FILE
+
+
+def world_settings(settings: EnvSettings, games: GamesSettings) -> Any:
+    """``env.options`` as the dataclass that the world declares; the size of TextWorld's games stands in ``games``.
+
+    Raises:
+        UnknownWorld: there is no such world here.
+        ConfigError: it has no such option, or not that value.
+    """
+    sizes = {"rooms": games.rooms, "objects": games.objects, "quest_length": games.quest_length}
+    known = sizes if settings.name == TextWorld.name else {}
+    return build(find_world(settings.name).settings, {**known, **settings.options}, "env.options")
+
+
+def logged_world(run: RunFolder) -> str | None:
+    """The world that the run's log is of; ``None`` where there is no log yet."""
+    if not (run.log / "manifest.json").exists():
+        return None
+    return str(TrajectoryStore.open(run.log).meta.get("environment", "a world without a name"))
+
+
+def check_world(run: RunFolder, settings: EnvSettings) -> None:
+    """
+    Raises:
+        UserError: the run's log is of another world than the one that would be played.
+    """
+    logged = logged_world(run)
+    if logged not in (None, settings.name):
+        raise UserError(
+            f"{run.log} is of {logged}, but env={settings.name} would be played; set env= to the world of the log, "
+            "use another run=, or `imagine report` for what this run has"
+        )
+
+
+def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: bool = False) -> TaskSet:
+    """The run's tasks and environments to play them in; the caller closes them.
+
+    Raises:
+        UserError: ``collect`` has not made them, or the log is of another world.
+        UnknownWorld: the world is not installed here.
+    """
+    need(run.games / FILE, "collect")
+    check_world(run, settings)
+    return find_world(settings.name).open(run.games, privileged, workers)
+
+
+def can_play(run: RunFolder, settings: EnvSettings) -> bool:
+    """Whether the run has tasks of the world of its log: logs of one's own may be of a world that is not here."""
+    return (run.games / FILE).exists() and logged_world(run) in (None, settings.name)

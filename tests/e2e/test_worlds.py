@@ -1,0 +1,32 @@
+"""A second world from its log to a trained policy, by its name alone. If this fails, the seam of worlds leaks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagination.cli import main
+
+pytest.importorskip("textworld_express", reason="pip install 'imagination[textworld-express]'")
+SIZE = "env.options.params=numLocations=3,includeDoors=0,numDistractorItems=0"
+
+
+def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=20", "clone.steps=20"]
+    few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
+    few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2", "tripwires.enabled=false", "dream.max_tokens=128"]
+    assert main(["demo", "preset=tiny", "env=textworld_express", SIZE, *few, f"output={tmp_path}"]) == 0
+    folder = tmp_path / "tiny"
+    report = json.loads((folder / "report.json").read_text())
+    assert {which["train_tasks"]["n"] for which in report["policy"].values()} == {8}
+    assert report["real_steps"]["collect"] > 20
+    assert report["real_steps"]["train"] > 0  # the groups that were played for real, at their share
+    manifest = json.loads((folder / "log" / "manifest.json").read_text())
+    assert manifest["meta"]["environment"] == "textworld_express"
+    assert all("-train-" in task for task in manifest["splits"]["train"])
+    assert all("-test-" in task for task in manifest["splits"]["heldout"])
+    capsys.readouterr()
+    assert main(["evaluate", "run=tiny", "env=textworld", f"output={tmp_path}"]) == 2
+    assert "is of textworld_express, but env=textworld would be played" in capsys.readouterr().err
