@@ -1,0 +1,55 @@
+"""Train LLM agents in imagination: from Python as from the command line.
+
+Example::
+
+    from imagination import Run
+
+    run = Run("outputs/mine", preset="tiny")
+    run.collect()
+    run.fit_world_model()
+    run.clone()
+    run.train()
+    print(run.evaluate().after.train_tasks.rate)
+
+Names are imported when they are first used, so ``import imagination`` itself is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from imagination.settings import Config as Config
+    from imagination.settings import UserError as UserError
+    from imagination.settings.schema import ConfigError as ConfigError
+    from imagination.stages.api import AuditResult as AuditResult
+    from imagination.stages.api import EvaluateResult as EvaluateResult
+    from imagination.stages.api import PolicyResult as PolicyResult
+    from imagination.stages.api import Run as Run
+    from imagination.stages.api import TrainResult as TrainResult
+    from imagination.stages.api import WorldModelResult as WorldModelResult
+    from imagination.stages.api import load_log as load_log
+    from real_envs.store import TrajectoryStore as TrajectoryStore
+    from real_envs.trajectory import Trajectory as Trajectory
+
+_API = ("AuditResult", "EvaluateResult", "PolicyResult", "Run", "TrainResult", "WorldModelResult", "load_log")
+_FROM = {
+    **dict.fromkeys(_API, "imagination.stages.api"),
+    "Config": "imagination.settings",
+    "UserError": "imagination.settings",
+    "ConfigError": "imagination.settings.schema",
+    "Trajectory": "real_envs.trajectory",
+    "TrajectoryStore": "real_envs.store",
+}
+__all__ = list(_FROM)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module 'imagination' has no attribute '{name}'")
+    return getattr(import_module(_FROM[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -28,6 +28,7 @@ them, and measure it in the real environment.
 
 usage: imagine <stage> [key=value ...]
        imagine <stage> --help     what the stage does, reads and writes, with examples and its keys
+       imagine <stage> --dry-run  the settings, and what would be done, done again or skipped; nothing is written
 """
 
 EXAMPLES = """\
@@ -40,7 +41,8 @@ examples:
 TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
 # What is asked for once: a run does not remember it.
-PASSING = ("compare.show",)
+PASSING = ("compare.show", "listing.format")
+DRY_RUN = "--dry-run"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +83,11 @@ def _command(words: Sequence[str]) -> int:
     # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-    config, folder = prepare(overrides)
+    dry = DRY_RUN in overrides
+    config, folder = prepare([word for word in overrides if word != DRY_RUN], write=stage.writes_run and not dry)
+    if dry:
+        _load("imagination.stages.dry_run:dry_run")(config, folder, stage)
+        return 0
     function: Callable[[Any, Path], None] = _load(stage.function)
     try:
         function(config, folder)
@@ -95,22 +101,14 @@ def _command(words: Sequence[str]) -> int:
     return 0
 
 
-def prepare(overrides: Sequence[str]) -> tuple[Any, Path]:
-    """The configuration of a run and its folder, in which both it and the overrides are now written down.
-
-    A run keeps the settings that it was started with: what is given now comes on top of what was given before. So
-    ``imagine train run=mine`` goes on after ``imagine train run=mine preset=tiny`` with the preset still in force.
-    """
-    schema = _load("imagination.settings:Config")
-    config = compose.load_config(overrides, schema)
-    folder = compose.run_folder(config.run, Path(config.output))
-    if earlier := compose.remembered_overrides(folder):
-        overrides = compose.merge_overrides(earlier, overrides)
-        config = compose.load_config(overrides, schema)
-        print(f"run '{config.run}' goes on with: {shlex.join(overrides)}", file=sys.stderr)
-    compose.save_config(config, folder)
-    compose.remember_overrides([o for o in overrides if o.partition("=")[0] not in PASSING], folder)
-    return config, folder
+def prepare(overrides: Sequence[str], write: bool = True) -> tuple[Any, Path]:
+    """The configuration of a run and its folder, in which both it and the overrides are now written down."""
+    run = compose.resolve(overrides, _load("imagination.settings:Config"))
+    if run.earlier:
+        print(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}", file=sys.stderr)
+    if write:
+        run.remember(PASSING)
+    return run.config, run.folder
 
 
 def _load(path: str) -> Any:
@@ -120,7 +118,8 @@ def _load(path: str) -> Any:
 
 def overview() -> str:
     """``imagine --help``."""
-    stages = "\n".join(f"  {stage.name:<17}{stage.summary}" for stage in STAGES.values())
+    width = max(map(len, STAGES)) + 2
+    stages = "\n".join(f"  {stage.name:<{width}}{stage.summary}" for stage in STAGES.values())
     return f"{OVERVIEW}\nstages:\n{stages}\n\n{EXAMPLES}\n{_groups_help()}\n{TRACEBACK}"
 
 

@@ -40,7 +40,14 @@ class Provenance:
     world_model_version: str | None = None
 
 
-async def play(env: Env, agent: Agent, episode: Episode, provenance: Provenance, max_turns: int) -> Trajectory:
+async def play(
+    env: Env,
+    agent: Agent,
+    episode: Episode,
+    provenance: Provenance,
+    max_turns: int,
+    on_turn: Callable[[], None] | None = None,
+) -> Trajectory:
     """Plays one episode, real or dreamed.
 
     The world's end, our limits and faults are told apart in ``Trajectory.stop``. Faults of environment or engine do not
@@ -57,6 +64,8 @@ async def play(env: Env, agent: Agent, episode: Episode, provenance: Provenance,
         for _ in range(max_turns):
             action = await actor.act()
             result = await env.step(action)
+            if on_turn is not None:
+                on_turn()
             if result.stop is StopReason.CONTEXT_LIMIT:
                 stop = result.stop  # the world could not answer: there is no turn to record
                 break
@@ -101,6 +110,7 @@ async def play_all(
     max_turns: int | Callable[[Episode], int],
     concurrency: int = 64,
     on_done: Callable[[Trajectory], None] | None = None,
+    on_turn: Callable[[], None] | None = None,
 ) -> list[Trajectory]:
     """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``."""
     results: list[Trajectory | None] = [None] * len(episodes)
@@ -113,7 +123,7 @@ async def play_all(
                 player = agent(episode) if callable(agent) else agent
                 stamp = provenance(episode) if callable(provenance) else provenance
                 limit = max_turns(episode) if callable(max_turns) else max_turns
-                results[index] = trajectory = await play(env, player, episode, stamp, limit)
+                results[index] = trajectory = await play(env, player, episode, stamp, limit, on_turn)
                 if on_done is not None:
                     on_done(trajectory)
         finally:

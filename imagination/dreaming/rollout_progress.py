@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
-from imagination.runs.progress_bar import bar
+from imagination.runs.progress_bar import Bar
 from policy.agent import Agent
 from real_envs.env import Env
 from real_envs.trajectory import Trajectory
@@ -22,11 +22,13 @@ async def play_with_bar(
 ) -> list[Trajectory]:
     """``play_all`` with a progress bar on standard error."""
     done = 0
-    with bar(what, len(episodes)) as advance:
+    with Bar(what, len(episodes), "turns") as bar:
 
         def count(_: Trajectory) -> None:
             nonlocal done
             done += 1
-            advance(done)
+            bar.advance(done)
 
-        return await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, on_done=count)
+        return await play_all(
+            episodes, make_env, agent, stamp, max_turns, concurrency, on_done=count, on_turn=bar.count
+        )

@@ -67,6 +67,7 @@ class Player:
     watch: Watch | None = None
     replays: Replays | None = None
     real: World | None = None
+    on_turn: Callable[[], None] | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -189,7 +190,9 @@ class Player:
     ) -> list[Trajectory]:
         world = world or self.world
         begin = time.perf_counter()
-        played = asyncio.run(play_all(episodes, world.make_env, self.agent, stamp, longest, world.concurrency))
+        played = asyncio.run(
+            play_all(episodes, world.make_env, self.agent, stamp, longest, world.concurrency, on_turn=self.on_turn)
+        )
         self.seconds += time.perf_counter() - begin
         self.turns += sum(len(t.own_turns) for t in played)
         return played

@@ -12,8 +12,9 @@ from imagination.learning.stream import StepStream, SupervisedBatches
 from imagination.learning.supervised_module import SupervisedModule
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.runs.lifecycle import resume_from
+from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import FitSettings, UserError
+from imagination.settings import FitSettings, LoggerName, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 
@@ -43,6 +44,7 @@ def cut(row: Row, limit: int) -> Row:
 
 def supervise(
     run: RunFolder,
+    logger: LoggerName,
     stage: str,
     model: Any,
     tokenizer: PreTrainedTokenizerBase,
@@ -76,5 +78,8 @@ def supervise(
         lambda: module.global_step,
         lambda folder: save_checkpoint(model, tokenizer, folder),
     )
-    trainer = make_trainer(run, stage, every, settings.precision, lambda: module.global_step, [keep])
+    bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
+    trainer = make_trainer(
+        run, stage, every, settings.precision, lambda: module.global_step, [keep], bar=bar, logger=logger
+    )
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)

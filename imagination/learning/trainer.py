@@ -6,14 +6,17 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, TQDMProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 
+from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
+from imagination.settings import LoggerName, UserError
+from policy.lm.batch import TokenBatch
 
 
 class _SaveState(Callback):
@@ -62,13 +65,40 @@ class KeepCheckpoints(Callback):
             self._save(self._folder / f"{self._stage}-{self._done():05d}")
 
 
-class _Bar(TQDMProgressBar):
-    """Lightning's bar without the version of its logger, which says nothing here."""
+class _ShowBar(Callback):
+    """Moves the bar with the steps; where batches are of tokens, it counts those."""
 
-    def get_metrics(self, *args: Any, **kwargs: Any) -> Any:
-        items = super().get_metrics(*args, **kwargs)
-        items.pop("v_num", None)
-        return items
+    def __init__(self, bar: Bar, done: Callable[[], int]) -> None:
+        self._bar, self._done = bar, done
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        self._bar.start(self._done())
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._bar.advance(self._done(), {k: float(v) for k, v in trainer.progress_bar_metrics.items() if k != "v_num"})
+        if isinstance(batch, TokenBatch):
+            self._bar.count(int(batch.attention_mask.sum()))
+
+    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        self._bar.stop()  # also after an error
+
+
+def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Literal[False]:
+    """Where Lightning logs the metrics of a stage: ``<run>/tensorboard/<stage>``, ``<run>/csv/<stage>``, or wandb.
+
+    Raises:
+        UserError: wandb is not installed.
+    """
+    if name == "tensorboard":
+        return TensorBoardLogger(run.path, name="tensorboard", version=stage)
+    if name == "csv":
+        return CSVLogger(run.path, name="csv", version=stage)
+    if name == "wandb":
+        try:
+            return WandbLogger(project="imagination", name=f"{run.path.name}/{stage}", save_dir=run.path)
+        except ModuleNotFoundError as error:
+            raise UserError("logger=wandb needs the package wandb: pip install 'imagination[wandb]'") from error
+    return False  # None would be TensorBoard
 
 
 def make_trainer(
@@ -78,14 +108,17 @@ def make_trainer(
     precision: str,
     done: Callable[[], int],
     more: Sequence[Callback] = (),
+    *,
+    bar: Bar,
+    logger: LoggerName,
 ) -> L.Trainer:
-    """A trainer with TensorBoard logs, a progress bar, and a training state saved after every ``every`` steps.
+    """A trainer with logs, a progress bar, and a training state saved after every ``every`` steps.
 
     ``done`` tells how many steps of the whole stage are done, those before a resume included.
     """
     callbacks: list[Callback] = [
         _SaveState(run.training_state(stage), every, run.settings, done),
-        _Bar(refresh_rate=5),
+        _ShowBar(bar, done),
         *more,
     ]
     half = precision == "bf16" or (precision == "auto" and torch.cuda.is_available())
@@ -94,9 +127,10 @@ def make_trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=1,
         precision="bf16-mixed" if half else "32-true",
-        logger=TensorBoardLogger(run.path, name="tensorboard", version=stage),
+        logger=make_logger(logger, run, stage),
         callbacks=callbacks,
         enable_checkpointing=False,
         enable_model_summary=False,
+        enable_progress_bar=False,
         log_every_n_steps=1,
     )

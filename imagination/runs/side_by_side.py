@@ -27,6 +27,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
 from imagination.runs.machine import cores
+from imagination.runs.progress_bar import LINE
 from imagination.settings import UserError
 from imagination.settings.user_errors import told_in_a_line
 
@@ -150,10 +151,10 @@ class _Job:
 def split_said(text: str) -> tuple[list[str], str, str]:
     """Whole lines that are no progress bar's, what is left of an unfinished line, and what was said last.
 
-    A bar returns to the start of its line (``\\r``) or moves the cursor (an escape) to be written again.
+    A bar writes lines of its own form, returns to the start of its line (``\\r``) or moves the cursor (an escape).
     """
     *lines, rest = text.split("\n")
-    plain = [line for line in lines if line.strip() and not {"\r", "\x1b"} & set(line)]
+    plain = [line for line in lines if line.strip() and not {"\r", "\x1b"} & set(line) and not LINE.match(line)]
     said = [part.strip() for line in (*lines, rest) for part in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).split("\r")]
     last = next((part for part in reversed(said) if part), "")
     if "\r" in rest:  # what stood there before is overwritten

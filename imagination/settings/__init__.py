@@ -1,7 +1,7 @@
 """All settings of a run: one dataclass per component, with the defaults of the demo. YAML only selects among them."""
 
 from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
-from imagination.settings.config import Config
+from imagination.settings.config import Config, LoggerName
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
 from imagination.settings.errors import UserError
@@ -23,6 +23,7 @@ __all__ = [
     "EvaluateSettings",
     "FitSettings",
     "GamesSettings",
+    "LoggerName",
     "ProgressSettings",
     "RefineSettings",
     "SelfImitationSettings",

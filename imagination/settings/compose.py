@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin
 
 from imagination.settings.schema import (
     ConfigError,
@@ -28,6 +29,7 @@ from imagination.settings.schema import (
     schema_defaults,
     schema_keys,
     to_plain,
+    typed,
     unknown,
     unknown_key,
 )
@@ -128,11 +130,30 @@ def run_folder(run: str, root: Path) -> Path:
     return root / run
 
 
-def save_config(config: object, folder: Path) -> Path:
-    """Write the resolved configuration as ``config.yaml`` in the run folder."""
+def to_yaml(config: object) -> str:
+    """The configuration as a YAML file has it."""
     from omegaconf import OmegaConf
 
-    return _write(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(to_plain(config))))
+    return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
+
+
+def save_config(config: object, folder: Path) -> Path:
+    """Write the resolved configuration as ``config.yaml`` in the run folder."""
+    return _write(folder / "config.yaml", to_yaml(config))
+
+
+def saved_config(folder: Path, schema: type[C]) -> C:
+    """The configuration that a run was last used with; what its schema did not have yet is as by default.
+
+    Raises:
+        ConfigError: it has a key that is not known any more, or was edited by hand into something wrong.
+    """
+    from omegaconf import OmegaConf
+
+    saved = OmegaConf.load(folder / "config.yaml")
+    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(schema_defaults(schema)), saved))
+    result: C = build(schema, plain)
+    return result
 
 
 def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
@@ -144,6 +165,49 @@ def remembered_overrides(folder: Path) -> list[str]:
     """What was chosen when this run was last used; nothing for a new run."""
     path = folder / "overrides.json"
     return [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+
+
+@dataclass(frozen=True)
+class Resolved(Generic[C]):
+    """What a run is to do, before anything is written.
+
+    Attributes:
+        config: typed and complete.
+        folder: of the run.
+        overrides: all that was chosen for it, earlier choices first.
+        earlier: whether some were chosen before.
+    """
+
+    config: C
+    folder: Path
+    overrides: list[str]
+    earlier: bool
+
+    def remember(self, passing: Collection[str] = ()) -> None:
+        """Writes the configuration and the overrides into the run's folder, those of the keys ``passing`` excepted."""
+        save_config(self.config, self.folder)
+        remember_overrides([o for o in self.overrides if o.partition("=")[0] not in passing], self.folder)
+
+
+def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
+    """A run keeps the settings that it was started with: what is given now comes on top of what was given before.
+
+    So ``imagine train run=mine`` goes on after ``imagine train run=mine preset=tiny`` with the preset still in force.
+    Nothing is written. The schema has the keys ``run`` and ``output``.
+
+    Raises:
+        ConfigError: anything wrong in the overrides or in the files.
+    """
+    config: Any = load_config(overrides, schema)
+    folder = run_folder(config.run, Path(config.output))
+    earlier = remembered_overrides(folder)
+    chosen = merge_overrides(earlier, overrides) if earlier else list(overrides)
+    return Resolved(load_config(chosen, schema) if earlier else config, folder, chosen, bool(earlier))
+
+
+def override(key: str, value: object) -> str:
+    """A setting as the command line takes it: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
+    return f"{key}={typed(to_plain(value))}"
 
 
 def _write(path: Path, text: str) -> Path:

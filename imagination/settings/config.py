@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from imagination.settings.algorithm import AlgorithmSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
+from imagination.settings.measuring import (
+    AblationSettings,
+    AuditSettings,
+    CompareSettings,
+    EvaluateSettings,
+    ListingSettings,
+)
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
 from imagination.settings.training import TrainSettings
 from policy.lm.settings import EngineSettings, ModelSettings
+
+LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
 
 
 @dataclass
@@ -22,6 +31,7 @@ class Config:
         output: folder of all runs.
         jobs: how many processes demo-seeds, audit-table and ablate share their runs among; 0 takes as many as there are
             cores, and one where there is a GPU.
+        logger: of the losses and rewards of a stage while it runs; metrics.jsonl has them, too.
         seed: of games, log, weights, order of data and dreams.
         vocab_size: of the tokenizer of models from scratch.
         max_action_tokens: at which an action is ended by force.
@@ -30,6 +40,7 @@ class Config:
     run: str = "default"
     output: str = "outputs"
     jobs: int = 0
+    logger: LoggerName = "tensorboard"
     seed: int = 0
     vocab_size: int = 2048
     max_action_tokens: int = 16
@@ -50,3 +61,4 @@ class Config:
     audit: AuditSettings = field(default_factory=AuditSettings)
     compare: CompareSettings = field(default_factory=CompareSettings)
     ablation: AblationSettings = field(default_factory=AblationSettings)
+    listing: ListingSettings = field(default_factory=ListingSettings)

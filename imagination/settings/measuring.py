@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -105,6 +106,17 @@ class CompareSettings:
     guard: bool = True
     pairs: int = 3
     show: str = ""
+
+
+@dataclass
+class ListingSettings:
+    """What `imagine list` prints.
+
+    Attributes:
+        format: a table, or json for programs.
+    """
+
+    format: Literal["table", "json"] = "table"
 
 
 @dataclass

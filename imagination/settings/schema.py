@@ -109,6 +109,14 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def flatten(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts by dotted key: ``{"train": {"updates": 5}}`` is ``{"train.updates": 5}``."""
+    flat: dict[str, Any] = {}
+    for key, value in plain.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
+    return flat
+
+
 def schema_defaults(schema: type) -> dict[str, Any]:
     """The defaults as nested dicts. A field without a default is left out, so that ``build`` asks for it."""
     plain: dict[str, Any] = {}
@@ -135,15 +143,16 @@ def flat_defaults(schema: type) -> dict[str, str]:
         for name in key.split("."):
             value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
         if _section(annotation) is None or value is None:
-            flat[key] = "..." if value is MISSING else _typed(value)
+            flat[key] = "..." if value is MISSING else typed(value)
     return flat
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
+    """A value as one types it: ``[1,2]``, ``null``, ``true``."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_typed(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{typed(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_typed, value)) + "]"
+        return "[" + ",".join(map(typed, value)) + "]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

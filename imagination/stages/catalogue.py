@@ -22,6 +22,7 @@ class Stage:
         examples: two or three literal command lines.
         sections: the parts of the configuration that matter to it; its help lists their keys.
         function: ``module:name``, imported only when the stage runs.
+        writes_run: whether it works in the folder of a run, which then keeps its settings.
         run: the run's name where the command line gives neither that nor a preset.
     """
 
@@ -34,6 +35,7 @@ class Stage:
     sections: tuple[str, ...]
     function: str
     run: str = ""
+    writes_run: bool = True
 
 
 _ALL = (
@@ -245,6 +247,21 @@ _ALL = (
         examples=("imagine report run=mine", "imagine report run=demo"),
         sections=(),
         function="imagination.stages.report:report",
+    ),
+    Stage(
+        name="list",
+        summary="the runs under the output folder: settings, stages done, results",
+        help=(
+            "Lists every run with the settings that were chosen for it, the stages that are done with them, real\n"
+            "success on the training tasks before and after training, and what the audit says. listing.format=json\n"
+            "prints the same for programs, with every setting that is not the default."
+        ),
+        reads="of every run: config.yaml, overrides.json, summary.json, audit.json",
+        writes="nothing",
+        examples=("imagine list", "imagine list output=outputs listing.format=json"),
+        sections=("listing",),
+        function="imagination.stages.list_runs:list_runs",
+        writes_run=False,
     ),
 )
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}

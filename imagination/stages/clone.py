@@ -34,6 +34,7 @@ def clone(config: Config, folder: Path) -> None:
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
         supervise(
             run,
+            config.logger,
             "clone",
             model,
             tokenizer,

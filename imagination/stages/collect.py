@@ -7,7 +7,7 @@ from pathlib import Path
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.runs.lifecycle import finish, open_run
-from imagination.runs.progress_bar import bar
+from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError
@@ -37,10 +37,10 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
     """
     counts = {"train": config.games.train, "heldout": config.games.heldout}
     settings = world_settings(config.env, config.games)
-    with bar("generate games", sum(counts.values())) as advance:
+    with Bar("generate games", sum(counts.values())) as bar:
         try:
             find_world(config.env.name).generate(
-                run.games, counts, config.seed, settings, lambda done, total: advance(done), config.collect.workers
+                run.games, counts, config.seed, settings, lambda done, total: bar.advance(done), config.collect.workers
             )
         except ValueError as error:
             raise UserError(f"env={config.env.name}: {error}") from error
@@ -73,13 +73,14 @@ async def _collect(config: Config, run: RunFolder) -> None:
     before = real_steps_taken()
     earlier = run.summary.get("real_steps", {}).get("collect", 0)
     try:
-        with bar("collect episodes", len(episodes)) as advance, store.writer() as writer:
+        with Bar("collect episodes", len(episodes), "turns") as bar, store.writer() as writer:
             done = 0
 
             def keep(trajectory: Trajectory) -> None:
                 nonlocal done
                 done += 1
-                advance(done)
+                bar.advance(done)
+                bar.count(len(trajectory.turns))
                 writer.add(trajectory)
 
             await play_all(

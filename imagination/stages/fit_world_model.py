@@ -49,7 +49,9 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 rows = fitting(rows, context, "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
             random = not settings.model
-            supervise(run, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random)
+            supervise(
+                run, config.logger, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random
+            )
             save_checkpoint(model, tokenizer, member_folder(run, member))
         run.update({"world_model_form": trained_as(settings)})
         measured = {**measure(run, config, train, held), "unchanged_share": share}

@@ -16,7 +16,7 @@ import asyncio
 import math
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from imagination.learning.trainer import make_trainer
 from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log
 from imagination.runs.models import adapted, context_of, load_model
+from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import AlgorithmSettings, Config, UserError
 from imagination.trust.held_out import measure
@@ -114,6 +115,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
     run.forget(NAME, done)
     form = form_of(config.worldmodel, train)
     context = context_of(model, config.worldmodel)
+    bar = Bar("refine world model", settings.updates, "answers")
     answers = Answers(
         engine=Engines(config.engine).make(model, chat, context, drafts_from(train, chat, form)),
         chat=chat,
@@ -121,6 +123,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
         log=train,
         weights=transition_weights(train, config.worldmodel.rarity),
         config=config,
+        on_answer=bar.count,
     )
     module = PolicyModule(
         model,
@@ -137,7 +140,9 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
         seed=config.seed,
     )
     stream = StepStream(settings.updates, lambda: module.updates_done, answers.update)
-    trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", lambda: module.updates_done)
+    trainer = make_trainer(
+        run, NAME, max(1, settings.updates // 5), "fp32", lambda: module.updates_done, bar=bar, logger=config.logger
+    )
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
 
@@ -186,6 +191,7 @@ class Answers:
     log: Sequence[Trajectory]
     weights: Sequence[Sequence[float]]
     config: Config
+    on_answer: Callable[[], None] | None = None
 
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the model's weights."""
@@ -215,9 +221,12 @@ class Answers:
 
         async def one(ids: list[int], seed: int) -> Completion | None:
             try:
-                return await self.engine.complete(ids, sampling, seed)
+                completion = await self.engine.complete(ids, sampling, seed)
             except (EngineFailure, ContextFull):
                 return None
+            if self.on_answer is not None:
+                self.on_answer()
+            return completion
 
         async def turn(number: int, one_asked: _Asked) -> tuple[list[int], list[Completion | None]]:
             episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]

@@ -20,6 +20,7 @@ from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log
 from imagination.runs.models import adapted, load_model
+from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
@@ -95,7 +96,8 @@ def _train(run: RunFolder, config: Config) -> None:
     replays = Replays(config.train.self_imitation, config.seed) if config.train.self_imitation.share else None
     mixed = dreamed and most(config.train.real_share) > 0
     real = _real(run, config) if mixed else None
-    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch, replays, real)
+    bar = Bar("train", config.train.updates, "turns")
+    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch, replays, real, bar.count)
     stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
     keep = KeepCheckpoints(
         run.model("kept"),
@@ -106,7 +108,16 @@ def _train(run: RunFolder, config: Config) -> None:
         lambda folder: save_checkpoint(model, chat.tokenizer, folder),
     )
     more = [callback for callback in (watch, replays, keep) if callback is not None]
-    trainer = make_trainer(run, "train", config.train.checkpoint_every, "fp32", lambda: module.updates_done, more)
+    trainer = make_trainer(
+        run,
+        "train",
+        config.train.checkpoint_every,
+        "fp32",
+        lambda: module.updates_done,
+        more,
+        bar=bar,
+        logger=config.logger,
+    )
     device = model.device
     if watch is None or watch.tripped is None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)

@@ -143,6 +143,7 @@ def _alive(process: int) -> bool:
         ("\r 2/3\r 3/3\ndone\n", ["done"], "", "done"),
         ("fit:  50%\x1b[A\nnext\n\n", ["next"], "", "next"),
         ("\r 3/3\n", [], "", "3/3"),
+        ("fit  3/30  10% 0:05\nnext\n", ["next"], "", "next"),
         ("", [], "", ""),
     ],
 )

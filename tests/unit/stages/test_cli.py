@@ -113,6 +113,7 @@ class Config:
     audit: Other = field(default_factory=Other)
     compare: Compare = field(default_factory=Compare)
     ablation: Other = field(default_factory=Other)
+    listing: Other = field(default_factory=Other)
 
 
 class UserError(Exception):
@@ -149,7 +150,7 @@ def load(*overrides: str) -> Config:
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
-    names += ["audit", "audit-table", "ablate", "compare", "report"]
+    names += ["audit", "audit-table", "ablate", "compare", "report", "list"]
     assert list(STAGES) == names
     assert len({stage.function for stage in STAGES.values()}) == len(names)
     for name in names:
@@ -176,6 +177,11 @@ def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.Capt
     out = capsys.readouterr().out
     for word in [*STAGES, "algorithm=bilevel_ppo|", "preset=demo|tiny", "imagine train run=mine"]:
         assert word in out
+    columns = {
+        line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line
+    }
+    assert len(columns) == 1, "summaries stand in one column"
+    assert "optional" in out.split("refine-world-model")[1].split()[0]
     assert ran == []
 
 

@@ -1,0 +1,106 @@
+"""``imagine list``: the runs under the output folder, how far they are, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from imagination.runs.status import STEPS, state, summary
+from imagination.settings import Config
+from imagination.settings.compose import load_config, remembered_overrides, saved_config
+from imagination.settings.schema import ConfigError, flatten, to_plain
+
+# Folders within a run that hold no run.
+_INSIDE = {"games", "log", "models", "checkpoints", "tokenizer", "tensorboard", "csv", "wandb"}
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run.
+
+    Attributes:
+        run: its name, such as ``demo`` or ``demo-seeds/seed-0``.
+        chosen: what the user chose for it, such as ``["preset=tiny"]``.
+        settings: every key that is not as by default, with its value.
+        stages: each stage that was begun, and how it stands under these settings.
+        before, after: real success on the training tasks of the cloned and of the trained policy.
+        verdict: of the audit: yes, partly, no or unknown; ``None`` where there was none.
+    """
+
+    run: str
+    chosen: list[str]
+    settings: dict[str, Any]
+    stages: dict[str, str]
+    before: float | None
+    after: float | None
+    verdict: str | None
+
+
+def list_runs(config: Config, folder: Path) -> None:
+    """Prints all runs under ``config.output``, as a table or as JSON."""
+    root = Path(config.output)
+    runs = [info(path, root) for path in find_runs(root)]
+    if config.listing.format == "json":
+        print(json.dumps([asdict(run) for run in runs], indent=1))
+    elif runs:
+        Console().print(table(runs))
+    else:
+        print(f"no runs in {root}; start one with `imagine demo`")
+
+
+def find_runs(root: Path) -> Iterator[Path]:
+    """The folders under ``root`` that hold a run, in the order of their names."""
+    for folder, inside, files in os.walk(root):
+        inside[:] = sorted(set(inside) - _INSIDE)
+        if "summary.json" in files or "config.yaml" in files:
+            yield Path(folder)
+
+
+def info(folder: Path, root: Path) -> RunInfo:
+    """What the files of a run say; a run within another one may have no settings of its own."""
+    found = summary(folder)
+    done = dict.fromkeys(found.get("done", {}), "done")
+    settings: dict[str, Any] = {}
+    if (folder / "config.yaml").exists():
+        try:
+            config = saved_config(folder, Config)
+        except ConfigError as error:  # of a version that had other keys
+            settings = {"unreadable": str(error)}
+        else:
+            default = flatten(to_plain(load_config([], Config)))
+            mine = flatten(to_plain(config))
+            settings = {k: v for k, v in mine.items() if v != default.get(k) and k not in ("run", "output")}
+            states = {step: state(config, folder, step) for step in STEPS}
+            done = {step: how for step, how in states.items() if how != "not done"}
+    audit = folder / "audit.json"
+    policy = found.get("policy", {})
+    return RunInfo(
+        run=folder.relative_to(root).as_posix(),
+        chosen=[o for o in remembered_overrides(folder) if o.partition("=")[0] not in ("run", "output")],
+        settings=settings,
+        stages=done,
+        before=policy.get("before", {}).get("train_tasks", {}).get("success"),
+        after=policy.get("after", {}).get("train_tasks", {}).get("success"),
+        verdict=json.loads(audit.read_text(encoding="utf-8"))["verdict"]["trust"] if audit.exists() else None,
+    )
+
+
+def table(runs: list[RunInfo]) -> Table:
+    """One line a run."""
+    shown = Table()
+    for title in ("run", "settings", "stages", "real success", "trust"):
+        shown.add_column(title, overflow="fold")
+    for run in runs:
+        stages = [s.replace("_", " ") + (f" ({how})" if how != "done" else "") for s, how in run.stages.items()]
+        success = "" if run.before is None or run.after is None else f"{run.before:.2f} -> {run.after:.2f}"
+        cells = (run.run, " ".join(run.chosen), ", ".join(stages), success, run.verdict or "")
+        shown.add_row(*(Text(cell) for cell in cells))
+    return shown
