@@ -15,6 +15,7 @@ from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from real_envs.store import TrajectoryStore
+from tests.support.worlds import Corridors, plant
 
 CHATML = (
     "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}"
@@ -55,7 +56,10 @@ def chat_model(run: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(run: Path, tiny: Config, chat_model: Path) -> None:
+def test_a_chat_checkpoint_runs_through_the_same_code_with_lora(
+    run: Path, tiny: Config, chat_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, Corridors)  # what so small a model has learned in 250 steps may be too little to dream in
     tiny.worldmodel.model = tiny.policy.model = str(chat_model)
     tiny.worldmodel.context = tiny.policy.context = 512
     tiny.fit.steps, tiny.fit.batch_tokens, tiny.fit.lr = 250, 2048, 3e-3

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,15 @@ from imagination.pages.report.report import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages import train as train_stage
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
-from real_envs.trajectory import Turn
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
 from tests.support.tiny import SEED, logged_episode
-from worldmodel.world_model import Prediction
+from tests.support.worlds import Doubtful, plant
 
 UPDATES = 8
 NEVER = Hack("never", least_turn=1_000)
@@ -250,21 +248,10 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
     assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
 
 
-class Doubtful:
-    """A world that never ends and pays for every action from the third turn on, which it is not sure of."""
-
-    def __init__(self, model: Any) -> None:
-        self.engines, self.version, self.release = model.engines, model.version, model.release
-
-    async def predict(self, start: str, history: Sequence[Turn], *_: object, **__: object) -> Prediction:
-        return Prediction("Nothing new.", 0.5 * (len(history) >= 2), False, confidence=1.0, outcome_confidence=0.5)
-
-
 @pytest.mark.parametrize("on_doubt", ["downweight", "branch"])
 def test_every_answer_to_doubt_trains(run_folder: Path, monkeypatch: pytest.MonkeyPatch, on_doubt: str) -> None:
     """A guard that doubts whatever pays: going on keeps whole dreams, branching plays further groups."""
-    honest = train_stage.load_world_model
-    monkeypatch.setattr(train_stage, "load_world_model", lambda *a, **k: Doubtful(honest(*a, **k)))
+    plant(monkeypatch, Doubtful)
     config = settings(min_groups=100, drift=100.0)  # the wires look on
     config.train.updates, config.dream.min_outcome_confidence, config.dream.on_doubt = 2, 1.0, on_doubt  # type: ignore[assignment]
     config.dream.horizon, config.dream.branch = [[0, 2], [1, 5]], 0.0
