@@ -22,7 +22,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test learn peers vllm-cpu bench bench-gpu tripwires clean $(STAGES)
+.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -68,6 +68,12 @@ test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
 
+docs: $(STAMP)  ## the site in site/; strict: a dead link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+
+stability: $(STAMP)  ## which tests hang on luck: end-to-end tests under many seeds and machines; an hour or two
+	$(BIN)/python -m tests.stability $(ARGS)
+
 learn: $(STAMP)  ## every algorithm against an optimum that is known; writes outputs/learn/table.md
 	$(BIN)/python -m tests.learn.race $(ARGS)
 
@@ -105,5 +111,5 @@ tripwires: $(STAMP)  ## plant hacks in the world model of a finished demo, 20 se
 	$(BIN)/python -m tests.benchmarks.tripwires $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -82,7 +82,7 @@ def policy_row(
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
     value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
     must not be paid for through a critic either. Nor is the state before the doubted action one to bootstrap from: its
-    value would be that of itself, doubtful actions would cost nothing, and PPO learns to say little else (docs/LOG.md).
+    value would be that of itself, doubtful actions would cost nothing, and PPO learns to say little else (docs/log/).
 
     Args:
         advantage: of all its tokens, where that is known before the update is judged.

@@ -15,7 +15,7 @@ a refusal by what follows from it, in a world that is a function of its commands
 
 An environment that says so itself (``Turn.info`` holds ``"refused"``) is believed. What was too rare to be compared
 stays unclassified and counts as accepted, so the definition errs on the side of too few refusals. In TextWorld the
-definition can be checked against the simulator's list of admissible commands, which it does not read: docs/LOG.md.
+definition can be checked against the simulator's list of admissible commands, which it does not read: docs/log/.
 """
 
 from __future__ import annotations

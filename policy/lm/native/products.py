@@ -1,7 +1,7 @@
 """Products with the weights of linear layers, by the faster of the libraries that torch has on this processor.
 
 On CPUs torch multiplies in fp32 by MKL. On processors of AMD that compute with whole vectors of AVX-512, oneDNN, which
-torch has for other purposes, takes half the time (measured on Zen 5, docs/LOG.md). Elsewhere all is as torch does it.
+torch has for other purposes, takes half the time (measured on Zen 5, docs/log/). Elsewhere all is as torch does it.
 """
 
 from __future__ import annotations
