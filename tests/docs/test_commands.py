@@ -66,7 +66,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     episode = {
         "task_id": "shop-1", "agent": "gpt", "start": "Buy red shoes. [search]",
-        "turns": [{"action": "buy[red shoes]", "observation": "You bought red shoes.", "reward": 1, "terminated": True}],
+        "turns": [{"action": "buy[red shoes]", "observation": "Red shoes are yours.", "reward": 1, "terminated": True}],
     }  # fmt: skip
     (tmp_path / "my-log.jsonl").write_text("\n".join(json.dumps(episode | {"id": str(k)}) for k in range(60)))
     own, other = blocks(ROOT / "README.md", "python")
