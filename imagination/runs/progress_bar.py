@@ -110,12 +110,17 @@ class Bar:
         return f"{self.what:<20} {counter:>9} {share:4.0%} {drawn}{', '.join(said)}"
 
     def _tick(self) -> None:
-        notebook = type(sys.stderr).__module__.startswith("ipykernel")
+        notebook = _in_notebook()
         while not self._over.wait(IN_NOTEBOOK if notebook else self._every):
             self._write("\r" if notebook else "\n")
 
     def _write(self, end: str) -> None:
-        print(f"{self.line():<100}" if end == "\r" else self.line(), end=end, file=sys.stderr, flush=True)
+        width = 100 if _in_notebook() else 0  # to cover what stood there
+        print(f"{self.line():<{width}}", end=end, file=sys.stderr, flush=True)
+
+
+def _in_notebook() -> bool:
+    return type(sys.stderr).__module__.startswith("ipykernel")
 
 
 def _minutes(seconds: float) -> str:
