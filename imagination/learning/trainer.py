@@ -79,8 +79,11 @@ class _ShowBar(Callback):
         if isinstance(batch, TokenBatch):
             self._bar.count(int(batch.attention_mask.sum()))
 
-    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
-        self._bar.stop()  # also after an error
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._bar.stop()
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._bar.stop()
 
 
 def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Literal[False]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from imagination.stages.clone import clone
 def logged(run: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch) -> Config:
     """One supervised stage of a few steps; the clone starts from scratch."""
     monkeypatch.chdir(run)  # where Lightning would put logs that nobody asked for
+    tiny.logger = "none"
     tiny.clone.steps, tiny.clone.from_world_model = 11, False
     return tiny
 
@@ -30,6 +32,19 @@ def test_a_log_file_gets_lines_and_no_epochs(logged: Config, run: Path, capfd: p
     assert "tokens/s" in line
     assert "loss" in line
     assert not any((run / name).exists() for name in ("tensorboard", "csv", "lightning_logs", "wandb"))
+
+
+def test_a_bar_ends_with_the_error_that_ends_its_stage(
+    logged: Config, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr("imagination.learning.supervised_module.cross_entropy_loss", broken)
+    before = threading.active_count()
+    with pytest.raises(ValueError, match="broken"):
+        clone(logged, run)
+    assert threading.active_count() == before
 
 
 def test_csv_and_tensorboard_have_files_of_their_own(logged: Config, run: Path) -> None:
