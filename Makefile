@@ -69,7 +69,7 @@ test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile $(ARGS)
 
 docs: $(STAMP)  ## the site in site/; strict: a dead link fails
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
 stability: $(STAMP)  ## which tests hang on luck: end-to-end tests under many seeds and machines; an hour or two
 	$(BIN)/python -m tests.stability $(ARGS)
