@@ -103,7 +103,7 @@ class Edits:
         del times["="]  # one character is a token already, and as a phrase it would cut the titles that it ends
         return [phrase for phrase, n in times.most_common(_MOST_PHRASES) if n >= _FREQUENT]
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
         return self
 
 

@@ -91,9 +91,9 @@ class EnsembleWorldModel:
         """The same members in the same engines."""
         return EnsembleWorldModel([member.at_temperature(temperature) for member in self.members], self.lead)
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> EnsembleWorldModel:
+    def excluding(self, episodes: Sequence[Trajectory]) -> EnsembleWorldModel:
         """See ``LanguageWorldModel``."""
-        return EnsembleWorldModel([member.apart_from(episodes) for member in self.members], self.lead)
+        return EnsembleWorldModel([member.excluding(episodes) for member in self.members], self.lead)
 
     def leader(self, seed: int) -> int:
         """Which member predicts a turn with this seed."""

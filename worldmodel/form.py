@@ -54,7 +54,7 @@ class Form(Protocol):
         """What a tokenizer trained on this log should have as one token each, besides the lines with reward and end."""
         ...
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
         """The form for training on, or judging by, these episodes: it shows nothing that it knows from them."""
         ...
 
@@ -82,7 +82,7 @@ class WholeText:
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
         return []
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
         return self
 
 

@@ -104,7 +104,7 @@ def world_model_row(
     Args:
         form: how transitions are written; by default whole observations. It shows nothing that it knows of the episode.
     """
-    return _row(episode_tokens(chat, trajectory, (form or WholeText()).apart_from([trajectory])), trajectory, weights)
+    return _row(episode_tokens(chat, trajectory, (form or WholeText()).excluding([trajectory])), trajectory, weights)
 
 
 def world_model_rows(
@@ -121,7 +121,7 @@ def world_model_rows(
     """
     if form is None or not form.reasoning:
         return [world_model_row(chat, trajectory, weights, form)]
-    form = form.apart_from([trajectory])
+    form = form.excluding([trajectory])
     thoughts = [reasoning_of(turn) for turn in trajectory.turns]
     others = [0.0 if thought is not None else w for thought, w in zip(thoughts, weights, strict=True)]
     rows = [world_model_row(chat, trajectory, others, form)] if None in thoughts else []

@@ -54,7 +54,7 @@ class OracleWorldModel:
             outcome_confidence=1.0,
         )
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> OracleWorldModel:
+    def excluding(self, episodes: Sequence[Trajectory]) -> OracleWorldModel:
         """Itself: it looks up nothing."""
         return self
 

@@ -101,8 +101,8 @@ class GoalWorldModel:
     def at_temperature(self, temperature: float) -> GoalWorldModel:
         return GoalWorldModel(self.model.at_temperature(temperature), self.goal)
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> GoalWorldModel:
-        return GoalWorldModel(self.model.apart_from(episodes), self.goal)
+    def excluding(self, episodes: Sequence[Trajectory]) -> GoalWorldModel:
+        return GoalWorldModel(self.model.excluding(episodes), self.goal)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None

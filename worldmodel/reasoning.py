@@ -67,8 +67,8 @@ class Reasoned:
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
         return [DELIMITER, *self.form.phrases(log)]
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
-        return Reasoned(self.form.apart_from(episodes), self.reasoning, self.instruction)
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
+        return Reasoned(self.form.excluding(episodes), self.reasoning, self.instruction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def reasoning_of(turn: Turn) -> str | None:
     raise ValueError(f"info[{KEY!r}] of the turn {turn.action!r} {what}")
 
 
-def spoken(form: Form, start: str, turns: Sequence[Turn]) -> list[str]:
+def render_answers(form: Form, start: str, turns: Sequence[Turn]) -> list[str]:
     """All that the model should say in each turn, the reasoning included."""
     answers = form.answers(start, turns)
     if not form.reasoning:
@@ -126,4 +126,4 @@ def spoken(form: Form, start: str, turns: Sequence[Turn]) -> list[str]:
     return [(reasoning_of(turn) or "") + DELIMITER + answer for turn, answer in zip(turns, answers, strict=True)]
 
 
-__all__ = ["INSTRUCTION", "KEY", "Cut", "Reasoned", "cut_reasoning", "reasoning_of", "spoken"]
+__all__ = ["INSTRUCTION", "KEY", "Cut", "Reasoned", "cut_reasoning", "reasoning_of", "render_answers"]

@@ -153,10 +153,10 @@ class Retrieval:
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
         return ["[seen] ", "[now] ", *self.form.phrases(log)]
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Form:
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
         """See ``Form``. What was hidden before stays hidden."""
         hidden = self.hidden | self.index.hidden_by(episodes)
-        return Retrieval(self.index, self.neighbours, self.form.apart_from(episodes), hidden)
+        return Retrieval(self.index, self.neighbours, self.form.excluding(episodes), hidden)
 
 
 class RetrievalWorldModel(TextWorldModel):

@@ -36,7 +36,7 @@ class Written:
     reasoning: str | None = None
 
 
-def understood(
+def parse_completion(
     chat: ChatFormat,
     form: Form,
     prompt: Sequence[int],
@@ -113,9 +113,9 @@ class TextWorldModel:
         """The same model in the same engine, which is dear to start twice."""
         return self._like(temperature, self.form)
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> TextWorldModel:
+    def excluding(self, episodes: Sequence[Trajectory]) -> TextWorldModel:
         """The same model for judging it by these episodes: it is shown nothing of them."""
-        return self._like(self.sampling.temperature, self.form.apart_from(episodes))
+        return self._like(self.sampling.temperature, self.form.excluding(episodes))
 
     def _like(self, temperature: float, form: Form) -> TextWorldModel:
         return TextWorldModel(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
@@ -154,7 +154,7 @@ class TextWorldModel:
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
         completion = await self.engine.complete(prompt, self.sampling, seed, session)
         try:
-            return understood(self.chat, self.form, prompt, completion, start, history, self.max_tokens)
+            return parse_completion(self.chat, self.form, prompt, completion, start, history, self.max_tokens)
         except PredictionInvalid as error:
             self.rejected[error.reason] += 1
             raise

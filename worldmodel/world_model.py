@@ -82,6 +82,6 @@ class LanguageWorldModel(WorldModel, Protocol):
         """The same model in the same engines."""
         ...
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
+    def excluding(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
         """The same model for judging it by these episodes: it is shown nothing of them."""
         ...

@@ -14,13 +14,13 @@ from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat, render_for_world_model
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
 from worldmodel.form import Form
-from worldmodel.reasoning import spoken
+from worldmodel.reasoning import render_answers
 
 
 @dataclass(slots=True)
@@ -35,7 +35,12 @@ class MeteredEngine:
 
     def __init__(self, engine: Engine, meter: Meter) -> None:
         self._engine, self._meter = engine, meter
-        self.context, self.version = engine.context, engine.version
+        self.context, self.version, self.exact, self.counts = (
+            engine.context,
+            engine.version,
+            engine.exact,
+            engine.counts,
+        )
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -46,6 +51,9 @@ class MeteredEngine:
 
     def release(self, session: Hashable) -> None:
         self._engine.release(session)
+
+    def reset(self) -> None:
+        self._engine.reset()
 
     def update_weights(self) -> None:
         self._engine.update_weights()
@@ -73,7 +81,7 @@ class Engines:
     def __init__(self, settings: EngineSettings, meter: Meter | None = None) -> None:
         self.settings = settings
         self._meter = meter
-        self._turnstile = Turnstile()
+        self._scheduler = DeviceScheduler()
 
     def make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
         """As ``_make``, metered where there is a meter."""
@@ -94,7 +102,7 @@ class Engines:
         """
         settings = self.settings
         if settings.name == "vllm":
-            return VllmEngine(model, chat.tokenizer, context, settings, self._turnstile)
+            return VllmEngine(model, chat.tokenizer, context, settings, self._scheduler)
         dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
         try:
             return InProcessEngine(
@@ -104,18 +112,10 @@ class Engines:
                 settings.memory_gib,
                 dtype,
                 drafts=drafts if settings.drafts else None,
-                turnstile=self._turnstile,
+                scheduler=self._scheduler,
             )
         except MemoryTooSmall as error:
             raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
-
-
-def exact(engine: Engine) -> bool:
-    """Whether log-probs from this engine are those of a trainer of the same model, up to the rounding of fp32.
-
-    What is not known to be, is not: other kernels, other precisions, another process.
-    """
-    return isinstance(engine, InProcessEngine) and engine.exact
 
 
 def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
@@ -124,7 +124,7 @@ def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Draf
 
     Notes are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
     """
-    found = [render_for_world_model(chat, t, spoken(form, t.start, t.turns)) for t in log if t.turns]
+    found = [render_for_world_model(chat, t, render_answers(form, t.start, t.turns)) for t in log if t.turns]
     return Drafts([tokens.ids for tokens in found])
 
 

@@ -14,12 +14,11 @@ from typing import Any
 
 from imagination.dreaming.curriculum import turns_at
 from imagination.dreaming.dream_env import Start
-from imagination.dreaming.engines import exact
 from imagination.dreaming.mixture import added_episodes, share_at
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.learning.experience import imitation_row, policy_rows, telling_groups
 from imagination.learning.policy_module import Update
-from imagination.learning.reward_shaping import Pay
+from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.supervise import cut
 from imagination.runs.models import weights_version
@@ -30,7 +29,6 @@ from imagination.trust.tripwires.monitor import Watch
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
 from policy.lm.engine import Engine
-from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import Env, Task
 from real_envs.trajectory import Source, StopReason, Trajectory
@@ -107,7 +105,7 @@ class Player:
             row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, [*rows, *again], measured, exact=exact(self.agent.engine))
+        return Update(index, [*rows, *again], measured, exact=self.agent.engine.exact)
 
     def last_look(self) -> None:
         """The wires look at the policy that training ended with, in the dreams of one more update.
@@ -128,8 +126,7 @@ class Player:
         """What an update plays in its world, by the policy as it is now."""
         self.agent.engine.update_weights()
         for engine in self.world.engines:
-            if isinstance(engine, InProcessEngine):
-                engine.reset()
+            engine.reset()
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         groups = self._first_groups(index)
         played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
@@ -158,12 +155,12 @@ class Player:
         return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, self.real)
 
     @property
-    def pay(self) -> Pay:
+    def pay(self) -> RewardShaping:
         """What turns earn under the settings."""
         train, progress = self.config.train, self.config.algorithm.progress
         tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
         asked = progress.enabled and progress.carried_out
-        return Pay(tiers, train.process, self.config.worldmodel.refusals if asked else "")
+        return RewardShaping(tiers, train.process, self.config.worldmodel.refusals if asked else "")
 
     def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
         """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
@@ -178,8 +175,8 @@ class Player:
     def speed(self) -> dict[str, float]:
         """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
         found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
-        counts = [engine.counts for engine in self.world.engines if isinstance(engine, InProcessEngine)]
-        if counts:
+        counts = [engine.counts for engine in self.world.engines]
+        if any(c.steps for c in counts):
             found["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
             if drafted := sum(c.drafted for c in counts):
                 found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted

@@ -14,7 +14,7 @@ from policy.lm.batch import Row, padded
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ModelOutputs:
     """What models said of the played rows of an update, one entry per row, in their order.
 
     Attributes:
@@ -36,10 +36,10 @@ def played(rows: Sequence[Row]) -> list[int]:
 
 
 @torch.no_grad()
-def judged(
+def assign_credit(
     rows: Sequence[Row],
     algorithm: Algorithm,
-    said: Said | None = None,
+    said: ModelOutputs | None = None,
     *,
     loss_mask: bool = True,
     advantage_mask: bool = True,
@@ -62,7 +62,7 @@ def judged(
     mine = played(rows)
     if not mine:
         return list(rows)
-    said = said or Said()
+    said = said or ModelOutputs()
     episodes = _episodes([rows[i] for i in mine], said, process_coef)
     if not (loss_mask and advantage_mask):
         everything = padded([[False, *[True] * (len(rows[i].ids) - 1)] for i in mine], False, torch.bool)
@@ -93,7 +93,7 @@ def trained(rows: Sequence[Row]) -> list[Row]:
     return [r for r in rows if any(r.rl_weight) or any(r.ce_weight) or any(r.replay_weight) or any(r.learned)]
 
 
-def _episodes(rows: Sequence[Row], said: Said, process_coef: float) -> Episodes:
+def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> Episodes:
     for number, row in enumerate(rows):
         if len(row.turns) != len(row.ids):
             raise ValueError(f"played row {number} has {len(row.turns)} turns for {len(row.ids)} tokens")

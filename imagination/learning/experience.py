@@ -8,15 +8,17 @@ from collections.abc import Sequence
 import torch
 
 from imagination.learning.advantages import place_turn_rewards
-from imagination.learning.reward_shaping import Pay
+from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
 
-_AS_EARNED = Pay()
+_AS_EARNED = RewardShaping()
 
 
-def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None, pay: Pay = _AS_EARNED) -> list[Row]:
+def policy_rows(
+    episodes: Sequence[Trajectory], min_weight: float | None = None, pay: RewardShaping = _AS_EARNED
+) -> list[Row]:
     """The rows of all episodes of an update that are to be judged, with a number for each group.
 
     Failed episodes have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have
@@ -34,7 +36,7 @@ def policy_rows(episodes: Sequence[Trajectory], min_weight: float | None = None,
     return [row for row in rows if row is not None]
 
 
-def telling_groups(episodes: Sequence[Trajectory], pay: Pay = _AS_EARNED) -> int:
+def telling_groups(episodes: Sequence[Trajectory], pay: RewardShaping = _AS_EARNED) -> int:
     """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
     earned: dict[str, set[float]] = {}
     for row, episode in ((policy_row(episode, pay=pay), episode) for episode in episodes):
@@ -75,7 +77,7 @@ def policy_row(
     advantage: float = 0.0,
     min_weight: float | None = None,
     group: int = 0,
-    pay: Pay = _AS_EARNED,
+    pay: RewardShaping = _AS_EARNED,
 ) -> Row | None:
     """The row of a played episode, or ``None`` where it failed or the policy made no token.
 

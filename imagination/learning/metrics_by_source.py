@@ -107,7 +107,7 @@ def of_replays(terms: LossTerms, advantages: Tensor, weight: Tensor, entropy: Te
     }
 
 
-def pull(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
+def logprob_grad_by_source(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
     """How hard the loss pulls at each source's tokens: sums of ``|d loss / d logprob|``, after the backward pass.
 
     It costs nothing, where gradients of the weights for each source would cost a backward pass each. The pull of
@@ -125,7 +125,7 @@ def pull(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
 def means(terms: Sequence[LossTerms]) -> dict[str, float]:
     """Means over the tokens each metric is about, over all micro-batches of an update in which it was measured.
 
-    ``pull`` becomes ``gradient_share``, which adds up to 1 over the sources.
+    ``logprob_grad_by_source`` becomes ``gradient_share``, which adds up to 1 over the sources.
     """
     merged: dict[str, float] = {}
     pulls: dict[str, float] = {}

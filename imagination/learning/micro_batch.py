@@ -20,7 +20,7 @@ from imagination.learning.losses import (
     token_logprobs,
     turn_segments,
 )
-from imagination.learning.metrics_by_source import Sources, by_source, of_replays, pull
+from imagination.learning.metrics_by_source import Sources, by_source, logprob_grad_by_source, of_replays
 from imagination.learning.reference_policy import logprobs_under
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import TokenBatch
@@ -126,7 +126,7 @@ class Losses:
         for x in pulled:
             x.retain_grad()
         backward(loss)
-        return LossTerms(loss.detach(), mask.sum().float(), sums | pull(sources, pulled), maxima)
+        return LossTerms(loss.detach(), mask.sum().float(), sums | logprob_grad_by_source(sources, pulled), maxima)
 
     def _imitation(self, logprobs: Tensor, weight: Tensor, denominator: int) -> LossTerms:
         """Experts have no log-probs of their own, so there is no ratio: cross-entropy, or LUFFY's off-policy form."""

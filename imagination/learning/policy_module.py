@@ -14,8 +14,8 @@ import lightning as L
 import torch
 
 from imagination.dreaming.mixture import realised_shares
-from imagination.learning.algorithms.build import chosen
-from imagination.learning.credit import Said, judged, played, trained
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.credit import ModelOutputs, assign_credit, played, trained
 from imagination.learning.critic import critic_values
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics_by_source import means
@@ -46,7 +46,7 @@ class Update:
     index: int
     rows: list[Row]
     metrics: dict[str, float] = field(default_factory=dict)
-    judged: bool = False
+    has_credit: bool = False
     exact: bool = False
 
 
@@ -80,7 +80,7 @@ class PolicyModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
-        self.algorithm = chosen(algorithm, max_tokens)
+        self.algorithm = build_algorithm(algorithm, max_tokens)
         if self.algorithm.kl.kl_coef and reference is None:
             raise ValueError("kl_coef needs the reference: a frozen copy of the starting policy")
         self.model = model
@@ -106,7 +106,7 @@ class PolicyModule(L.LightningModule):
         settings = self.settings
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
-        judged_rows, told = (update.rows, {}) if update.judged else self._judge(update.rows)
+        judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
         rows = trained(judged_rows)
         chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
         collected: list[LossTerms] = []
@@ -145,16 +145,16 @@ class PolicyModule(L.LightningModule):
             the rows, and what is to be logged.
         """
         mine, limit = [rows[i] for i in played(rows)], self.settings.micro_tokens
-        said, kl, told = Said(), self.algorithm.kl, dict[str, float]()
+        said, kl, told = ModelOutputs(), self.algorithm.kl, dict[str, float]()
         if self.value is not None:
-            said = Said(*critic_values(mine, self.model, self.value, limit))
+            said = ModelOutputs(*critic_values(mine, self.model, self.value, limit))
         if kl.kl_coef and kl.kl_in == "reward":
             away = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
             said = replace(said, kl=away)
         if self.progress is not None and mine:
             contributed, told = self.progress.turn_rewards(mine, limit)
             said = replace(said, turn_rewards=contributed)
-        found = judged(
+        found = assign_credit(
             rows,
             self.algorithm,
             said,

@@ -22,7 +22,7 @@ _ROUNDING = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Pay:
+class RewardShaping:
     """By default what the environment, or the dream, paid.
 
     Attributes:

@@ -136,7 +136,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         arena=arena,
         seed=config.seed,
         horizon=config.evaluate.max_turns,
-        apart=greedy.apart_from,
+        apart=greedy.excluding,
     )
     try:
         found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))

@@ -15,7 +15,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides
 from imagination.stages.ablate import arms_table, check_arms, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
-from imagination.stages.other_world_models import fit_beside, others_of
+from imagination.stages.other_world_models import fit_beside, variant_configs
 from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.trust.audit.play import find_candidates
 from imagination.trust.audit.verdict import told
@@ -87,7 +87,7 @@ def _audited(config: Config, path: Path) -> dict[str, Any]:
 def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any]]:
     """Rows of the further world models of a run, judged by what the run's own policies do."""
     rows = []
-    for name, (other, there) in others_of(path, folder, config.audit.others).items():
+    for name, (other, there) in variant_configs(path, folder, config.audit.others).items():
         print(f"== {path}, {name}: fit to the same log", flush=True)
         fit_beside(other, path, there)
         give_back_memory()

@@ -6,7 +6,7 @@ from imagination.dreaming.curriculum import check_horizon
 from imagination.dreaming.dream_env import JUDGEMENTS
 from imagination.dreaming.mixture import check_share, most
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import chosen
+from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.reward_shaping import check_tiers
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 
@@ -19,7 +19,7 @@ def check(config: Config) -> None:
     train, dream = config.train, config.dream
     if min(train.epochs, train.minibatches, train.groups, train.group_size) < 1:
         raise UserError("train.epochs, .minibatches, .groups and .group_size must be 1 or more")
-    algorithm = chosen(config.algorithm, longest_episode(config))
+    algorithm = build_algorithm(config.algorithm, longest_episode(config))
     try:
         algorithm.check_run(group_size=train.group_size, steps_per_update=train.epochs * train.minibatches)
     except ValueError as error:

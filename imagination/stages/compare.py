@@ -120,7 +120,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
             chosen = _choose(log, config.compare.logged)
             if not chosen:
                 notes.append(f"Split '{split}' has no logged episode that no model was trained on.")
-            of_split = of_split + await player.logged(split, chosen, world.apart_from(chosen))
+            of_split = of_split + await player.logged(split, chosen, world.excluding(chosen))
         for source in ("dream", "log"):
             if found := [pair for pair in of_split if pair.source == source]:
                 aligned.append({"source": source, "split": split, **statistics(found)})

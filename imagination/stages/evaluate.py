@@ -71,7 +71,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     for which in ("before", "after"):
         judged = played[f"{which}/train"][::2]
         failed: list[tuple[str, int]] = []
-        found = await judge(world.at_temperature(0.0).apart_from(judged), judged, failed=failed)
+        found = await judge(world.at_temperature(0.0).excluding(judged), judged, failed=failed)
         on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
     run.update(
         {

@@ -16,7 +16,7 @@ from imagination.stages.variants import hash_of
 SHARED = ("games", "log")
 
 
-def others_of(path: Path, folder: Path, others: Mapping[str, str]) -> dict[str, tuple[Config, Path]]:
+def variant_configs(path: Path, folder: Path, others: Mapping[str, str]) -> dict[str, tuple[Config, Path]]:
     """The further world models of a run by name: settings, and the run folder that each gets within that of the run.
 
     Args:

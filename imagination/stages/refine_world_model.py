@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from imagination.dreaming.engines import Engines, drafts_from, exact
+from imagination.dreaming.engines import Engines, drafts_from
 from imagination.dreaming.mixture import added_episodes
 from imagination.dreaming.world_models import check_form, form_of
 from imagination.learning.advantages import informative
-from imagination.learning.algorithms.build import chosen
+from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
 from imagination.learning.supervise import cut
@@ -46,7 +46,7 @@ from policy.lm.render import ChatFormat
 from real_envs.trajectory import Source, Trajectory, Turn
 from worldmodel.form import Form, prompt_tokens
 from worldmodel.objective import transition_weights, world_model_rows
-from worldmodel.text import understood
+from worldmodel.text import parse_completion
 from worldmodel.verifiable import Parsed, verifiable_reward
 from worldmodel.world_model import PredictionInvalid
 
@@ -102,7 +102,7 @@ def check(config: Config) -> None:
         raise UserError("refine.turns and refine.updates must be 1 or more")
     if not 0 <= settings.supervised_share < 1:
         raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
-    chosen(grpo(config))
+    build_algorithm(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
 
@@ -207,7 +207,7 @@ class Answers:
             logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
             if logged:  # several where reasoning was logged; the share counts rows
                 rows.append(logged[0] if len(logged) == 1 else chance.choice(logged))
-        return Update(index, rows, metrics, exact=exact(self.engine))
+        return Update(index, rows, metrics, exact=self.engine.exact)
 
     def _choose(self, chance: random.Random, n: int) -> list[_Asked]:
         places = [(t, k) for t, weights in enumerate(self.weights) for k, w in enumerate(weights) if w > 0]
@@ -230,7 +230,7 @@ class Answers:
 
         async def turn(number: int, one_asked: _Asked) -> tuple[list[int], list[Completion | None]]:
             episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
-            form = self.form.apart_from([episode])
+            form = self.form.excluding([episode])
             ids = prompt_tokens(self.chat, form, episode.start, history, one_asked.turn.action).ids
             first = ((self.config.seed * 10_007 + index) * 100_003 + number) * settings.group_size
             return ids, list(await asyncio.gather(*(one(ids, first + k) for k in range(settings.group_size))))
@@ -240,7 +240,7 @@ class Answers:
     def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
         start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
         try:
-            told = understood(self.chat, self.form, (), completion, start, history, limit)
+            told = parse_completion(self.chat, self.form, (), completion, start, history, limit)
         except PredictionInvalid:
             return None
         return told.observation, told.reward, told.terminated

@@ -11,7 +11,7 @@ from imagination.dreaming.dream_env import DreamEnv, Start, starts_from_log
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
-from imagination.learning.algorithms.build import chosen
+from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.collector import Player, World
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.self_imitation_buffer import Replays
@@ -50,7 +50,7 @@ def _train(run: RunFolder, config: Config) -> None:
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
     model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    wanted = chosen(config.algorithm, longest_episode(config)).kl.kl_coef > 0
+    wanted = build_algorithm(config.algorithm, longest_episode(config)).kl.kl_coef > 0
     reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
     model = adapted(model, config.policy)
     state, done = resume_from(run, "train")

@@ -31,7 +31,7 @@ def measure(
     goal = config.worldmodel.goal
     held = [goal.paid(t) for t in held] if goal.declared else held
     world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False, name=name)
-    apart = world_model.apart_from(held)
+    apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
     judged = asyncio.run(judge(apart, held, failed=failed))
     metrics: dict[str, Any] = audit_metrics(judged)
@@ -49,7 +49,7 @@ def measure(
     except ValueError:  # a log of one's own may have no held-out tasks
         return metrics
     elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
-    apart = world_model.apart_from(elsewhere)
+    apart = world_model.excluding(elsewhere)
     failed = []
     there = asyncio.run(judge(apart, elsewhere, failed=failed))
     metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}

@@ -99,16 +99,44 @@ def mixed_seed(seed: int) -> int:
     return int(low) | (int(high) & 0x7FFFFFFF) << 32
 
 
+@dataclass(slots=True)
+class EngineCounts:
+    """What an engine did so far.
+
+    Attributes:
+        generated: tokens sampled.
+        scored: given tokens whose log-probs were asked for.
+        fed: tokens run through the model, those of rejected drafts included.
+        reused: prompt tokens whose keys and values were there already.
+        steps: forward passes.
+        drafted: tokens that drafts proposed.
+        accepted: those of them that were what would have been sampled anyway.
+    """
+
+    generated: int = 0
+    scored: int = 0
+    fed: int = 0
+    reused: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
 class Engine(Protocol):
     """Where tokens are sampled.
 
     Attributes:
         context: the longest sequence, prompt and completion together.
         version: how often the weights were updated.
+        exact: log-probs are those of a trainer of the same model, up to the rounding of fp32. What is not known to be,
+            is not: other kernels, other precisions, another process.
+        counts: what it did so far; an engine whose work cannot be seen leaves them at 0.
     """
 
     context: int
     version: int
+    exact: bool
+    counts: EngineCounts
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -129,6 +157,10 @@ class Engine(Protocol):
 
     def release(self, session: Hashable) -> None:
         """The episode is over: what is cached of it may go."""
+        ...
+
+    def reset(self) -> None:
+        """Forgets what is cached, so that what comes next depends on nothing before it. Nothing may be running."""
         ...
 
     def update_weights(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from policy.lm.engine import Completion, ContextFull, Engine, Sampling
+from policy.lm.engine import Completion, ContextFull, Engine, EngineCounts, Sampling
 
 NEVER = -1  # a stop token that is never sampled
 _FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
@@ -69,6 +69,7 @@ class GenerateEngine:
 
     def __init__(self, model: Any, context: int) -> None:
         self.model, self.context, self.version = model, context, 0
+        self.exact, self.counts = False, EngineCounts()
         self._waiting: list[tuple[Sequence[int], Sampling, asyncio.Future[Completion]]] = []
 
     async def complete(
@@ -118,6 +119,9 @@ class GenerateEngine:
             future.set_result(Completion(tuple(made), (0.0,) * len(made), stopped))
 
     def release(self, session: Hashable) -> None:
+        """Nothing is kept."""
+
+    def reset(self) -> None:
         """Nothing is kept."""
 
     def update_weights(self) -> None:

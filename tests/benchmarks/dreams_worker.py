@@ -20,7 +20,7 @@ from imagination.runs.run_folder import RunFolder
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.env import Task
@@ -46,20 +46,20 @@ class Dreams:
         self.config, folder = prepare(overrides)
         run = RunFolder(folder, self.config.seed)
         log, _ = read_log(run, self.config)
-        turnstile = Turnstile()
+        scheduler = DeviceScheduler()
 
         def make(model: Any, chat: Any, context: int, logged: list[Trajectory]) -> Engine:
             if engine == "generate":
                 return GenerateEngine(model, context)
             if engine == "vllm":
                 settings = EngineSettings(name="vllm", slots=SLOTS, memory_gib=1.0, eager=eager)
-                return VllmEngine(model, chat.tokenizer, context, settings, turnstile)
+                return VllmEngine(model, chat.tokenizer, context, settings, scheduler)
             drafts = (
                 drafts_from(logged, chat, form_of(self.config.worldmodel, logged))
                 if logged and engine == "drafts"
                 else None
             )
-            return InProcessEngine(model, context, SLOTS, drafts=drafts, turnstile=turnstile)
+            return InProcessEngine(model, context, SLOTS, drafts=drafts, scheduler=scheduler)
 
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", self.config.worldmodel)
         self.world = make(model, chat, self.config.worldmodel.context, log)

@@ -12,7 +12,7 @@ import lightning as L
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.credit import judged, trained
+from imagination.learning.credit import assign_credit, trained
 from imagination.learning.experience import policy_rows
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
@@ -60,7 +60,7 @@ class Player:
             task = Task(f"zoo/{world}", {"seed": str(world)})
             episodes += [Episode(f"{index}/{g}/{k}", task, f"{index}/{g}", world * 101 + k) for k in range(size)]
         played = asyncio.run(play_all(episodes, ZooEnv, self.agent, Provenance(Source.REAL), TURNS, len(episodes)))
-        rows = trained(judged(policy_rows(played), ALGORITHMS["grpo"]))  # without an advantage: no gradient
+        rows = trained(assign_credit(policy_rows(played), ALGORITHMS["grpo"]))  # without an advantage: no gradient
         self.updates.append(
             {
                 "turns": sum(len(e.turns) for e in played),
@@ -69,7 +69,7 @@ class Player:
                 "learned": [row.ids for row in rows],
             }
         )
-        return Update(index, rows, judged=True, exact=True)
+        return Update(index, rows, has_credit=True, exact=True)
 
 
 def main() -> None:

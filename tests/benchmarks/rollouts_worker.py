@@ -14,7 +14,7 @@ import torch
 
 from policy.lm.engine import Engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -26,7 +26,7 @@ from tests.benchmarks.measure import worker_files
 def make_engines(name: str, shape: Shape, dtype: torch.dtype, device: str, eager: bool = True) -> tuple[Engine, Engine]:
     """Policy and world model: two models of one shape with their own weights, in one process."""
     models = [make_model(shape, seed, dtype, device) for seed in (0, 1)]
-    turnstile = Turnstile()
+    scheduler = DeviceScheduler()
     if name == "generate":
         made: list[Engine] = [GenerateEngine(model, shape.context) for model in models]
     elif name == "vllm":
@@ -34,9 +34,9 @@ def make_engines(name: str, shape: Shape, dtype: torch.dtype, device: str, eager
         memory: dict[str, float] = {"gpu_memory_utilization": 0.35} if device == "cuda" else {"memory_gib": 1.0}
         settings = EngineSettings(name="vllm", slots=shape.episodes, eager=eager, **memory)  # type: ignore[arg-type]
         tokenizer = train_tokenizer(["no text is read"], 270)  # it wants one, but sees token ids only
-        made = [VllmEngine(model, tokenizer, shape.context, settings, turnstile) for model in models]
+        made = [VllmEngine(model, tokenizer, shape.context, settings, scheduler) for model in models]
     else:
-        made = [InProcessEngine(m, shape.context, shape.episodes, 16.0, turnstile=turnstile) for m in models]
+        made = [InProcessEngine(m, shape.context, shape.episodes, 16.0, scheduler=scheduler) for m in models]
     return made[0], made[1]
 
 

@@ -96,7 +96,7 @@ def learn(
         enable_progress_bar=False,
     )
     # the rows' log-probs are the model's own
-    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, judged=True, exact=True))
+    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, has_credit=True, exact=True))
     trainer.fit(module, stream)
     return clock, records
 

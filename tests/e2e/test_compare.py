@@ -172,7 +172,7 @@ class Mumbling:
             raise PredictionInvalid("no status line")
         return replace(await self._oracle.predict(start, history, action, seed, session), confidence=0.5)
 
-    def apart_from(self, episodes: Sequence[Trajectory]) -> Mumbling:
+    def excluding(self, episodes: Sequence[Trajectory]) -> Mumbling:
         return self
 
     def release(self, session: object) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from imagination.learning.algorithms.build import chosen
+from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.losses import run_segments
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
@@ -249,8 +249,8 @@ def update(
         with torch.no_grad():
             module.value.linear.weight.copy_(value[None, :-1])
             module.value.linear.bias.copy_(value[-1:])
-    critic = chosen(algorithm, rest.get("max_tokens")).critic is not None
-    fit(module, Update(index, list(rows), judged=not (judge or critic), exact=exact))
+    critic = build_algorithm(algorithm, rest.get("max_tokens")).critic is not None
+    fit(module, Update(index, list(rows), has_credit=not (judge or critic), exact=exact))
     ((at, metrics),) = recorded
     assert at == index
     return [{name.removeprefix("model."): g for name, g in step.items()} for step in module.notes.seen], metrics

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from tests.vllm.conftest import CONTEXT, NEVER, TOKENIZER, VOCAB, assert_scored, generate, processed, prompt, together
 
@@ -189,10 +189,10 @@ def test_two_engines_take_turns(
     """As in a dream: the world's long request is stopped for the policy's three, whose next ones join it in the middle.
     What vLLM had begun it ends as if nothing had been; and nobody waits for ever."""
     (_, policy), (_, world) = both["tied"], both["untied"]
-    shared, order = Turnstile(), list[str]()
+    shared, order = DeviceScheduler(), list[str]()
     for name, engine in (("policy", policy), ("world", world)):
         shared.join(engine)
-        monkeypatch.setattr(engine, "_turnstile", shared)
+        monkeypatch.setattr(engine, "_scheduler", shared)
 
         def noted(name: str = name, step: Any = engine._llm.step) -> Any:
             order.append(name)

@@ -14,7 +14,7 @@ TRAINERS = ("name", "progress", "tis_cap", "loss_mask", "advantage_mask")
 _ZERO_IS_NONE = ("dual_clip", "value_clip")
 
 
-def chosen(settings: AlgorithmSettings, max_tokens: int | None = None) -> Algorithm:
+def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) -> Algorithm:
     """The algorithm that the settings name, with what they change.
 
     Args:

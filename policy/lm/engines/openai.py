@@ -13,7 +13,15 @@ from typing import Any
 
 import httpx
 
-from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnavailable, Sampling, mixed_seed
+from policy.lm.engine import (
+    Completion,
+    ContextFull,
+    EngineCounts,
+    EngineFailure,
+    EngineUnavailable,
+    Sampling,
+    mixed_seed,
+)
 from policy.lm.settings import EngineSettings
 
 NOT_FINITE = -9999.0  # what vLLM's server writes for a log-prob that JSON cannot hold
@@ -36,7 +44,7 @@ class OpenAIEngine:
 
     def __init__(self, context: int, settings: EngineSettings, backoff: float = 0.5) -> None:
         self.url, self.model = settings.url.rstrip("/"), settings.served_model
-        self.version = 0
+        self.version, self.exact, self.counts = 0, False, EngineCounts()
         self._timeout, self._retries, self._backoff = settings.timeout, settings.retries, backoff
         self._slots = settings.slots
         self._client: httpx.AsyncClient | None = None
@@ -61,6 +69,9 @@ class OpenAIEngine:
             )
         length = models[self.model].get("max_model_len")
         return int(length) if length else None
+
+    def reset(self) -> None:
+        """What is cached here changes nothing that is sampled."""
 
     def update_weights(self) -> None:
         """

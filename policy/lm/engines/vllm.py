@@ -22,8 +22,16 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from policy.lm.backbone import plain_weights
-from policy.lm.engine import Completion, ContextFull, EngineFailure, EngineUnavailable, Sampling, mixed_seed
-from policy.lm.engines.inprocess.requests import Turnstile, settled
+from policy.lm.engine import (
+    Completion,
+    ContextFull,
+    EngineCounts,
+    EngineFailure,
+    EngineUnavailable,
+    Sampling,
+    mixed_seed,
+)
+from policy.lm.engines.inprocess.requests import DeviceScheduler, wait_until_idle
 from policy.lm.engines.vllm_process import complaints, describe, stop, undisturbed
 from policy.lm.settings import EngineSettings
 
@@ -44,7 +52,7 @@ class VllmEngine:
         tokenizer: of the model; stop strings are looked for in the text it decodes.
         context: the longest sequence, prompt and completion together.
         settings: memory, dtype and batch size.
-        turnstile: shared by engines on the same device. It decides when vLLM steps, not what it takes into a step:
+        scheduler: shared by engines on the same device. It decides when vLLM steps, not what it takes into a step:
             requests are added to vLLM when they come, also while it waits.
 
     Raises:
@@ -57,10 +65,10 @@ class VllmEngine:
         tokenizer: PreTrainedTokenizerBase,
         context: int,
         settings: EngineSettings | None = None,
-        turnstile: Turnstile | None = None,
+        scheduler: DeviceScheduler | None = None,
     ) -> None:
         self.context = context
-        self.version = 0
+        self.version, self.exact, self.counts = 0, False, EngineCounts()
         self._model = model
         self._pending: dict[str, _Request] = {}
         self._names = count()
@@ -77,13 +85,16 @@ class VllmEngine:
         self._llm.engine_core._finalizer.detach()
         weakref.finalize(self, stop, self._llm.engine_core.engine_core).atexit = False
         self._push()
-        self._turnstile = turnstile or Turnstile()
-        self._turnstile.join(self)
+        self._scheduler = scheduler or DeviceScheduler()
+        self._scheduler.join(self)
 
     @property
     def load(self) -> int:
         """Requests that wait or run; those that were cancelled do not count."""
         return sum(not request.future.done() for request in self._pending.values())
+
+    def reset(self) -> None:
+        """What is cached here changes nothing that is sampled."""
 
     def update_weights(self) -> None:
         """Gives vLLM the module's weights and forgets the keys and values of the old ones.
@@ -149,8 +160,8 @@ class VllmEngine:
 
     async def _drive(self) -> None:
         while self._pending:
-            await settled(self)
-            if not self._turnstile.admits(self):
+            await wait_until_idle(self)
+            if not self._scheduler.admits(self):
                 continue
             try:
                 outputs = self._llm.step()

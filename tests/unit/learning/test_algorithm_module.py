@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Judged, Tokens, total
-from imagination.learning.algorithms.build import chosen
+from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.losses import row_segments, token_entropy, token_logprobs, turn_segments
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row, padded
@@ -133,7 +133,7 @@ def test_the_gradient_is_the_registrys_however_the_rows_are_split(name: Any) -> 
     model, reference = make_model(), make_model(seed=7).requires_grad_(False)
     rows = rows_of(model)
     settings = AlgorithmSettings(name=name, **CHANGES.get(name, {}))
-    algorithm = chosen(settings, MOST)
+    algorithm = build_algorithm(settings, MOST)
     expected = plain_gradient(model, rows, algorithm, reference)
     for micro_tokens in (1, 10**6):
         train = replace(DEFAULTS, micro_tokens=micro_tokens, expert_coef=0.0)

@@ -9,7 +9,7 @@ import pytest
 
 from imagination.cli import STAGES, stage_help
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import TRAINERS, changed, chosen
+from imagination.learning.algorithms.build import TRAINERS, build_algorithm, changed
 from imagination.settings import (
     AlgorithmName,
     AlgorithmSettings,
@@ -36,23 +36,25 @@ def test_the_settings_know_every_algorithm_and_every_setting_of_the_registry() -
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_left_alone_it_is_the_algorithm_of_the_registry(name: Any) -> None:
-    assert chosen(AlgorithmSettings(name=name)) == ALGORITHMS[name]
+    assert build_algorithm(AlgorithmSettings(name=name)) == ALGORITHMS[name]
     assert load_config([f"algorithm={name}"], Config).algorithm == AlgorithmSettings(name=name)
 
 
 def test_what_is_set_arrives() -> None:
-    found = chosen(AlgorithmSettings("ppo", gamma=0.9, value_clip=0.5, kl_coef=0.1, dual_clip=4.0), max_tokens=60)
+    found = build_algorithm(
+        AlgorithmSettings("ppo", gamma=0.9, value_clip=0.5, kl_coef=0.1, dual_clip=4.0), max_tokens=60
+    )
     assert (found.settings["gamma"], found.settings["value_clip"]) == (0.9, 0.5)
     assert (found.settings["kl_coef"], found.settings["dual_clip"]) == (0.1, 4.0)
     assert found.settings["max_tokens"] == 60
-    assert chosen(AlgorithmSettings("dr_grpo", max_tokens=7), max_tokens=60).settings["max_tokens"] == 7
+    assert build_algorithm(AlgorithmSettings("dr_grpo", max_tokens=7), max_tokens=60).settings["max_tokens"] == 7
 
 
 def test_zero_is_none_where_nothing_else_can_be_typed() -> None:
     assert changed(AlgorithmSettings("ppo", dual_clip=0.0, value_clip=0.0)) == {"dual_clip": None, "value_clip": None}
-    found = chosen(AlgorithmSettings("ppo", dual_clip=0.0, value_clip=0.0))
+    found = build_algorithm(AlgorithmSettings("ppo", dual_clip=0.0, value_clip=0.0))
     assert found.settings["dual_clip"] is found.settings["value_clip"] is None
-    assert chosen(AlgorithmSettings("grpo", clip_low=0.0)).settings["clip_low"] == 0.0
+    assert build_algorithm(AlgorithmSettings("grpo", clip_low=0.0)).settings["clip_low"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_zero_is_none_where_nothing_else_can_be_typed() -> None:
 )
 def test_what_contradicts_itself_is_refused_with_the_way_out(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        chosen(AlgorithmSettings(**settings))
+        build_algorithm(AlgorithmSettings(**settings))
 
 
 def test_the_help_teaches_the_choice() -> None:

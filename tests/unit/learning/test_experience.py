@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.learning.algorithms.build import chosen
-from imagination.learning.credit import judged
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.credit import assign_credit
 from imagination.learning.experience import (
     anchors,
     imitation_row,
@@ -66,8 +66,8 @@ def acted(turns: int) -> Trace:
 
 def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
     """What GRPO makes of each episode of an update, and whether it counts: has a row that is learned from."""
-    grpo = chosen(AlgorithmSettings(normalise_std=normalise_std, drop_equal_groups=False))
-    rows = iter(judged(policy_rows(episodes), grpo))
+    grpo = build_algorithm(AlgorithmSettings(normalise_std=normalise_std, drop_equal_groups=False))
+    rows = iter(assign_credit(policy_rows(episodes), grpo))
     found = [next(rows) if policy_row(e) is not None else None for e in episodes]
     counts = [row is not None and any(row.rl_weight) for row in found]
     return [max(row.advantages, key=abs) if row is not None else 0.0 for row in found], counts

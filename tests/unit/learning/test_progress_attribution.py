@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import chosen
-from imagination.learning.credit import Said, judged
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.progress_attribution import Progress, turn_states
 from imagination.settings import AlgorithmSettings, ProgressSettings
 from policy.lm.batch import Row
@@ -130,12 +130,12 @@ def test_the_module_learns_from_the_contributions(name: Any) -> None:
     model = make_model()
     rows = [replace(row, anchors=[7, 7, 8]) for row in rows_of(model)]
     plain = AlgorithmSettings(name)
-    value = {"value": torch.zeros(17)} if chosen(plain).critic is not None else {}
+    value = {"value": torch.zeros(17)} if build_algorithm(plain).critic is not None else {}
     contributions, errors = Progress(model, ON, seed=0).turn_rewards(rows, DEFAULTS.micro_tokens)
-    said = Said(turn_rewards=contributions)
+    said = ModelOutputs(turn_rewards=contributions)
     if value:
         said = replace(said, values=[[0.0] * len(row.ids) for row in rows], bootstrap=[0.0] * len(rows))
-    expected = judged(rows, chosen(plain), said)
+    expected = assign_credit(rows, build_algorithm(plain), said)
     (got,), metrics = update(model, [*rows, EXPERTS[0]], replace(plain, progress=ON), judge=True, **value)
     assert metrics["progress_error"] == pytest.approx(errors["progress_error"])
     assert metrics["progress_error_fitted"] == pytest.approx(errors["progress_error_fitted"])
@@ -154,7 +154,7 @@ def test_algorithms_that_only_add_up_are_marked() -> None:
     for name, member in ALGORITHMS.items():
         values = [[0.1] * len(row.ids) for row in rows] if member.critic is not None else None
         early, late = (
-            judged(rows, member, Said(values=values, bootstrap=[0.0, 0.0], turn_rewards=turns))
+            assign_credit(rows, member, ModelOutputs(values=values, bootstrap=[0.0, 0.0], turn_rewards=turns))
             for turns in ([[1.0, 0.0, 0.0], [0.0, 0.25, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 0.25]])
         )
         same = all(a.advantages == b.advantages for a, b in zip(early, late, strict=True))

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from imagination.learning.algorithms import Episodes, algorithm, rewards_of
-from imagination.learning.algorithms.build import chosen
-from imagination.learning.credit import judged
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.credit import assign_credit
 from imagination.learning.experience import policy_row, policy_rows, telling_groups
-from imagination.learning.reward_shaping import GRAIN, Pay, check_tiers
+from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
 
@@ -59,7 +59,7 @@ def dream(
     ],
 )
 def test_a_turn_earns_what_it_climbs(rewards: list[float | None], prefix: int, expected: list[float]) -> None:
-    assert Pay(TIERS).rewards(dream(rewards, prefix=prefix)) == pytest.approx(expected, abs=GRAIN)
+    assert RewardShaping(TIERS).rewards(dream(rewards, prefix=prefix)) == pytest.approx(expected, abs=GRAIN)
 
 
 def test_an_episode_adds_up_to_the_tier_of_its_outcome_by_a_plain_loop() -> None:
@@ -70,23 +70,23 @@ def test_an_episode_adds_up_to_the_tier_of_its_outcome_by_a_plain_loop() -> None
         for threshold, reward in TIERS:
             if sum(rewards) >= threshold - 1e-6:
                 height = reward
-        assert sum(Pay(TIERS).rewards(dream(rewards))) == pytest.approx(height, abs=GRAIN)
+        assert sum(RewardShaping(TIERS).rewards(dream(rewards))) == pytest.approx(height, abs=GRAIN)
 
 
 def test_equal_outcomes_are_equal_to_the_bit_however_they_were_climbed() -> None:
     """By rounding alone a group of equals would look informative, and its advantages would be noise over noise."""
-    pay = Pay(((0.2, 0.1), (0.4, 0.4), (0.9, 1.1)))
+    pay = RewardShaping(((0.2, 0.1), (0.4, 0.4), (0.9, 1.1)))
     ways = [[1.0], [0.2, 0.2, 0.5], [0.4, 0.6], [0.3, 0.0, 0.7], [0.2, 0.75]]
     episodes = [dream(rewards) for rewards in ways]
     assert telling_groups(episodes) == 1
     assert telling_groups(episodes, pay) == 0
-    grpo = chosen(AlgorithmSettings())
-    assert not any(any(row.rl_weight) for row in judged(policy_rows(episodes, pay=pay), grpo))
-    assert any(any(row.rl_weight) for row in judged(policy_rows([*episodes, dream([0.3])], pay=pay), grpo))
+    grpo = build_algorithm(AlgorithmSettings())
+    assert not any(any(row.rl_weight) for row in assign_credit(policy_rows(episodes, pay=pay), grpo))
+    assert any(any(row.rl_weight) for row in assign_credit(policy_rows([*episodes, dream([0.3])], pay=pay), grpo))
 
 
 def test_a_failed_episode_has_no_row_whatever_it_reached() -> None:
-    assert policy_row(dream([1.0], stop=StopReason.ENGINE_FAILED), pay=Pay(TIERS)) is None
+    assert policy_row(dream([1.0], stop=StopReason.ENGINE_FAILED), pay=RewardShaping(TIERS)) is None
 
 
 @pytest.mark.parametrize(
@@ -115,35 +115,35 @@ def test_judgements_are_added_to_what_turns_earned() -> None:
     """Two own turns after one of the log, and an action that was not answered: 0.2 * judgement, each on its turn."""
     info: list[dict[str, float | str | bool]] = [{}, {"confidence": 0.5}, {"confidence": 1.0, "outcome_by": "model"}]
     played = dream([0.9, 0.0, 1.0], info, prefix=1, stop=StopReason.CONTEXT_LIMIT, unanswered=True)
-    row = policy_row(played, pay=Pay(process="confidence"))
+    row = policy_row(played, pay=RewardShaping(process="confidence"))
     assert row is not None
     assert list(row.process) == pytest.approx([math.nan, 0.5, 1.0, 0.0], nan_ok=True)
-    reinforce = chosen(AlgorithmSettings("reinforce"))
-    (plain,) = judged([row], reinforce)
+    reinforce = build_algorithm(AlgorithmSettings("reinforce"))
+    (plain,) = assign_credit([row], reinforce)
     assert [a for a, w in zip(plain.advantages, row.rl_weight, strict=True) if w] == [1.0, 1.0, 0.0]
-    (found,) = judged([row], reinforce, process_coef=0.2)
+    (found,) = assign_credit([row], reinforce, process_coef=0.2)
     gains = [a for a, w in zip(found.advantages, row.rl_weight, strict=True) if w]
     assert gains == pytest.approx([1.0 + 0.1 + 0.2, 1.0 + 0.2, 0.0])
 
 
 def test_what_was_not_judged_is_not_zero() -> None:
     with pytest.raises(UserError, match=r"turn 1 of episode e has no such number, only confidence; set train\.process"):
-        policy_row(dream([0, 0], [{"x": 1.0}, {"confidence": 0.5, "by": "me"}]), pay=Pay(process="x"))
+        policy_row(dream([0, 0], [{"x": 1.0}, {"confidence": 0.5, "by": "me"}]), pay=RewardShaping(process="x"))
     with pytest.raises(UserError, match="none at all"):
-        policy_row(dream([0.0], [{"x": "words"}]), pay=Pay(process="x"))
+        policy_row(dream([0.0], [{"x": "words"}]), pay=RewardShaping(process="x"))
     with pytest.raises(UserError, match="no such number"):
-        policy_row(dream([0.0], [{"x": math.nan}]), pay=Pay(process="x"))
+        policy_row(dream([0.0], [{"x": math.nan}]), pay=RewardShaping(process="x"))
     with pytest.raises(ValueError, match="no finite process reward"):
-        judged(policy_rows([dream([0.0])]), chosen(AlgorithmSettings("reinforce")), process_coef=0.1)
+        assign_credit(policy_rows([dream([0.0])]), build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
 
 
 def test_judgements_do_not_make_a_group_of_equals_informative() -> None:
     """What a group teaches is decided by what the environment paid, as with a penalty for length."""
     info: list[dict[str, float | str | bool]] = [{"confidence": 0.3}, {"confidence": 0.9}]
-    rows = policy_rows([dream([1.0], info[k:]) for k in range(2)], pay=Pay(process="confidence"))
-    found = judged(rows, chosen(AlgorithmSettings()), process_coef=0.5)
+    rows = policy_rows([dream([1.0], info[k:]) for k in range(2)], pay=RewardShaping(process="confidence"))
+    found = assign_credit(rows, build_algorithm(AlgorithmSettings()), process_coef=0.5)
     assert not any(any(row.rl_weight) for row in found)
-    kept = judged(rows, chosen(AlgorithmSettings(drop_equal_groups=False)), process_coef=0.5)
+    kept = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)), process_coef=0.5)
     assert [max(row.advantages, key=abs) for row in kept] == pytest.approx([-0.7068, 0.7068], abs=1e-3)
 
 
@@ -169,7 +169,7 @@ def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:
 def test_refusals_are_told_by_their_words() -> None:
     said = ["You can't go that way.", "A hall.", "That's not a verb."]
     played = dream([0, 0, 0], said=said, stop=StopReason.CONTEXT_LIMIT, unanswered=True)
-    row = policy_row(played, pay=Pay(refusals="^(You can't|That's not)"))
+    row = policy_row(played, pay=RewardShaping(refusals="^(You can't|That's not)"))
     assert row is not None
     assert list(row.carried_out) == [False, True, False, False]
-    assert Pay().carried_out(dream([0.0])) == []
+    assert RewardShaping().carried_out(dream([0.0])) == []

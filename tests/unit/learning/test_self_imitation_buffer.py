@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from imagination.dreaming.mixture import added_episodes, realised_shares
-from imagination.learning.algorithms.build import chosen
-from imagination.learning.credit import judged, trained
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.credit import assign_credit, trained
 from imagination.learning.experience import policy_rows
 from imagination.learning.losses import replay_loss
 from imagination.learning.self_imitation_buffer import Replays, replay_row
@@ -165,9 +165,9 @@ def test_a_replay_is_not_judged_again() -> None:
     rows = [replace(row, group=k % 2) for k, row in enumerate(grpo_rows(model))]
     rows = [replace(row, rewards=[float(k == 0)] * len(row.ids)) for k, row in enumerate(rows)]
     rows = [replace(r, rewards=[x * (t >= 0) for x, t in zip(r.rewards, r.turns, strict=True)]) for r in rows]
-    grpo = chosen(AlgorithmSettings())
+    grpo = build_algorithm(AlgorithmSettings())
     again = replayed(model)
-    alone, mixed = judged(rows, grpo), judged([*again, *rows], grpo)
+    alone, mixed = assign_credit(rows, grpo), assign_credit([*again, *rows], grpo)
     assert str(mixed[2:]) == str(alone)  # as text: NaN is not NaN
     assert str(mixed[:2]) == str(again)
     assert trained(mixed)[:2] == mixed[:2]

@@ -179,7 +179,7 @@ def test_good_actions_become_likelier_and_bad_ones_rarer() -> None:
 
     before = sums()
     module = PolicyModule(model, AlgorithmSettings(), replace(DEFAULTS, lr=1e-3), lambda i, m: None)
-    fit(module, Update(4, [*on_policy, EXPERTS[0]], judged=True, exact=True))
+    fit(module, Update(4, [*on_policy, EXPERTS[0]], has_credit=True, exact=True))
     after = sums()
     assert after[0] > before[0] + 0.01
     assert after[1] < before[1] - 0.01

@@ -13,7 +13,7 @@ import pytest
 from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess import engine as inprocess
 from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, prompt, together
 
 
@@ -107,7 +107,7 @@ def test_a_cancelled_request_leaves_its_slot() -> None:
 def test_an_interrupted_loop_leaves_an_engine_that_works() -> None:
     """Ctrl-C ends the event loop in the middle of a step's waiting; the next loop starts from a clean slate."""
     engine = InProcessEngine(MODEL, CONTEXT, slots=2)
-    other = InProcessEngine(MODEL, CONTEXT, slots=2, turnstile=engine._turnstile)
+    other = InProcessEngine(MODEL, CONTEXT, slots=2, scheduler=engine._scheduler)
     ids = prompt(5, seed=0)
 
     async def interrupted() -> None:
@@ -126,8 +126,8 @@ def test_engines_that_share_a_device_run_full_batches() -> None:
     fewer than without; and nobody starves."""
 
     def steps(shared: bool) -> int:
-        turnstiles = [Turnstile()] * 2 if shared else [Turnstile(), Turnstile()]
-        a, b = (InProcessEngine(MODEL, CONTEXT, turnstile=t) for t in turnstiles)
+        turnstiles = [DeviceScheduler()] * 2 if shared else [DeviceScheduler(), DeviceScheduler()]
+        a, b = (InProcessEngine(MODEL, CONTEXT, scheduler=t) for t in turnstiles)
 
         async def episode(k: int) -> None:
             ids = prompt(3, seed=k)

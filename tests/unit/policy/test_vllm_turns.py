@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.dreaming.engines import Engines, exact
+from imagination.dreaming.engines import Engines
 from policy.lm.engine import Engine, Sampling
 from policy.lm.engines import vllm as vllm_engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
@@ -221,9 +221,9 @@ def test_who_broke_or_was_interrupted_holds_up_nobody() -> None:
 def test_only_the_engine_in_process_in_fp32_is_exact() -> None:
     """Log-probs of all others are compared with the trainer's before they are learned from."""
     policy, _ = pair()
-    assert not exact(policy)
-    assert exact(Engines(EngineSettings()).make(MODEL, CHAT, CONTEXT))
-    assert not exact(Engines(EngineSettings(dtype="bfloat16")).make(MODEL, CHAT, CONTEXT))
+    assert not policy.exact
+    assert Engines(EngineSettings()).make(MODEL, CHAT, CONTEXT).exact
+    assert not Engines(EngineSettings(dtype="bfloat16")).make(MODEL, CHAT, CONTEXT).exact
     rounded = MODEL.__class__(MODEL.config).to(torch.bfloat16)  # the trainer itself computes coarsely
     for dtype in (None, torch.float32):
-        assert not exact(InProcessEngine(rounded, CONTEXT, dtype=dtype))
+        assert not InProcessEngine(rounded, CONTEXT, dtype=dtype).exact

@@ -12,7 +12,7 @@ import torch
 from policy.lm.backbone import build_model
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import Turnstile
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.render import ChatFormat, status_line, world_model_prompt
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -82,10 +82,10 @@ def make_model(seed: int) -> Any:
 
 
 def members(temperature: float = 1.0, seeds: tuple[int, ...] = (0, 1, 2)) -> list[TextWorldModel]:
-    turnstile = Turnstile()
+    scheduler = DeviceScheduler()
     return [
         TextWorldModel(
-            InProcessEngine(make_model(s), SIZES.context, turnstile=turnstile), CHAT, f"w{s}", 60, temperature
+            InProcessEngine(make_model(s), SIZES.context, scheduler=scheduler), CHAT, f"w{s}", 60, temperature
         )
         for s in seeds
     ]

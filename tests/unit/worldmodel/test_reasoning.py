@@ -22,7 +22,7 @@ from worldmodel.delta import Edits
 from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
 from worldmodel.objective import world_model_row, world_model_rows
 from worldmodel.outcome import Goal, GoalWorldModel
-from worldmodel.reasoning import INSTRUCTION, Cut, Reasoned, cut_reasoning, reasoning_of, spoken
+from worldmodel.reasoning import INSTRUCTION, Cut, Reasoned, cut_reasoning, reasoning_of, render_answers
 from worldmodel.retrieval import Retrieval, TransitionIndex
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
@@ -116,7 +116,7 @@ def test_turns_that_weigh_nothing_have_no_row_and_without_reasoning_all_is_as_be
     (row,) = world_model_rows(BYTES, EPISODE, [1.0, 2.0, 3.0])
     assert row == world_model_row(BYTES, EPISODE, [1.0, 2.0, 3.0])
     assert DELIMITER not in BYTES.tokenizer.decode(row.ids)
-    assert spoken(WholeText(), HALL, TURNS) == WholeText().answers(HALL, TURNS)
+    assert render_answers(WholeText(), HALL, TURNS) == WholeText().answers(HALL, TURNS)
 
 
 def test_an_instruction_stands_before_the_first_action_and_stays() -> None:
@@ -213,6 +213,6 @@ def test_what_is_no_prediction_is_typed_and_never_an_observation(said: str, reas
 def test_the_model_stays_what_it_is_at_another_temperature_and_under_a_goal() -> None:
     engine = Thinks("Zounds\n[prediction]\nTaken.\n[reward=0]")
     model = TextWorldModel(engine, BYTES, "w", 30, 1.0, Reasoned(WholeText(), 40)).at_temperature(0.0)
-    (result,) = dream(GoalWorldModel(model.apart_from([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
+    (result,) = dream(GoalWorldModel(model.excluding([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
     assert (result.reward, result.info["reasoning"]) == (0.5, "Zounds")
     assert engine.limits == {70}

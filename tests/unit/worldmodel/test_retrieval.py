@@ -125,7 +125,7 @@ def test_a_row_of_an_episode_of_the_log_shows_nothing_of_it() -> None:
 
 def test_a_judged_model_is_apart_from_what_it_is_judged_by() -> None:
     model = RetrievalWorldModel(Says("x\n[reward=0]", "x\n[reward=0]"), CHAT, "v", TransitionIndex(LOG), 3)
-    apart = model.apart_from([LOG[0]])
+    apart = model.excluding([LOG[0]])
     for asked, there in ((model, True), (apart, False), (apart.at_temperature(1.0), False)):
         notes = asked.form.notes(LOG[0].start, [], "take lamp")
         assert ("brass" in notes[0]) is there

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailure, Sampling
 from policy.lm.engines.inprocess.decode import kv_shape, make_decoder
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.requests import Counts, Request, Turnstile, settled
+from policy.lm.engines.inprocess.requests import DeviceScheduler, Request, wait_until_idle
 from policy.lm.engines.inprocess.sampling import logprobs_of, sample
 from policy.lm.engines.inprocess.sessions import Sessions
 from policy.lm.engines.inprocess.slot_table import SlotTable, common_prefix, within
@@ -46,7 +46,7 @@ class InProcessEngine:
         dtype: in which to compute; the model's own by default. Log-probs equal the trainer's only as far as it is fine.
         drafts: guesses that save steps; ``None`` where texts are too unpredictable to be worth it.
         decode: ids to text, needed for stop strings.
-        turnstile: shared by engines on the same device.
+        scheduler: shared by engines on the same device.
 
     Attributes:
         exact: log-probs are those of a trainer of the same model, up to the rounding of fp32.
@@ -65,12 +65,12 @@ class InProcessEngine:
         dtype: torch.dtype | None = None,
         drafts: Drafts | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
-        turnstile: Turnstile | None = None,
+        scheduler: DeviceScheduler | None = None,
     ) -> None:
         self.model = model
         self.context = context
         self.version = 0
-        self.counts = Counts()
+        self.counts = EngineCounts()
         self.drafts = drafts
         dtype = dtype or model.dtype
         self.exact = dtype == model.dtype == torch.float32
@@ -88,8 +88,8 @@ class InProcessEngine:
         self._vocab = int(model.config.vocab_size)
         self._state = SlotTable.empty(self.slots, context)
         self._decode = decode
-        self._turnstile = turnstile or Turnstile()
-        self._turnstile.join(self)
+        self._scheduler = scheduler or DeviceScheduler()
+        self._scheduler.join(self)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._sessions = Sessions(self.slots)
@@ -187,8 +187,8 @@ class InProcessEngine:
 
     async def _drive(self) -> None:
         while self.load:
-            await settled(self)
-            if not self._turnstile.admits(self):
+            await wait_until_idle(self)
+            if not self._scheduler.admits(self):
                 continue
             for slot in [slot for slot, request in self._running.items() if request.future.done()]:
                 self._finish(slot, None)  # cancelled

@@ -21,7 +21,7 @@ class Loaded(Protocol):
     def load(self) -> int: ...
 
 
-class Turnstile:
+class DeviceScheduler:
     """Lets that engine step next for which most requests wait, where several share one device.
 
     In a dream policy and world model alternate; without this each would run half-empty batches. An engine with a
@@ -39,7 +39,7 @@ class Turnstile:
         return all(engine.load >= other.load for other in self._engines)
 
 
-async def settled(engine: Loaded) -> None:
+async def wait_until_idle(engine: Loaded) -> None:
     """Returns when every coroutine that can still run has reached its own request."""
     seen = -1
     while engine.load != seen:
@@ -71,26 +71,3 @@ class Request:
     def known(self) -> int:
         """How many leading ids need no hidden state of their own, so that they may come from a cache."""
         return (len(self.ids) if self.score_from is None else self.score_from) - 1
-
-
-@dataclass(slots=True)
-class Counts:
-    """What an engine did so far.
-
-    Attributes:
-        generated: tokens sampled.
-        scored: given tokens whose log-probs were asked for.
-        fed: tokens run through the model, those of rejected drafts included.
-        reused: prompt tokens whose keys and values were there already.
-        steps: forward passes.
-        drafted: tokens that drafts proposed.
-        accepted: those of them that were what would have been sampled anyway.
-    """
-
-    generated: int = 0
-    scored: int = 0
-    fed: int = 0
-    reused: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
