@@ -135,8 +135,8 @@ def stage_help(stage: Stage) -> str:
 
 
 def _groups_help() -> str:
-    lines = []
-    for group, names in compose.groups(compose.config_folder()).items():
+    lines, keys = [], schema_keys(_load("imagination.settings:Config"))
+    for group, names in {**compose.named_sections(keys), **compose.groups(compose.config_folder())}.items():
         line = f"  {group}="
         for name in (*(f"{name}|" for name in names[:-1]), names[-1]):
             if len(line) + len(name) > 118:
@@ -144,7 +144,7 @@ def _groups_help() -> str:
                 line = " " * len(f"  {group}=")
             line += name
         lines.append(line)
-    return "groups of settings (files in configs/):\n" + "\n".join(lines) + "\n"
+    return "choices (engine=, env=, preset=, ablation= are files in configs/):\n" + "\n".join(lines) + "\n"
 
 
 def _keys_help(sections: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from imagination.settings.schema import (
     ConfigError,
@@ -50,11 +50,17 @@ def groups(folder: Path) -> dict[str, tuple[str, ...]]:
     return {group: tuple(names) for group, names in choices.items()}
 
 
+def named_sections(keys: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Sections whose ``name`` is one of a few, with these: ``{"algorithm": ("grpo", "ppo"), ...}``."""
+    literal = {key: get_args(annotation) for key, annotation in keys.items() if get_origin(annotation) is Literal}
+    return {key.removesuffix(".name"): names for key, names in literal.items() if re.fullmatch(r"\w+\.name", key)}
+
+
 def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[str]:
     """One ``key=value`` of the command line as Hydra wants it, after its key, group and choice were found to exist.
 
-    Where any text may be the ``name`` in a group's section, a choice without a file is such a name and nothing else:
-    ``env=my_world`` of an installed package.
+    A section is chosen by its ``name``: ``algorithm=ppo`` is short for ``algorithm.name=ppo``, and ``env=my_world``
+    of an installed package, which has no file, for ``env.name=my_world``.
     """
     key, equals, value = override.partition("=")
     if not equals:
@@ -65,6 +71,10 @@ def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple
         if keys.get(f"{key}.name") is not str or not re.fullmatch(r"\w+", value):
             raise unknown(key, value, choices[key])
         return [f"~{key}", f"++{key}.name={value}"]
+    if names := named_sections(keys).get(key):
+        if value not in names:
+            raise unknown(key, value, names)
+        return [f"++{key}.name={value}"]
     annotation, parent = keys.get(key), key
     while annotation is None:  # shares.dream: the key of a mapping, which the schema cannot list
         parent, dot, _ = parent.rpartition(".")

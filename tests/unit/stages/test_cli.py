@@ -175,7 +175,7 @@ def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*STAGES, "algorithm=bilevel_ppo|", "preset=demo|tiny", "imagine train run=mine"]:
+    for word in [*STAGES, "algorithm=grpo|ppo", "preset=demo|tiny", "imagine train run=mine"]:
         assert word in out
     columns = {
         line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line
@@ -194,7 +194,7 @@ def test_stage_help_shows_examples_files_and_keys(name: str, ran: Calls, capsys:
         *STAGES[name].examples,
         "reads",
         "writes",
-        "algorithm=bilevel_ppo|",
+        "algorithm=grpo|ppo",
         "seed=0",
         "run=unnamed",
     ]:
