@@ -237,7 +237,7 @@ def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
     [
         (["trian"], "unknown stage 'trian'; did you mean 'train'?"),
         (["fit_world_model"], "unknown stage 'fit_world_model'; did you mean 'fit-world-model'?"),
-        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo' or 'gspo'?"),
+        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo'?"),
         (["train", "preset=dmeo"], "unknown preset 'dmeo'; did you mean 'demo'?"),
         (["train", "algoritm=ppo"], "unknown key 'algoritm'; did you mean 'algorithm'?"),
         (
