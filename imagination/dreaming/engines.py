@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from imagination.runs.models import context_of
-from imagination.settings import Config, UserError
+from imagination.settings import UserError
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
 from policy.lm.engines.inprocess.drafts import Drafts
@@ -17,7 +17,7 @@ from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat, render_for_world_model
-from policy.lm.settings import EngineSettings
+from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.trajectory import Trajectory
 from worldmodel.form import Form
 from worldmodel.reasoning import render_answers
@@ -129,8 +129,14 @@ def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Draf
 
 
 def make_agent(
-    engines: Engines, model: Any, chat: ChatFormat, config: Config, temperature: float, name: str
+    engines: Engines,
+    model: Any,
+    chat: ChatFormat,
+    settings: ModelSettings,
+    max_tokens: int,
+    temperature: float,
+    name: str,
 ) -> LanguageModelAgent:
     """A policy that plays, sampling from ``model`` as it was when its engine's weights were last updated."""
-    engine = engines.make(model, chat, context_of(model, config.policy))
-    return LanguageModelAgent(engine, chat, config.max_action_tokens, temperature, name)
+    engine = engines.make(model, chat, context_of(model, settings))
+    return LanguageModelAgent(engine, chat, max_tokens, temperature, name)

@@ -6,19 +6,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from imagination.settings import Config, UserError
+from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
 from worldmodel.form import DELIMITER, Form, prompt_tokens
 from worldmodel.reasoning import reasoning_of
 
 
-def check_room(config: Config) -> None:
+def check_room(settings: WorldModelSettings, dream: DreamSettings) -> None:
     """
     Raises:
         UserError: not even an empty history leaves room to think and to predict.
     """
-    settings, answer = config.worldmodel, config.dream.max_tokens
+    answer = dream.max_tokens
     if settings.reasoning_tokens and settings.reasoning_tokens + answer >= settings.context:
         raise UserError(
             f"worldmodel.context={settings.context} has no room for a history beside "
@@ -27,19 +27,19 @@ def check_room(config: Config) -> None:
         )
 
 
-def thoughts_of(config: Config, log: Sequence[Trajectory]) -> list[str]:
+def thoughts_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> list[str]:
     """The reasoning in the log, turn by turn; none where the world model does not reason.
 
     Raises:
         UserError: it should reason, and nothing could teach it; or a logged reasoning cannot be one.
     """
-    if not config.worldmodel.reasoning_tokens:
+    if not settings.reasoning_tokens:
         return []
     try:
         found = [thought for t in log for turn in t.turns if (thought := reasoning_of(turn)) is not None]
     except ValueError as error:
         raise UserError(f"worldmodel.reasoning_tokens: {error}; mend the log") from error
-    if not found and not config.worldmodel.model:
+    if not found and not settings.model:
         raise UserError(
             "a world model from scratch has nothing to learn reasoning from: no turn of the log has a text "
             'info["reasoning"]. Add some, set worldmodel.model to a pretrained chat model, or '
@@ -49,11 +49,12 @@ def thoughts_of(config: Config, log: Sequence[Trajectory]) -> list[str]:
 
 
 def check_thoughts(
-    config: Config, thoughts: Sequence[str], log: Sequence[Trajectory], chat: ChatFormat, form: Form, context: int
+    max_tokens: int, thoughts: Sequence[str], log: Sequence[Trajectory], chat: ChatFormat, form: Form, context: int
 ) -> None:
     """What needs the tokenizer.
 
     Args:
+        max_tokens: of a predicted answer.
         context: the longest sequence of the model.
 
     Raises:
@@ -72,7 +73,7 @@ def check_thoughts(
         )
     starts = {(t.start, t.turns[0].action) for t in log}
     first = [len(prompt_tokens(chat, form, start, [], action).ids) for start, action in starts]
-    needed = [size + form.reasoning + config.dream.max_tokens for size in first]
+    needed = [size + form.reasoning + max_tokens for size in first]
     if sum(size > context for size in needed) > 0.01 * len(needed):
         raise UserError(
             f"the first turn of an episode needs up to {max(needed)} tokens to read, think and predict, but the "

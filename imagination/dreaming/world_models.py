@@ -13,7 +13,7 @@ from imagination.dreaming.reasoning_checks import check_room
 from imagination.runs.lifecycle import need
 from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import Config, UserError, WorldModelSettings
+from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.render import ChatFormat
@@ -77,7 +77,8 @@ def member_folder(run: RunFolder, member: int) -> Path:
 def load_world_model(
     engines: Engines,
     run: RunFolder,
-    config: Config,
+    settings: WorldModelSettings,
+    dream: DreamSettings,
     temperature: float,
     log: Sequence[Trajectory] = (),
     served: bool = True,
@@ -95,36 +96,48 @@ def load_world_model(
         UserError: it is not trained yet, or was trained in another form.
         EngineCannotScore: an ensemble in an engine that only samples.
     """
-    settings = config.worldmodel
     need(run.model(name), STAGE)
     alone = settings.members == 1 or name != "worldmodel"
-    check_form(run, config)
-    elsewhere = config.engine.name == "openai" and served
-    if not alone and (elsewhere or config.engine.name == "vllm"):
+    check_form(run, settings, dream)
+    sampler = engines.settings.name
+    elsewhere = sampler == "openai" and served
+    if not alone and (elsewhere or sampler == "vllm"):
         raise EngineCannotScore(
-            f"engine={config.engine.name} cannot score given tokens, which the members of an ensemble do to each "
+            f"engine={sampler} cannot score given tokens, which the members of an ensemble do to each "
             "other's predictions: set engine=inprocess, or worldmodel.members=1"
         )
     form = form_of(settings, log)
     folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
-    members = [_member(engines, config, temperature, log, form, folder, elsewhere) for folder in folders]
+    members = [
+        _member(engines, settings, dream.max_tokens, temperature, log, form, folder, elsewhere) for folder in folders
+    ]
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
 
-def guard_of(run: RunFolder, config: Config, ends: bool = True, name: str = "worldmodel") -> Guard:
+def guard_of(
+    run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, ends: bool = True, name: str = "worldmodel"
+) -> Guard:
     """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
 
     Raises:
         UserError: the world model has no calibration for these settings.
     """
-    dream, calibration = config.dream, None
+    calibration = None
     if dream.min_probability > 0:
-        calibration = calibration_of(run, config, f"dream.min_probability={dream.min_probability:g}", name)
-    return Guard(dream.min_confidence, dream.min_outcome_confidence, ends, dream.min_probability, calibration)
+        calibration = calibration_of(run, settings, dream, f"dream.min_probability={dream.min_probability:g}", name)
+    return Guard(
+        min_confidence=dream.min_confidence,
+        min_outcome_confidence=dream.min_outcome_confidence,
+        ends=ends,
+        min_probability=dream.min_probability,
+        calibration=calibration,
+    )
 
 
-def calibration_of(run: RunFolder, config: Config, asks: str, name: str = "worldmodel") -> Calibration:
+def calibration_of(
+    run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, asks: str, name: str = "worldmodel"
+) -> Calibration:
     """The calibration of the world model ``name``.
 
     Args:
@@ -136,13 +149,13 @@ def calibration_of(run: RunFolder, config: Config, asks: str, name: str = "world
     found = Calibration.load(run.model(name))
     if found is None:
         raise UserError(f"{asks} needs {run.model(name) / FILE}; run `imagine {STAGE}` with this version")
-    if found.temperature != config.dream.temperature:
+    if found.temperature != dream.temperature:
         raise UserError(
             f"{asks}: {run.model(name) / FILE} is of answers at temperature {found.temperature:g}; set "
             f"dream.temperature={found.temperature:g}, or run `imagine {STAGE}` with "
-            f"dream.temperature={config.dream.temperature:g}"
+            f"dream.temperature={dream.temperature:g}"
         )
-    if found.goal != config.worldmodel.goal.observation:
+    if found.goal != settings.goal.observation:
         raise UserError(
             f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={found.goal!r}; run "
             f"`imagine {STAGE}` with the goal of now"
@@ -150,17 +163,17 @@ def calibration_of(run: RunFolder, config: Config, asks: str, name: str = "world
     return found
 
 
-def check_form(run: RunFolder, config: Config) -> None:
+def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSettings) -> None:
     """
     Raises:
         UserError: the run's world model was trained in another form than the settings say, or not to its end; or it has
             no room to reason.
     """
-    check_room(config)
+    check_room(settings, dream)
     trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
     if trained == UNFINISHED:
         raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
-    if trained != (wanted := trained_as(config.worldmodel)):
+    if trained != (wanted := trained_as(settings)):
         raise UserError(
             f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
             "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
@@ -170,7 +183,8 @@ def check_form(run: RunFolder, config: Config) -> None:
 
 def _member(
     engines: Engines,
-    config: Config,
+    settings: WorldModelSettings,
+    max_tokens: int,
     temperature: float,
     log: Sequence[Trajectory],
     form: Form,
@@ -179,11 +193,11 @@ def _member(
 ) -> TextWorldModel:
     if elsewhere:
         chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, STAGE)))
-        engine: Engine = OpenAIEngine(config.worldmodel.context, config.engine)
-        version = f"served/{config.engine.served_model}"
+        engine: Engine = OpenAIEngine(settings.context, engines.settings)
+        version = f"served/{engines.settings.served_model}"
     else:
-        model, chat = load_model(folder, STAGE, config.worldmodel)
+        model, chat = load_model(folder, STAGE, settings)
         model.requires_grad_(False)
-        engine = engines.make(model, chat, context_of(model, config.worldmodel), drafts_from(log, chat, form))
+        engine = engines.make(model, chat, context_of(model, settings), drafts_from(log, chat, form))
         version = weights_version(model)
-    return TextWorldModel(engine, chat, version, config.dream.max_tokens, temperature, form)
+    return TextWorldModel(engine, chat, version, max_tokens, temperature, form)

@@ -23,7 +23,7 @@ from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.supervise import cut
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import Config, DreamSettings, TrainSettings, UserError
+from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.monitor import Watch
 from policy.agent import LanguageModelAgent
@@ -49,12 +49,31 @@ class World:
     tasks: Mapping[str, Task] = field(default_factory=dict)  # by id, of a real world
 
 
+@dataclass(frozen=True, slots=True)
+class CollectionPlan:
+    """What the settings say of the episodes of an update.
+
+    Attributes:
+        seed: of the run; with the number of the update it decides which episodes are played.
+        train: groups, shares and rewards.
+        dream: lengths, branches, and what a doubted turn does.
+        progress: rewards for actions that were carried out.
+        refusals: what the world answers to actions that were not.
+    """
+
+    seed: int
+    train: TrainSettings
+    dream: DreamSettings
+    progress: ProgressSettings
+    refusals: str = ""
+
+
 @dataclass(slots=True)
-class Player:
+class ExperienceCollector:
     """Plays the episodes of one update and makes rows of them."""
 
     run: RunFolder
-    config: Config
+    plan: CollectionPlan
     world: World
     model: Any
     agent: LanguageModelAgent
@@ -71,11 +90,11 @@ class Player:
 
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
-        settings = self.config.train
-        chance = random.Random(f"{self.config.seed}/{index}")
-        longest = longest_turns(self.config.dream, index)
-        played = self._rollouts(index, chance, longest)
-        beside = self._beside(index, chance, longest)
+        settings = self.plan.train
+        rng = random.Random(f"{self.plan.seed}/{index}")
+        longest = longest_turns(self.plan.dream, index)
+        played = self._rollouts(index, rng, longest)
+        beside = self._beside(index, rng, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -88,11 +107,11 @@ class Player:
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
         if self.watch is not None and self.watch.tripped is not None:
             return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
-        weigh = self.config.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
-        min_weight = self.config.dream.min_weight if weigh else None
+        weigh = self.plan.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
+        min_weight = self.plan.dream.min_weight if weigh else None
         rows = policy_rows([*played, *beside], min_weight, self.pay)
         measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._paid(rows)}
-        if self.config.dream.horizon:
+        if self.plan.dream.horizon:
             measured["horizon"] = longest
         replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
         own = len(played) + len(beside)
@@ -101,7 +120,7 @@ class Player:
         if self.replays is not None:
             again = self.replays.draw(index, added_episodes(own, replayed, expert))
             measured |= self.replays.add(index, rows) | {"replayed": len(again)}
-        for episode in chance.sample(list(self.experts), min(wanted, len(self.experts))):
+        for episode in rng.sample(list(self.experts), min(wanted, len(self.experts))):
             row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
@@ -115,57 +134,57 @@ class Player:
         """
         if self.watch is None:
             return
-        index = self.config.train.updates
+        index = self.plan.train.updates
         played = self._rollouts(
-            index, random.Random(f"{self.config.seed}/{index}"), longest_turns(self.config.dream, index)
+            index, random.Random(f"{self.plan.seed}/{index}"), longest_turns(self.plan.dream, index)
         )
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
         self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
 
-    def _rollouts(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+    def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
         """What an update plays in its world, by the policy as it is now."""
         self.agent.engine.update_weights()
         for engine in self.world.engines:
             engine.reset()
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         groups = self._first_groups(index)
-        played = self._play(self._episodes(index, chance, 0, groups, self.config.dream.branch), stamp, longest)
-        if self.config.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
-            played += self._branches(index, chance, stamp, longest, played)
-        return played + self._in_place_of_equal_groups(index, chance, stamp, longest, played)
+        played = self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), stamp, longest)
+        if self.plan.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
+            played += self._branches(index, rng, stamp, longest, played)
+        return played + self._in_place_of_equal_groups(index, rng, stamp, longest, played)
 
     def _one_a_group(self, index: int, played: Sequence[Trajectory]) -> list[Trajectory]:
         """An episode of each of the groups that are played first, to be written down."""
-        return [played[g * self.config.train.group_size] for g in range(self._first_groups(index))]
+        return [played[g * self.plan.train.group_size] for g in range(self._first_groups(index))]
 
     def _first_groups(self, index: int) -> int:
         """Groups of an update that are played in its world, without those beside it and without further ones."""
-        return self.config.train.groups - real_groups(index, self.config.train)
+        return self.plan.train.groups - real_groups(index, self.plan.train)
 
-    def _beside(self, index: int, chance: random.Random, longest: int) -> list[Trajectory]:
+    def _beside(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
         """Groups of the same update that are played in the real games, at ``train.real_share``.
 
         Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough.
         """
         first = self._first_groups(index)
-        groups = self.config.train.groups - first
+        groups = self.plan.train.groups - first
         if not groups or self.real is None:
             return []
-        episodes = self._episodes(index, chance, first, groups, 0.0, self.real)
+        episodes = self._episodes(index, rng, first, groups, 0.0, self.real)
         return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, self.real)
 
     @property
     def pay(self) -> RewardShaping:
         """What turns earn under the settings."""
-        train, progress = self.config.train, self.config.algorithm.progress
+        train, progress = self.plan.train, self.plan.progress
         tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
         asked = progress.enabled and progress.carried_out
-        return RewardShaping(tiers, train.process, self.config.worldmodel.refusals if asked else "")
+        return RewardShaping(tiers, train.process, self.plan.refusals if asked else "")
 
     def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
         """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
         found: dict[str, float] = {}
-        if self.config.train.reward_tiers and rows:
+        if self.plan.train.reward_tiers and rows:
             found["tiered_return"] = fmean(sum(row.rewards) for row in rows)
         judgements = [p for row in rows for p in row.process[:-1] if not math.isnan(p)]
         if judgements:
@@ -173,7 +192,7 @@ class Player:
         return found
 
     def speed(self) -> dict[str, float]:
-        """How fast this process played, and how well its drafts guessed; no metric of an update, as chance is in it."""
+        """How fast this process played, and how well its drafts guessed; no metric of an update, as rng is in it."""
         found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
         counts = [engine.counts for engine in self.world.engines]
         if any(c.steps for c in counts):
@@ -195,7 +214,7 @@ class Player:
         return played
 
     def _branches(
-        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+        self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """Further groups from the middle of logged episodes, for the turns that doubt has cut off.
 
@@ -203,58 +222,58 @@ class Player:
         groups (GRPO compares within them), round after round, since these may be cut as well: until nothing is missing
         that a further group could give, or the groups allowed by ``dream.extra_groups`` are used up.
         """
-        settings = self.config.train
+        settings = self.plan.train
         missing = lost_to_doubt(played, longest)
         first = settings.groups
-        last = first + int(self.config.dream.extra_groups * self._first_groups(index))
+        last = first + int(self.plan.dream.extra_groups * self._first_groups(index))
         found: list[Trajectory] = []
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
-            more = self._play(self._episodes(index, chance, first, groups, 1.0), stamp, longest)
+            more = self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             found += more
         return found
 
     def _in_place_of_equal_groups(
-        self, index: int, chance: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+        self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
-        settings = self.config.train
+        settings = self.plan.train
         wanted = self._first_groups(index)
         first = settings.groups + len({t.group_id for t in played}) - wanted  # the numbers before it are taken
         last = first + int(settings.extra_groups * wanted)
         found: list[Trajectory] = []
         while first < last and (missing := wanted - telling_groups([*played, *found], self.pay)) > 0:
             groups = min(missing, last - first)
-            episodes = self._episodes(index, chance, first, groups, self.config.dream.branch)
+            episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
             found += self._play(episodes, stamp, longest)
             first += groups
         return found
 
     def _episodes(
-        self, index: int, chance: random.Random, first: int, groups: int, branch: float, world: World | None = None
+        self, index: int, rng: random.Random, first: int, groups: int, branch: float, world: World | None = None
     ) -> list[Episode]:
         """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
-        settings, source = self.config.train, (world or self.world).source
+        settings, source = self.plan.train, (world or self.world).source
         world_name = "" if source is self.world.source else f"{source.value}/"  # no group is of both worlds
         by_task: dict[str, list[str]] = {}
         for name, start in self.starts.items():
             by_task.setdefault(start.task_id, []).append(name)
         tasks = sorted(by_task)
-        chance.shuffle(tasks)
+        rng.shuffle(tasks)
         episodes: list[Episode] = []
         for g in range(first, first + groups):
             task_id = tasks[g % len(tasks)]
             branched = [n for n in by_task[task_id] if self.starts[n].history]
             whole = [n for n in by_task[task_id] if not self.starts[n].history]
-            use_branch = source is Source.DREAM and chance.random() < branch
-            name = chance.choice(branched if use_branch and branched else whole)
+            use_branch = source is Source.DREAM and rng.random() < branch
+            name = rng.choice(branched if use_branch and branched else whole)
             real = (world or self.world).tasks.get(task_id, Task(task_id))
             spec = {**real.spec, "start": name}
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
-                seed = ((self.config.seed * 10_007 + index) * 1009 + g) * 101 + k
+                seed = ((self.plan.seed * 10_007 + index) * 1009 + g) * 101 + k
                 episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
         return episodes
 

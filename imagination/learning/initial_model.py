@@ -13,7 +13,7 @@ from imagination.dreaming.reasoning_checks import thoughts_of
 from imagination.dreaming.world_models import form_of
 from imagination.runs.models import adapted
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import Config, UserError
+from imagination.settings import UserError, WorldModelSettings
 from policy.lm.backbone import build_model, load_checkpoint
 from policy.lm.render import ChatFormat, prediction_text, status_line
 from policy.lm.settings import ModelSettings
@@ -36,31 +36,38 @@ def check_lengths(what: str, texts: Sequence[str], chat: ChatFormat, section: st
 
 
 def initial_model(
-    run: RunFolder, config: Config, settings: ModelSettings, log: Sequence[Trajectory], seed: int
+    run: RunFolder,
+    worldmodel: WorldModelSettings,
+    vocab_size: int,
+    settings: ModelSettings,
+    log: Sequence[Trajectory],
+    seed: int,
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
     if settings.model:
         model, tokenizer = load_checkpoint(settings.model, settings.dtype)
         torch.manual_seed(seed)  # adapters start at random
         return adapted(model, settings), tokenizer
-    tokenizer = run_tokenizer(run, config, log)
+    tokenizer = run_tokenizer(run, worldmodel, vocab_size, log)
     return build_model(settings, tokenizer, seed), tokenizer
 
 
-def run_tokenizer(run: RunFolder, config: Config, log: Sequence[Trajectory]) -> PreTrainedTokenizerBase:
+def run_tokenizer(
+    run: RunFolder, worldmodel: WorldModelSettings, vocab_size: int, log: Sequence[Trajectory]
+) -> PreTrainedTokenizerBase:
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
-    form = form_of(config.worldmodel, log)
-    kind = config.worldmodel.kind + ("+reasoning" if form.reasoning else "")
-    made = {"vocab_size": config.vocab_size, "tokenizer_kind": kind}
+    form = form_of(worldmodel, log)
+    kind = worldmodel.kind + ("+reasoning" if form.reasoning else "")
+    made = {"vocab_size": vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():
         outcomes = {(turn.reward or 0.0, turn.terminated) for t in log for turn in t.turns}
         texts = {t.start for t in log} | {turn.action for t in log for turn in t.turns}
         texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
-        texts |= set(thoughts_of(config, log))
+        texts |= set(thoughts_of(worldmodel, log))
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
-        train_tokenizer(sorted(texts), config.vocab_size, phrases).save_pretrained(folder)
+        train_tokenizer(sorted(texts), vocab_size, phrases).save_pretrained(folder)
         run.update(made)
     return _load_tokenizer(folder)
 

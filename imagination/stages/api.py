@@ -274,13 +274,15 @@ class Run:
 
 async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[Trajectory]:
     run = open_run(config, folder)
-    log, _ = read_log(run, config)
+    log, _ = read_log(run, config.collect.validation)
     engines = Engines(config.engine)
-    world = load_world_model(engines, run, config, config.dream.temperature, log)
+    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, log)
     model, chat = load_model(run.model(policy), "clone" if policy == "policy-clone" else "train", config.policy)
-    agent = make_agent(engines, model, chat, config, config.evaluate.temperature, policy)
+    agent = make_agent(
+        engines, model, chat, config.policy, config.max_action_tokens, config.evaluate.temperature, policy
+    )
     starts = starts_from_log(log, branch=False)
-    guard = guard_of(run, config)
+    guard = guard_of(run, config.worldmodel, config.dream)
     names = sorted(starts)
     episodes = []
     for k in range(count):

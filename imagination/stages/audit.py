@@ -110,10 +110,12 @@ def check(settings: AuditSettings) -> None:
 
 async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     settings = config.audit
-    log, held = read_log(run, config)
+    log, held = read_log(run, config.collect.validation)
     notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
     engines = Engines(config.engine)
-    world = load_world_model(engines, run, config, config.dream.temperature, log, name=settings.world_model)
+    world = load_world_model(
+        engines, run, config.worldmodel, config.dream, config.dream.temperature, log, name=settings.world_model
+    )
     candidates = _candidates(config, run)
     tasks, why = _real_tasks(config, run)
     if why:
@@ -182,7 +184,9 @@ def _contestant(config: Config, engines: Engines, candidate: Candidate) -> Conte
     def load() -> Loaded:
         model, chat = load_model(candidate.folder, "clone", config.policy)
         model.requires_grad_(False)
-        agent = make_agent(engines, model, chat, config, candidate.temperature, candidate.name)
+        agent = make_agent(
+            engines, model, chat, config.policy, config.max_action_tokens, candidate.temperature, candidate.name
+        )
         return Loaded(agent, model, weights_version(model))
 
     return Contestant(candidate.name, load)
@@ -199,7 +203,7 @@ def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
 
 def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> Arena:
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
-    guard = guard_of(run, config, name=config.audit.world_model)
+    guard = guard_of(run, config.worldmodel, config.dream, name=config.audit.world_model)
     return Arena(
         dream=world,
         guard=None if guard == Guard() else guard,

@@ -19,7 +19,7 @@ def clone(config: Config, folder: Path) -> None:
     """Behaviour cloning on the mediocre part of the log. Writes ``models/policy-clone``."""
     run = open_run(config, folder, "clone")
     with run.timed("clone"):
-        train, _ = read_log(run, config)
+        train, _ = read_log(run, config.collect.validation)
         chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]
         if not chosen:
             agents = sorted({t.agent for t in train})
@@ -28,7 +28,9 @@ def clone(config: Config, folder: Path) -> None:
         if learned:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
         else:
-            model, tokenizer = initial_model(run, config, config.policy, train, config.seed + 2)
+            model, tokenizer = initial_model(
+                run, config.worldmodel, config.vocab_size, config.policy, train, config.seed + 2
+            )
         chat = ChatFormat(tokenizer)
         check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")

@@ -31,7 +31,7 @@ from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError
 from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
-from imagination.trust.compare.play import Ledger, Player
+from imagination.trust.compare.play import ComparisonPlayer, Ledger
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.rows import nearest
@@ -94,10 +94,19 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     splits = _splits(config, store, reality)
     ledger = Ledger(Meter())
     engines = Engines(config.engine, ledger.meter)
-    train = read_log(run, config)[0] if store else []
-    world = load_world_model(engines, run, config, config.dream.temperature, train)
-    guard = guard_of(run, config) if config.compare.guard else Guard()
-    player = Player(config, world, guard, reality, *_policy(config, run, engines), ledger)
+    train = read_log(run, config.collect.validation)[0] if store else []
+    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
+    guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else Guard()
+    player = ComparisonPlayer(
+        config.compare.episodes,
+        config.evaluate.max_turns,
+        config.seed,
+        world,
+        guard,
+        reality,
+        *_policy(config, run, engines),
+        ledger,
+    )
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")
     if config.engine.name == "openai":
@@ -152,7 +161,9 @@ def _policy(config: Config, run: RunFolder, engines: Engines) -> tuple[LanguageM
     own = run.model(name)
     folder = Path(name) if not own.exists() and Path(name).is_dir() else own
     model, chat = load_model(folder, "clone" if name == "policy-clone" else "train", config.policy)
-    agent = make_agent(engines, model, chat, config, config.compare.temperature, "policy")
+    agent = make_agent(
+        engines, model, chat, config.policy, config.max_action_tokens, config.compare.temperature, "policy"
+    )
     return agent, weights_version(model)
 
 
@@ -186,7 +197,7 @@ def _unseen(config: Config, run: RunFolder, store: TrajectoryStore | None, split
     if store is None:
         return []
     if split == "train":
-        return read_log(run, config)[1]
+        return read_log(run, config.collect.validation)[1]
     tasks = frozenset(store.tasks(split))
     found = (t for t in store.read(require_actions=False) if t.task_id in tasks)
     return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)

@@ -49,11 +49,20 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
     engines = Engines(config.engine)
-    world = load_world_model(engines, run, config, config.dream.temperature, read_log(run, config)[0])
-    guard = guard_of(run, config)
+    world = load_world_model(
+        engines,
+        run,
+        config.worldmodel,
+        config.dream,
+        config.dream.temperature,
+        read_log(run, config.collect.validation)[0],
+    )
+    guard = guard_of(run, config.worldmodel, config.dream)
     for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
         model, chat = load_model(run.model(folder), stage, config.policy)
-        agent = make_agent(engines, model, chat, config, config.evaluate.temperature, "policy")
+        agent = make_agent(
+            engines, model, chat, config.policy, config.max_action_tokens, config.evaluate.temperature, "policy"
+        )
         version = weights_version(model)
         results: dict[str, Any] = {}
         for split in ("train", "heldout"):

@@ -27,10 +27,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
     """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
     run = open_run(config, folder, "fit_world_model")
     with run.timed("fit_world_model"):
-        check_room(config)
-        train, held = read_log(run, config)
+        check_room(config.worldmodel, config.dream)
+        train, held = read_log(run, config.collect.validation)
         settings = config.worldmodel
-        form, thoughts = form_of(settings, train), thoughts_of(config, train)
+        form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         weights, share = _weights(settings, train)
@@ -38,13 +38,13 @@ def fit_world_model(config: Config, folder: Path) -> None:
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
             seed = config.seed + 1 + member * MEMBER_SEEDS
-            model, tokenizer = initial_model(run, config, settings, train, seed)
+            model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, settings, train, seed)
             if not rows:  # members share the tokenizer
                 chat = ChatFormat(tokenizer)
                 answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
                 check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
-                check_thoughts(config, thoughts, train, chat, form, context)
+                check_thoughts(config.dream.max_tokens, thoughts, train, chat, form, context)
                 rows = [row for t, w in zip(train, weights, strict=True) for row in world_model_rows(chat, t, w, form)]
                 rows = fitting(rows, context, "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
@@ -54,7 +54,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
             )
             save_checkpoint(model, tokenizer, member_folder(run, member))
         run.update({"world_model_form": trained_as(settings)})
-        measured = {**measure(run, config, train, held), "unchanged_share": share}
+        measured = {
+            **measure(run, config.worldmodel, config.dream, config.engine, train, held),
+            "unchanged_share": share,
+        }
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")

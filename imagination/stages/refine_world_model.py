@@ -63,13 +63,13 @@ def refine_world_model(config: Config, folder: Path) -> None:
     check(config)
     run = open_run(config, folder)
     with run.timed(NAME):
-        train, held = read_log(run, config)
+        train, held = read_log(run, config.collect.validation)
         if not held:
             raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
-        check_form(run, config)
+        check_form(run, config.worldmodel, config.dream)
         _train(run, config, train)
-        before = measure(run, config, train, held, "worldmodel")
-        after = measure(run, config, train, held, CANDIDATE)
+        before = measure(run, config.worldmodel, config.dream, config.engine, train, held, "worldmodel")
+        after = measure(run, config.worldmodel, config.dream, config.engine, train, held, CANDIDATE)
         better = no_worse(before, after)
         told = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
         if better:

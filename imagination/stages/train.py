@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from imagination.dreaming.dream_env import DreamEnv, Start, starts_from_log
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
 from imagination.learning.algorithms.build import build_algorithm
-from imagination.learning.collector import Player, World
+from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.stream import StepStream
@@ -27,9 +29,12 @@ from imagination.settings import Config
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.trust.tripwires.monitor import Probe, Watch
 from policy.lm.backbone import save_checkpoint
+from policy.lm.render import ChatFormat
+from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.calibration import Calibration
+from worldmodel.outcome import Goal
 
 
 def train(config: Config, folder: Path) -> None:
@@ -46,96 +51,153 @@ def train(config: Config, folder: Path) -> None:
 
 
 def _train(run: RunFolder, config: Config) -> None:
-    log, _ = read_log(run, config)
-    experts = [t for t in log if t.source is Source.EXPERT and t.solved]
-    check_experts(config, len(experts))
-    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    wanted = build_algorithm(config.algorithm, longest_episode(config)).kl.kl_coef > 0
-    reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
-    model = adapted(model, config.policy)
+    settings, dreamed = config.train, config.train.world == "dream"
     state, done = resume_from(run, "train")
     run.forget("train", done)
     run.forget("last_look")
-    dreamed, goal = config.train.world == "dream", config.worldmodel.goal
-    # what pays and ends these dreams: by the log's own rewards and ends, some would begin where they are over
-    paid = [goal.paid(t) for t in log] if dreamed and goal.declared else log
-    starts = {
-        name: start
-        for name, start in starts_from_log(paid, branch=True).items()
-        if len(start.history) < config.dream.max_turns  # deeper ones cost their whole history and teach no more
-    }
-    if not done:
-        run.update({"real_steps": {"train": 0, "probe": 0} if dreamed else {"train": 0}})
-    before = real_steps_taken()
-    earlier = run.summary["real_steps"].get("train", 0)
-    probe = Probe(run, config, run.summary["real_steps"].get("probe", 0))
 
-    def used() -> int:
-        return real_steps_taken() - before - probe.steps
-
-    def count() -> None:
-        run.update({"real_steps": {"train": earlier + used()}})
-
+    # build: the policy, what it learns from, and the worlds that it plays in
+    log, _ = read_log(run, config.collect.validation)
+    experts = [t for t in log if t.source is Source.EXPERT and t.solved]
+    check_experts(config, len(experts))
+    model, chat, reference = _policy(run, config)
+    paid = _paid(log, config.worldmodel.goal) if dreamed else log
+    starts = _starts(paid, config.dream.max_turns)
+    open_world = partial(open_tasks, run, config.env, config.collect.workers)
+    probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns)
+    steps = _RealSteps(run, probe, fresh=not done, dreamed=dreamed)
     engines = Engines(config.engine)
-    world = _dream(engines, run, config, log, starts) if dreamed else _real(run, config)
-    agent = make_agent(engines, model, chat, config, temperature=1.0, name="policy")
-    module = PolicyModule(
-        model,
-        config.algorithm,
-        config.train,
-        lambda step, metrics: run.record("train", step, metrics),
-        seed=config.seed,
-        reference=reference,
-        max_tokens=longest_episode(config),
-    )
+    world = _dream(engines, run, config, log, starts) if dreamed else _real(open_world(), config.collect.workers)
+    mixed = dreamed and most(settings.real_share) > 0
+    real = _real(open_world(), config.collect.workers) if mixed else None
+
+    # play and watch: what an update is made of, and what stops it
     watch = None
     if dreamed and config.tripwires.enabled:
-        watch = Watch(run, config, model, paid, probe)
+        watch = Watch(run, config.tripwires, settings.updates, model, paid, probe)
         if state is not None:
             watch.resume(state)
-    replays = Replays(config.train.self_imitation, config.seed) if config.train.self_imitation.share else None
-    mixed = dreamed and most(config.train.real_share) > 0
-    real = _real(run, config) if mixed else None
-    bar = Bar("train", config.train.updates, "turns")
-    player = Player(run, config, world, model, agent, chat, starts, experts, count, watch, replays, real, bar.count)
-    stream = StepStream(config.train.updates, lambda: module.updates_done, player.update)
-    keep = KeepCheckpoints(
-        run.model("kept"),
-        "train",
-        config.train.keep_every,
-        config.train.updates,
-        lambda: module.updates_done,
-        lambda folder: save_checkpoint(model, chat.tokenizer, folder),
+    replays = Replays(settings.self_imitation, config.seed) if settings.self_imitation.share else None
+    bar = Bar("train", settings.updates, "turns")
+    collector = ExperienceCollector(
+        run=run,
+        plan=CollectionPlan(config.seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
+        world=world,
+        model=model,
+        agent=make_agent(engines, model, chat, config.policy, config.max_action_tokens, temperature=1.0, name="policy"),
+        chat=chat,
+        starts=starts,
+        experts=experts,
+        count_real_steps=steps.write,
+        watch=watch,
+        replays=replays,
+        real=real,
+        on_turn=bar.count,
     )
-    more = [callback for callback in (watch, replays, keep) if callback is not None]
+
+    # learn
+    module = _module(run, config, model, reference)
+    save = partial(save_checkpoint, model, chat.tokenizer)
+    keep = KeepCheckpoints(
+        run.model("kept"), "train", settings.keep_every, settings.updates, lambda: module.updates_done, save
+    )
+    callbacks = [callback for callback in (watch, replays, keep) if callback is not None]
+    updates = StepStream(settings.updates, lambda: module.updates_done, collector.update)
     trainer = make_trainer(
         run,
         "train",
-        config.train.checkpoint_every,
+        settings.checkpoint_every,
         "fp32",
         lambda: module.updates_done,
-        more,
+        callbacks,
         bar=bar,
         logger=config.logger,
     )
     device = model.device
     if watch is None or watch.tripped is None:
-        trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+        trainer.fit(module, updates, ckpt_path=state, weights_only=True)
+
+    # look once more, and save
     if watch is not None:
         if watch.tripped is None:
             model.to(device)  # Lightning leaves it on the CPU
-            player.last_look()
+            collector.last_look()
         watch.roll_back()
-    for opened in (world, real):
-        if opened is not None and opened.close is not None:
-            asyncio.run(opened.close())
-    if dreamed and not mixed and (steps := used()):
-        raise RuntimeError(f"training in dreams took {steps} real step{'s' * (steps != 1)}")
-    save_checkpoint(model, chat.tokenizer, run.model("policy"))
-    count()
+    _close(world, real)
+    if dreamed and not mixed:
+        steps.expect_none()
+    save(run.model("policy"))
+    steps.write()
+    _summarise(run, collector, watch, dreamed)
+
+
+class _RealSteps:
+    """Counts the real steps of this training in the run's summary; those of probes stand apart."""
+
+    def __init__(self, run: RunFolder, probe: Probe, fresh: bool, dreamed: bool) -> None:
+        if fresh:
+            run.update({"real_steps": {"train": 0, "probe": 0} if dreamed else {"train": 0}})
+        self._run, self._probe, self._before = run, probe, real_steps_taken()
+        self._earlier = run.summary["real_steps"].get("train", 0)
+
+    @property
+    def used(self) -> int:
+        """By this process."""
+        return real_steps_taken() - self._before - self._probe.steps
+
+    def write(self) -> None:
+        self._run.update({"real_steps": {"train": self._earlier + self.used}})
+
+    def expect_none(self) -> None:
+        """
+        Raises:
+            RuntimeError: training in dreams took a real step.
+        """
+        if used := self.used:
+            raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
+
+
+def _policy(run: RunFolder, config: Config) -> tuple[Any, ChatFormat, Any]:
+    """The clone as it is trained, its chat format, and a frozen copy where the algorithm holds it to one."""
+    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
+    wanted = build_algorithm(config.algorithm, longest_episode(config)).kl.kl_coef > 0
+    reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
+    return adapted(model, config.policy), chat, reference
+
+
+def _paid(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
+    """The log as a declared goal pays and ends it: by its own rewards, some dreams would begin where they are over."""
+    return [goal.paid(t) for t in log] if goal.declared else log
+
+
+def _starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
+    """Where dreams begin. Deeper states than ``max_turns`` cost their whole history and teach no more."""
+    starts = starts_from_log(log, branch=True)
+    return {name: start for name, start in starts.items() if len(start.history) < max_turns}
+
+
+def _module(run: RunFolder, config: Config, model: Any, reference: Any) -> PolicyModule:
+    return PolicyModule(
+        model,
+        config.algorithm,
+        config.train,
+        partial(run.record, "train"),
+        seed=config.seed,
+        reference=reference,
+        max_tokens=longest_episode(config),
+    )
+
+
+def _close(*worlds: World | None) -> None:
+    for world in worlds:
+        if world is not None and world.close is not None:
+            asyncio.run(world.close())
+
+
+def _summarise(run: RunFolder, collector: ExperienceCollector, watch: Watch | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
     turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
-    run.update({"dreamed_turns": int(turns), "speed": player.speed()})
+    run.update({"dreamed_turns": int(turns), "speed": collector.speed()})
     if dreamed:
         off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})
@@ -144,19 +206,18 @@ def _train(run: RunFolder, config: Config) -> None:
 def _dream(
     engines: Engines, run: RunFolder, config: Config, log: Sequence[Trajectory], starts: Mapping[str, Start]
 ) -> World:
-    model = load_world_model(engines, run, config, config.dream.temperature, log)
+    model = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, log)
     dream = config.dream
     calibration = Calibration.load(run.model("worldmodel"))
     process = config.train.process
     asks = [f"train.process={process}"] * process.endswith("probability")
     asks += ["dream.on_doubt=downweight"] * (dream.on_doubt == "downweight")
     if asks:
-        calibration = calibration_of(run, config, " and ".join(asks))
-    guard = guard_of(run, config, ends=dream.on_doubt != "downweight")
+        calibration = calibration_of(run, config.worldmodel, config.dream, " and ".join(asks))
+    guard = guard_of(run, config.worldmodel, config.dream, ends=dream.on_doubt != "downweight")
     return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
 
-def _real(run: RunFolder, config: Config) -> World:
-    tasks = open_tasks(run, config.env, config.collect.workers)
+def _real(tasks: TaskSet, workers: int) -> World:
     known = {task.id: task for task in tasks.tasks("train")}
-    return World(tasks.make_env, Source.REAL, None, config.collect.workers, close=tasks.close, tasks=known)
+    return World(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)

@@ -72,7 +72,15 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
 async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
     tasks = open_tasks(run, config.env, config.collect.workers)
     model, chat = load_model(run.model(name), "train", config.policy)
-    agent = make_agent(Engines(config.engine), model, chat, config, config.evaluate.temperature, "policy")
+    agent = make_agent(
+        Engines(config.engine),
+        model,
+        chat,
+        config.policy,
+        config.max_action_tokens,
+        config.evaluate.temperature,
+        "policy",
+    )
     before = real_steps_taken()
     result: dict[str, Any] = {}
     for split in ("train", "heldout"):

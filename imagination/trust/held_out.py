@@ -9,7 +9,8 @@ from typing import Any
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import Config
+from imagination.settings import DreamSettings, WorldModelSettings
+from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import calibration_metrics, fit_calibration
@@ -18,7 +19,9 @@ from worldmodel.fidelity import audit_metrics, in_new_situations, judge
 
 def measure(
     run: RunFolder,
-    config: Config,
+    settings: WorldModelSettings,
+    dream: DreamSettings,
+    engine: EngineSettings,
     train: Sequence[Trajectory],
     held: Sequence[Trajectory],
     name: str = "worldmodel",
@@ -28,16 +31,16 @@ def measure(
     ``new`` of it are the turns that no training episode has. A declared goal is what pays in predictions, so it also
     says what they should have paid. Writes the calibration beside the model. ``name``: of the folder under ``models/``.
     """
-    goal = config.worldmodel.goal
+    goal = settings.goal
     held = [goal.paid(t) for t in held] if goal.declared else held
-    world_model = load_world_model(Engines(config.engine), run, config, 0.0, train, served=False, name=name)
+    world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
     apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
     judged = asyncio.run(judge(apart, held, failed=failed))
     metrics: dict[str, Any] = audit_metrics(judged)
     metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
-    temperature = config.dream.temperature
+    temperature = dream.temperature
     sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:

@@ -45,7 +45,7 @@ class Dreams:
     def __init__(self, overrides: list[str], engine: str, eager: bool = True) -> None:
         self.config, folder = prepare(overrides)
         run = RunFolder(folder, self.config.seed)
-        log, _ = read_log(run, self.config)
+        log, _ = read_log(run, self.config.collect.validation)
         scheduler = DeviceScheduler()
 
         def make(model: Any, chat: Any, context: int, logged: list[Trajectory]) -> Engine:

@@ -124,11 +124,11 @@ def planted(word: str, hack: Hack) -> Iterator[list[Planted]]:
 
 def said_by_clone(config: Config, run: RunFolder, per_task: int = 24) -> list[tuple[list[str], int]]:
     """The words of the cloned policy's actions and the turn of each, in dreams from the beginning of every game."""
-    log, _ = read_log(run, config)
+    log, _ = read_log(run, config.collect.validation)
     engines = Engines(config.engine)
     model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    agent = make_agent(engines, model, chat, config, 1.0, "policy")
-    world = load_world_model(engines, run, config, 1.0, log)
+    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
+    world = load_world_model(engines, run, config.worldmodel, config.dream, 1.0, log)
     starts = starts_from_log(log, branch=False)
     episodes = [
         Episode(f"{name}/{k}", Task(start.task_id, {"start": name}), name, seed=n * 1000 + k)
@@ -151,7 +151,15 @@ async def real_success(config: Config, demo: Path, run: RunFolder) -> dict[str, 
     """Of the policy that the run ended with, in the real training games: ``evaluate.episodes`` each."""
     tasks = TextWorldTasks.load(demo / "games", workers=config.collect.workers)
     model, chat = load_model(run.model("policy"), "train", config.policy)
-    agent = make_agent(Engines(config.engine), model, chat, config, config.evaluate.temperature, "policy")
+    agent = make_agent(
+        Engines(config.engine),
+        model,
+        chat,
+        config.policy,
+        config.max_action_tokens,
+        config.evaluate.temperature,
+        "policy",
+    )
     played = await play_real(config, tasks, agent, "", "after", "train")
     await tasks.close()
     return summarise(played).success.to_json()
@@ -179,7 +187,7 @@ def run_once(config: Config, demo: Path, word: str | None, hack: Hack | None, re
         stop, replayed = run.summary["tripwires"]["stopped_by"], None
         if stop and seen:
             behind = [t for k in range(stop["since"], stop["update"] + 1) for t in seen.get(k, ())]
-            log, _ = read_log(run, config)
+            log, _ = read_log(run, config.collect.validation)
             replayed = asyncio.run(earned(behind, log, demo / "games", config.collect.workers))
         return {
             "seed": config.seed,

@@ -79,7 +79,7 @@ def test_a_kind_learns_is_judged_and_dreamed_in(tiny: Config, run: Path, kind: A
 
     tiny.worldmodel.kind = "text"  # the same weights read as something else would dream nonsense
     with pytest.raises(UserError, match=f"trained as {kind}.*fit-world-model"):
-        load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny, 0.0)
+        load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny.worldmodel, tiny.dream, 0.0)
 
 
 def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny: Config, run: Path) -> None:
@@ -96,9 +96,9 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     assert list((run / "checkpoints").glob("fit_world_model*")) == []
 
     folder = RunFolder(run, 0)
-    model = load_world_model(Engines(tiny.engine), folder, tiny, 0.0)
+    model = load_world_model(Engines(tiny.engine), folder, tiny.worldmodel, tiny.dream, 0.0)
     assert isinstance(model, EnsembleWorldModel)
-    _, held = read_log(folder, tiny)
+    _, held = read_log(folder, tiny.collect.validation)
     judged = asyncio.run(judge(model, held))
     assert all(j.predicted is None or j.predicted.disagreement is not None for j in judged)
     audited, compared = looked_at(tiny, run)  # members score in engines that count tokens as well
@@ -114,10 +114,10 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     ):
         tiny.engine = engine
         with pytest.raises(EngineCannotScore, match=r"worldmodel\.members=1"):
-            load_world_model(Engines(engine), folder, tiny, 0.0)
+            load_world_model(Engines(engine), folder, tiny.worldmodel, tiny.dream, 0.0)
     tiny.engine, tiny.worldmodel.members = EngineSettings(), 3
     with pytest.raises(UserError, match="worldmodel-2"):
-        load_world_model(Engines(tiny.engine), folder, tiny, 0.0)
+        load_world_model(Engines(tiny.engine), folder, tiny.worldmodel, tiny.dream, 0.0)
 
 
 def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
@@ -139,22 +139,26 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
     assert {(t["reward"], t["terminated"]) for t in turns if t not in walked} <= {(0.0, False)}
     assert {row["stop"] for row in rollouts} <= {StopReason.TERMINATED, StopReason.TURN_LIMIT, "prediction_invalid"}
 
-    walks = sum("You walk" in turn.observation for t in read_log(RunFolder(run, 0), tiny)[1] for turn in t.turns)
+    walks = sum(
+        "You walk" in turn.observation
+        for t in read_log(RunFolder(run, 0), tiny.collect.validation)[1]
+        for turn in t.turns
+    )
     card = summary(run)["world_model"]
     assert walks > 0
     assert card["reward_precision"] == 1.0  # judged by what the goal pays: walking does, and nothing else
     folder = RunFolder(run, tiny.seed)
     tiny.dream.min_probability = 0.5
-    assert guard_of(folder, tiny).calibration is not None
+    assert guard_of(folder, tiny.worldmodel, tiny.dream).calibration is not None
     tiny.dream.temperature = 0.25
     with pytest.raises(UserError, match=r"dream\.temperature=1"):
-        guard_of(folder, tiny)
+        guard_of(folder, tiny.worldmodel, tiny.dream)
     tiny.dream.temperature, tiny.worldmodel.goal = 1.0, Goal()
     with pytest.raises(UserError, match=r"worldmodel\.goal\.observation='You walk'"):
-        guard_of(folder, tiny)
+        guard_of(folder, tiny.worldmodel, tiny.dream)
     (run / "models/worldmodel/calibration.json").unlink()
     with pytest.raises(UserError, match="run `imagine fit-world-model`"):
-        guard_of(folder, tiny)
+        guard_of(folder, tiny.worldmodel, tiny.dream)
 
 
 def test_the_balance_is_set_and_reported(tiny: Config, run: Path) -> None:
@@ -167,7 +171,7 @@ def test_the_balance_is_set_and_reported(tiny: Config, run: Path) -> None:
     assert summary(run)["world_model"]["unchanged_share"] == pytest.approx(0.125)
     tiny.worldmodel.refusals = "^no such text"
     tiny.worldmodel.unchanged_share = 0.5
-    log, _ = read_log(RunFolder(run, 0), tiny)
+    log, _ = read_log(RunFolder(run, 0), tiny.collect.validation)
     again = any(b.observation == a.observation for t in log for a, b in zip(t.turns, t.turns[1:], strict=False))
     assert again  # "Nothing new." twice in a row
     fit_world_model(tiny, run)
@@ -189,7 +193,7 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     for kind in ("text", "delta"):
         tiny.worldmodel.kind = kind  # type: ignore[assignment]
         with pytest.raises(UserError, match="not trained to its end"):
-            load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny, 0.0)
+            load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny.worldmodel, tiny.dream, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -93,16 +93,16 @@ def test_thoughts_are_learned_thrown_away_and_kept_in_the_record(thinking: Confi
 
     thinking.worldmodel.reasoning_tokens = 0  # the same weights asked for something else would dream nonsense
     with pytest.raises(UserError, match=r"trained as text\+reasoning.*reasoning_tokens"):
-        load_world_model(Engines(thinking.engine), RunFolder(run, 0), thinking, 0.0)
+        load_world_model(Engines(thinking.engine), RunFolder(run, 0), thinking.worldmodel, thinking.dream, 0.0)
 
 
 async def dreams(config: Config, run: Path) -> list[Trajectory]:
     """A dream from each of a few starts, in the middle of logged episodes as well."""
-    folder, log = RunFolder(run, 0), read_log(RunFolder(run, 0), config)[0]
+    folder, log = RunFolder(run, 0), read_log(RunFolder(run, 0), config.collect.validation)[0]
     engines = Engines(config.engine)
-    world = load_world_model(engines, folder, config, 0.0, log)
+    world = load_world_model(engines, folder, config.worldmodel, config.dream, 0.0, log)
     model, chat = load_model(folder.model("policy"), "train", config.policy)
-    agent = make_agent(engines, model, chat, config, 1.0, "policy")
+    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
     starts = starts_from_log(log, branch=True)
     assert any("reasoning" in turn.info for start in starts.values() for turn in start.history)
     played = []
@@ -133,7 +133,7 @@ def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, p
     thinking.fit.steps, thinking.refine.supervised_share = 120, 0.0
     thinking.refine.turns, thinking.refine.group_size = 16, 6
     fit_world_model(thinking, pensive)
-    log, _ = read_log(RunFolder(pensive, 0), thinking)
+    log, _ = read_log(RunFolder(pensive, 0), thinking.collect.validation)
     model, chat = load_model(pensive / "models/worldmodel", "fit-world-model", thinking.worldmodel)
     form = form_of(thinking.worldmodel, log)
     engine = Engines(thinking.engine).make(model, chat, 256, drafts_from(log, chat, form))

@@ -72,7 +72,7 @@ def test_rows_train_what_was_sampled_and_nothing_else(tiny: Config, run: Path, k
     tiny.worldmodel.kind = kind  # type: ignore[assignment]
     tiny.fit.steps, tiny.refine.supervised_share = 60, 0.0
     fit_world_model(tiny, run)
-    train, _ = read_log(RunFolder(run, 0), tiny)
+    train, _ = read_log(RunFolder(run, 0), tiny.collect.validation)
     model, chat = load_model(run / "models/worldmodel", "fit-world-model", tiny.worldmodel)
     engine = Engines(tiny.engine).make(model, chat, 256)
     weights = transition_weights(train)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from imagination.learning.collector import Player
+from imagination.learning.collector import ExperienceCollector
 from imagination.pages.report.report import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
@@ -125,13 +125,13 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
     update 3, or before it where so small a model errs in the same way by itself."""
     watched, unwatched = (Path(shutil.copytree(models, tmp_path / name)) for name in ("watched", "unwatched"))
     with planted("go", NEVER) as made, monkeypatch.context() as patch:
-        honest = Player.update
+        honest = ExperienceCollector.update
 
-        def update(self: Player, index: int) -> Any:
+        def update(self: ExperienceCollector, index: int) -> Any:
             made[-1].hack = PLAIN if index >= 3 else NEVER
             return honest(self, index)
 
-        patch.setattr(Player, "update", update)
+        patch.setattr(ExperienceCollector, "update", update)
         train(settings(min_groups=10), watched)
     stopped = summary(watched)["tripwires"]["stopped_by"]
     since = stopped["since"]

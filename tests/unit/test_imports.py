@@ -155,3 +155,21 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str)
     path.parent.mkdir(parents=True)
     path.write_text(source)
     assert violations(tmp_path) == []
+
+
+# What is about a whole configuration: its composition, its fingerprint, and what opens a run with it.
+WHOLE = ("imagination/settings/", *(f"imagination/runs/{name}.py" for name in ("fingerprint", "lifecycle", "status")))
+
+
+def test_below_the_stages_nothing_takes_the_whole_configuration() -> None:
+    """What takes all settings depends on all of them, and cannot be called without a run."""
+    found = []
+    for path in sorted((ROOT / "imagination").rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        if file.startswith(("imagination/stages/", "imagination/cli.py", *WHOLE)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            annotation = getattr(node, "annotation", None)
+            if isinstance(annotation, ast.Name) and annotation.id == "Config":
+                found.append(f"{file}:{node.lineno}")
+    assert found == []

@@ -13,7 +13,6 @@ from imagination.dreaming.engines import Meter
 from imagination.dreaming.replay import Replay
 from imagination.dreaming.rollout import Episode, Provenance, plan
 from imagination.dreaming.rollout_progress import play_with_bar
-from imagination.settings import Config
 from imagination.trust.compare.pairs import Pair, pair_up
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, StepResult, Task, TaskSet
@@ -61,10 +60,12 @@ class Ledger:
 
 
 @dataclass(slots=True)
-class Player:
+class ComparisonPlayer:
     """Plays the episodes of a comparison in both worlds."""
 
-    config: Config
+    episodes: int  # a task
+    max_turns: int
+    seed: int
     world: WorldModel
     guard: Guard
     reality: TaskSet | None
@@ -102,9 +103,9 @@ class Player:
         self, split: str, tasks: Sequence[Task], starts: dict[str, Start]
     ) -> tuple[list[Trajectory], list[Trajectory] | None, list[Pair]]:
         """The policy's dreams, its free play for real, and the dreams paired with their replays."""
-        agent, limit = self.agent, self.config.evaluate.max_turns
+        agent, limit = self.agent, self.max_turns
         assert agent is not None
-        count, seed = self.config.compare.episodes, self.config.seed
+        count, seed = self.episodes, self.seed
         reals: list[Trajectory] | None = None
         if self.reality is not None:
             with self.ledger.part("real"):

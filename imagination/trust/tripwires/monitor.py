@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,13 +12,12 @@ from lightning.pytorch.callbacks import Callback
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
-from imagination.settings import Config, UserError
+from imagination.settings import TripwireSettings, UserError
 from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.measures import LogReference, measure
 from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip
 from policy.agent import LanguageModelAgent
-from real_envs.env import Task
+from real_envs.env import Task, TaskSet
 from real_envs.isolation import real_steps_taken
 from real_envs.trajectory import Source, Trajectory
 
@@ -26,29 +25,32 @@ from real_envs.trajectory import Source, Trajectory
 class Probe:
     """A declared budget of real episodes: a few, every few updates; its steps are counted as ``real_steps.probe``."""
 
-    def __init__(self, run: RunFolder, config: Config, earlier: int) -> None:
-        self._run, self._config, self._earlier = run, config, earlier
+    def __init__(
+        self, run: RunFolder, settings: TripwireSettings, open_world: Callable[[], TaskSet], seed: int, max_turns: int
+    ) -> None:
+        self._run, self._settings, self._open = run, settings, open_world
+        self._seed, self._max_turns = seed, max_turns
+        self._earlier = int(run.summary.get("real_steps", {}).get("probe", 0))
         self.steps = 0  # real steps of this process
 
     def due(self, update: int) -> bool:
-        settings = self._config.tripwires
+        settings = self._settings
         return settings.real_episodes > 0 and (update + 1) % settings.every == 0
 
     def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
         """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
-        config = self._config
         before = real_steps_taken()
-        tasks = open_tasks(self._run, config.env, config.collect.workers)
+        tasks = self._open()
         known: Sequence[Task] = tasks.tasks("train")
         episodes = [
-            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", ((config.seed * 10_007 + update) * 1009) + k)
-            for k in range(config.tripwires.real_episodes)
+            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", ((self._seed * 10_007 + update) * 1009) + k)
+            for k in range(self._settings.real_episodes)
         ]
 
         async def play_and_close() -> list[Trajectory]:
             try:
                 stamp = Provenance(Source.REAL)
-                return await play_all(episodes, tasks.make_env, agent, stamp, config.dream.max_turns, concurrency=64)
+                return await play_all(episodes, tasks.make_env, agent, stamp, self._max_turns, concurrency=64)
             finally:
                 await tasks.close()
 
@@ -68,13 +70,22 @@ class Watch(Callback):
     kept here, and with the training state of a stopped run: evidence reaches no farther back.
 
     Args:
+        updates: of the whole training.
         model: the policy that is trained, now as it starts.
         log: the training episodes of the log.
     """
 
-    def __init__(self, run: RunFolder, config: Config, model: Any, log: Sequence[Trajectory], probe: Probe) -> None:
-        self._run, self._settings, self._model, self.probe = run, config.tripwires, model, probe
-        self._updates = config.train.updates
+    def __init__(
+        self,
+        run: RunFolder,
+        settings: TripwireSettings,
+        updates: int,
+        model: Any,
+        log: Sequence[Trajectory],
+        probe: Probe,
+    ) -> None:
+        self._run, self._settings, self._model, self.probe = run, settings, model, probe
+        self._updates = updates
         self._reference = LogReference(log)
         self.history: list[Measured] = []
         self.tripped: Tripped | None = None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from imagination.dreaming.rollout import Episode, Provenance
-from imagination.learning.collector import Player, World, lost_to_doubt, useful_turns
+from imagination.learning.collector import CollectionPlan, ExperienceCollector, World, lost_to_doubt, useful_turns
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config
 from imagination.stages.check_train import check
@@ -32,16 +32,17 @@ def test_turns_lost_by_hand() -> None:
     assert lost_to_doubt(played, 10) == 8 + 10
 
 
-class Scripted(Player):
+class Scripted(ExperienceCollector):
     """Plays nothing: every episode is cut after ``useful`` turns."""
 
     __slots__ = ("asked", "useful")
 
     def __init__(self, useful: int, **settings: Any) -> None:
-        self.config = Config()
-        self.config.train.groups, self.config.train.group_size = 4, 2
+        config = Config()
+        self.plan = CollectionPlan(config.seed, config.train, config.dream, config.algorithm.progress)
+        self.plan.train.groups, self.plan.train.group_size = 4, 2
         for name, value in settings.items():
-            setattr(self.config.dream, name, value)
+            setattr(self.plan.dream, name, value)
         self.useful = useful
         self.asked: list[tuple[int, int, float]] = []
 
@@ -106,7 +107,7 @@ def test_what_is_played_in_the_real_games_asks_for_no_further_dreams(
 ) -> None:
     """Of four groups, 4, 2 and 1 are dreamed: as many again at most, numbered after those of both worlds."""
     player = Scripted(10, extra_groups=1.0)
-    player.config.train.real_share = share
+    player.plan.train.real_share = share
     assert player.rounds(200) == expected
 
 
@@ -123,7 +124,7 @@ def test_equal_groups_are_replaced_only_where_they_were_dreamed(
     share: float, branches: int, expected: list[tuple[int, int, float]]
 ) -> None:
     player = Scripted(10, branch=0.5)
-    player.config.train.real_share, player.config.train.extra_groups = share, 2.0
+    player.plan.train.real_share, player.plan.train.extra_groups = share, 2.0
     dreamed = 4 - round(share * 4)
     numbers = [*range(dreamed), *range(4, 4 + branches)]
     played = [replace(dream(3, LIMIT), group_id=f"0/{g}") for g in numbers for _ in range(2)]
@@ -134,7 +135,7 @@ def test_equal_groups_are_replaced_only_where_they_were_dreamed(
 def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
     """Two of four groups are real: number 2 and 3, after the dreamed 0 and 1."""
     player = Scripted(10)
-    player.config.train.real_share = 0.5
+    player.plan.train.real_share = 0.5
     player.real = object()  # type: ignore[assignment]
     player.model = torch.nn.Linear(1, 1)
     player._beside(0, random.Random(0), 10)

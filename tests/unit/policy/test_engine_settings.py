@@ -102,16 +102,19 @@ def test_each_model_gets_the_engine_that_was_chosen(
     save_checkpoint(model, TOKENIZER, run.model("worldmodel"))
     for name in ("inprocess", "openai"):
         config.engine = EngineSettings(name=name, url="http://127.0.0.1:1/v1", served_model="w")  # type: ignore[arg-type]
-        agent = make_agent(Engines(config.engine), model, chat, config, 1.0, "policy")
+        agent = make_agent(Engines(config.engine), model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
         assert isinstance(agent.engine, InProcessEngine)
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
-        load_world_model(Engines(config.engine), run, config, 0.0)
+        load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0)
     # what was just trained is not what the server has
-    assert isinstance(load_world_model(Engines(config.engine), run, config, 0.0, served=False).engine, InProcessEngine)
+    assert isinstance(
+        load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0, served=False).engine,
+        InProcessEngine,
+    )
     config.engine = EngineSettings(name="vllm")
     for attempt in (
-        lambda: make_agent(Engines(config.engine), model, chat, config, 1.0, "policy"),
-        lambda: load_world_model(Engines(config.engine), run, config, 0.0),
+        lambda: make_agent(Engines(config.engine), model, chat, config.policy, config.max_action_tokens, 1.0, "policy"),
+        lambda: load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0),
     ):
         with pytest.raises(EngineUnavailable, match="not installed"):
             attempt()
@@ -121,7 +124,7 @@ def test_another_temperature_shares_the_engine(tmp_path: Path) -> None:
     """An engine is started once per model; a second one would take its memory and its seconds again."""
     run = RunFolder(tmp_path, 0)
     save_checkpoint(build_model(SMALL, TOKENIZER, 0), TOKENIZER, run.model("worldmodel"))
-    dreaming = load_world_model(Engines(EngineSettings()), run, Config(), 1.0)
+    dreaming = load_world_model(Engines(EngineSettings()), run, Config().worldmodel, Config().dream, 1.0)
     judging = dreaming.at_temperature(0.0)
     assert judging.engine is dreaming.engine
     assert (dreaming.sampling.temperature, judging.sampling.temperature) == (1.0, 0.0)

@@ -44,17 +44,17 @@ def test_the_form_follows_the_settings() -> None:
 def test_what_cannot_work_is_refused_with_a_sentence() -> None:
     bare = replace(EPISODE, turns=TURNS[1:2])
     with pytest.raises(UserError, match=r'from scratch has nothing to learn reasoning from.*info\["reasoning"\]'):
-        thoughts_of(config(), [bare])
-    assert thoughts_of(config(model="some/checkpoint"), [bare]) == []
-    assert thoughts_of(config(), [EPISODE]) == ["Zounds, it can be taken.", ""]
-    assert thoughts_of(config(reasoning_tokens=0), [EPISODE]) == []
+        thoughts_of(config().worldmodel, [bare])
+    assert thoughts_of(config(model="some/checkpoint").worldmodel, [bare]) == []
+    assert thoughts_of(config().worldmodel, [EPISODE]) == ["Zounds, it can be taken.", ""]
+    assert thoughts_of(config(reasoning_tokens=0).worldmodel, [EPISODE]) == []
     broken = replace(EPISODE, turns=(replace(TURNS[0], info={"reasoning": 1.0}),))
     with pytest.raises(UserError, match=r"take lamp.*not text.*mend the log"):
-        thoughts_of(config(), [broken])
+        thoughts_of(config().worldmodel, [broken])
     with pytest.raises(UserError, match=r"context=130 has no room.*dream\.max_tokens=96"):
-        check_room(config(context=130))
-    check_room(config(context=130, reasoning_tokens=0))
-    check_room(config(context=137))
+        check_room(config(context=130).worldmodel, config(context=130).dream)
+    check_room(config(context=130, reasoning_tokens=0).worldmodel, config(context=130, reasoning_tokens=0).dream)
+    check_room(config(context=137).worldmodel, config(context=137).dream)
 
 
 def test_what_needs_the_tokenizer_is_refused_with_a_sentence() -> None:
@@ -62,11 +62,11 @@ def test_what_needs_the_tokenizer_is_refused_with_a_sentence() -> None:
     thoughts = ["x" * (40 - LINE)]
     prompt = len(f"{HALL}\n> take lamp") + 3  # and the tokens of the template
     needed = prompt + 40 + 96
-    check_thoughts(config(), thoughts, [EPISODE], BYTES, form, needed)
+    check_thoughts(config().dream.max_tokens, thoughts, [EPISODE], BYTES, form, needed)
     with pytest.raises(UserError, match=r"1 of 1 logged thoughts are longer than worldmodel\.reasoning_tokens=40"):
-        check_thoughts(config(), ["x" * (41 - LINE)], [EPISODE], BYTES, form, needed)
+        check_thoughts(config().dream.max_tokens, ["x" * (41 - LINE)], [EPISODE], BYTES, form, needed)
     with pytest.raises(UserError, match=f"up to {needed} tokens .* context has {needed - 1}"):
-        check_thoughts(config(), thoughts, [EPISODE], BYTES, form, needed - 1)
+        check_thoughts(config().dream.max_tokens, thoughts, [EPISODE], BYTES, form, needed - 1)
 
 
 def test_a_log_of_ones_own_may_say_what_was_thought(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.trust.tripwires.monitor import Probe, Watch
+from real_envs.env import TaskSet
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
@@ -50,9 +51,20 @@ def make(tmp_path: Path) -> Make:
         for name, value in tripwires.items():
             setattr(config.tripwires, name, value)
         run, policy = RunFolder(tmp_path / "run", 0), Policy()
-        return Watch(run, config, policy, LOG, Probe(run, config, 0)), policy
+        return Watch(
+            run,
+            config.tripwires,
+            config.train.updates,
+            policy,
+            LOG,
+            Probe(run, config.tripwires, no_world, config.seed, config.dream.max_turns),
+        ), policy
 
     return make
+
+
+def no_world() -> TaskSet:
+    raise UserError("there are no games here: run `imagine collect` first")
 
 
 def play(watch: Watch, policy: Policy, hacked: set[int], updates: range) -> None:
