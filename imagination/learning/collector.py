@@ -25,7 +25,7 @@ from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from imagination.trust.evaluation import summarise
-from imagination.trust.tripwires.monitor import Watch
+from imagination.trust.tripwires.monitor import TripwireMonitor
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
 from policy.lm.engine import Engine
@@ -81,7 +81,7 @@ class ExperienceCollector:
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
-    watch: Watch | None = None
+    watch: TripwireMonitor | None = None
     replays: Replays | None = None
     real: World | None = None
     on_turn: Callable[[], None] | None = None

@@ -25,7 +25,14 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError
 from imagination.trust.audit.audit import FORMAT, VERSION, Subject, measure
-from imagination.trust.audit.play import Arena, Candidate, Contestant, Loaded, fill_up, find_candidates
+from imagination.trust.audit.play import (
+    LoadedPolicy,
+    PlaySetup,
+    PolicyCandidate,
+    RankedPolicy,
+    fill_up,
+    find_candidates,
+)
 from imagination.trust.audit.verdict import targets, verdict
 from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
@@ -158,7 +165,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     }
 
 
-def _candidates(config: Config, run: RunFolder) -> list[Candidate]:
+def _candidates(config: Config, run: RunFolder) -> list[PolicyCandidate]:
     """The policies of the settings, or those of the run, the oldest first.
 
     Raises:
@@ -171,7 +178,7 @@ def _candidates(config: Config, run: RunFolder) -> list[Candidate]:
     for folder in folders:
         if not (folder / "config.json").exists():
             raise UserError(f"audit.policies: {folder} holds no model (no config.json); name folders of checkpoints")
-    named = [Candidate(_short(folder, folders), folder, temperature) for folder in folders]
+    named = [PolicyCandidate(_short(folder, folders), folder, temperature) for folder in folders]
     return fill_up(named, folders[::-1], settings.min_policies, settings.temperatures)
 
 
@@ -180,16 +187,16 @@ def _short(folder: Path, others: Sequence[Path]) -> str:
     return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
 
 
-def _contestant(config: Config, engines: Engines, candidate: Candidate) -> Contestant:
-    def load() -> Loaded:
+def _contestant(config: Config, engines: Engines, candidate: PolicyCandidate) -> RankedPolicy:
+    def load() -> LoadedPolicy:
         model, chat = load_model(candidate.folder, "clone", config.policy)
         model.requires_grad_(False)
         agent = make_agent(
             engines, model, chat, config.policy, config.max_action_tokens, candidate.temperature, candidate.name
         )
-        return Loaded(agent, model, weights_version(model))
+        return LoadedPolicy(agent, model, weights_version(model))
 
-    return Contestant(candidate.name, load)
+    return RankedPolicy(candidate.name, load)
 
 
 def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
@@ -201,10 +208,10 @@ def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
     return open_tasks(run, config.env, config.collect.workers), ""
 
 
-def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> Arena:
+def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> PlaySetup:
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
     guard = guard_of(run, config.worldmodel, config.dream, name=config.audit.world_model)
-    return Arena(
+    return PlaySetup(
         dream=world,
         guard=None if guard == Guard() else guard,
         starts=starts,

@@ -27,7 +27,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.check_train import check, check_experts, longest_episode
-from imagination.trust.tripwires.monitor import Probe, Watch
+from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
 from real_envs.env import TaskSet
@@ -74,7 +74,7 @@ def _train(run: RunFolder, config: Config) -> None:
     # play and watch: what an update is made of, and what stops it
     watch = None
     if dreamed and config.tripwires.enabled:
-        watch = Watch(run, config.tripwires, settings.updates, model, paid, probe)
+        watch = TripwireMonitor(run, config.tripwires, settings.updates, model, paid, probe)
         if state is not None:
             watch.resume(state)
     replays = Replays(settings.self_imitation, config.seed) if settings.self_imitation.share else None
@@ -194,7 +194,7 @@ def _close(*worlds: World | None) -> None:
             asyncio.run(world.close())
 
 
-def _summarise(run: RunFolder, collector: ExperienceCollector, watch: Watch | None, dreamed: bool) -> None:
+def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
     turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
     run.update({"dreamed_turns": int(turns), "speed": collector.speed()})

@@ -104,7 +104,7 @@ def difference_ci95(a: Proportion, b: Proportion) -> Interval | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class EpisodeSummary:
     """What a set of episodes says.
 
     Attributes:
@@ -128,12 +128,12 @@ class Summary:
         return {**self.success.to_json(), "mean_turns": self.mean_turns, "stops": stops}
 
 
-def summarise(trajectories: Iterable[Trajectory]) -> Summary:
+def summarise(trajectories: Iterable[Trajectory]) -> EpisodeSummary:
     """Counts a set of episodes. A truncated episode is an unsolved one; a failure is not an episode at all."""
     episodes = list(trajectories)
     counted = [t for t in episodes if not t.stop.is_failure]
     turns = sum(len(t.own_turns) for t in counted)
-    return Summary(
+    return EpisodeSummary(
         success=Proportion(
             successes=sum(t.solved for t in counted), n=len(counted), failures=len(episodes) - len(counted)
         ),

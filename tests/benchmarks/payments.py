@@ -9,7 +9,7 @@ from typing import Any
 
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode
-from imagination.trust.tripwires.monitor import Watch
+from imagination.trust.tripwires.monitor import TripwireMonitor
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory, Turn
 
@@ -18,17 +18,17 @@ from real_envs.trajectory import Trajectory, Turn
 def watched() -> Iterator[dict[int, Sequence[Trajectory]]]:
     """All episodes that the tripwires look at, by update; a run folder keeps one of each group."""
     seen: dict[int, Sequence[Trajectory]] = {}
-    honest = Watch.look
+    honest = TripwireMonitor.look
 
-    def look(self: Watch, update: int, played: Sequence[Trajectory], *more: Any) -> dict[str, float]:
+    def look(self: TripwireMonitor, update: int, played: Sequence[Trajectory], *more: Any) -> dict[str, float]:
         seen[update] = played
         return honest(self, update, played, *more)
 
-    Watch.look = look  # type: ignore[assignment, method-assign]
+    TripwireMonitor.look = look  # type: ignore[assignment, method-assign]
     try:
         yield seen
     finally:
-        Watch.look = honest  # type: ignore[method-assign]
+        TripwireMonitor.look = honest  # type: ignore[method-assign]
 
 
 def _key(episode: Trajectory, turn: Turn) -> tuple[str, str]:

@@ -23,7 +23,7 @@ from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from imagination.trust.audit.audit import Subject, measure
-from imagination.trust.audit.play import Arena, Contestant, Loaded
+from imagination.trust.audit.play import LoadedPolicy, PlaySetup, RankedPolicy
 from imagination.trust.audit.verdict import targets, verdict
 from policy.agent import LanguageModelAgent
 from policy.lm.engines.inprocess.engine import InProcessEngine
@@ -120,9 +120,9 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
     chat = ChatFormat(TOKENIZER)
     frozen = LanguageModelAgent(InProcessEngine(MODEL, CONTEXT), chat, 2, 1.0)
 
-    def skilled(error: float) -> Contestant:
+    def skilled(error: float) -> RankedPolicy:
         agent = Skilled(world.plans, error)
-        return Contestant(f"errs {error}", lambda: Loaded(agent, None, "v"))  # type: ignore[arg-type]
+        return RankedPolicy(f"errs {error}", lambda: LoadedPolicy(agent, None, "v"))  # type: ignore[arg-type]
 
     last = Skilled(world.plans, 0.0)
     last_with_tokens = type("Both", (), {"name": "b", "start": last.start, "chat": chat, "engine": frozen.engine})()
@@ -132,9 +132,9 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
         held=world.log[1::2][:24],
         contestants=[
             *(skilled(error) for error in (1.0, 0.8, 0.5, 0.3)),
-            Contestant("never errs", lambda: Loaded(last_with_tokens, MODEL, "v")),
+            RankedPolicy("never errs", lambda: LoadedPolicy(last_with_tokens, MODEL, "v")),
         ],
-        arena=Arena(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
+        arena=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
         seed=0,
         horizon=TURNS,
     )

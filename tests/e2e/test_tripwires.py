@@ -238,7 +238,7 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
                 def roll_back(self: Any) -> None:
                     raise Killed
 
-                patch.setattr("imagination.trust.tripwires.monitor.Watch.roll_back", roll_back)
+                patch.setattr("imagination.trust.tripwires.monitor.TripwireMonitor.roll_back", roll_back)
             with pytest.raises(Killed):
                 train(config, killed)
         assert "stopped_by" not in summary(killed).get("tripwires", {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagination.trust.tripwires.monitor import Watch
+from imagination.trust.tripwires.monitor import TripwireMonitor
 from real_envs.textworld import GameSettings, TextWorldTasks
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks.payments import earned, watched
@@ -109,9 +109,9 @@ def test_what_dreams_paid_is_done_again_in_a_real_game(tmp_path: Path) -> None:
 
 
 def test_all_that_the_tripwires_look_at_is_seen_and_they_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watch, "look", lambda self, update, played, agent=None: {"update": float(update)})
-    before, episode = Watch.look, dream("t", ("look", 0.0))
+    monkeypatch.setattr(TripwireMonitor, "look", lambda self, update, played, agent=None: {"update": float(update)})
+    before, episode = TripwireMonitor.look, dream("t", ("look", 0.0))
     with watched() as seen:
-        assert Watch.look(None, 3, [episode], None) == {"update": 3.0}  # type: ignore[arg-type]
+        assert TripwireMonitor.look(None, 3, [episode], None) == {"update": 3.0}  # type: ignore[arg-type]
     assert seen == {3: [episode]}
-    assert Watch.look is before
+    assert TripwireMonitor.look is before

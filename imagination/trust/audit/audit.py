@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from imagination.settings import AuditSettings
-from imagination.trust.audit.play import Arena, Contestant, Loaded, Played, play_three_ways
+from imagination.trust.audit.play import LoadedPolicy, PlaySetup, PolicyEpisodes, RankedPolicy, play_three_ways
 from real_envs.trajectory import Trajectory
 from worldmodel.fidelity.agreement import agreement_metrics
 from worldmodel.fidelity.behaviour import behaviour_metrics
@@ -88,8 +88,8 @@ class Subject:
     model: WorldModel
     log: Sequence[Trajectory]
     held: Sequence[Trajectory]
-    contestants: Sequence[Contestant]
-    arena: Arena | None
+    contestants: Sequence[RankedPolicy]
+    arena: PlaySetup | None
     seed: int
     horizon: int
     apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
@@ -112,8 +112,8 @@ async def measure(
     if not refusals.patterns:
         notes.append("No answer of the log could be told to be a refusal: too few episodes share their beginnings.")
 
-    played: dict[str, Played] = {}
-    frozen: Loaded | None = None
+    played: dict[str, PolicyEpisodes] = {}
+    frozen: LoadedPolicy | None = None
     for number, contestant in enumerate(subject.contestants, start=1):
         last = number == len(subject.contestants)
         if subject.arena is None and not last:
@@ -154,7 +154,7 @@ async def measure(
     }
 
 
-def _sets(subject: Subject, played: dict[str, Played], limit: int) -> dict[str, list[Trajectory]]:
+def _sets(subject: Subject, played: dict[str, PolicyEpisodes], limit: int) -> dict[str, list[Trajectory]]:
     """The episodes of each set; of those of all policies an even choice."""
     sets = {"held_out": list(subject.held)}
     if played:
@@ -171,7 +171,7 @@ async def _section(
     episodes: Sequence[Trajectory],
     refusals: Refusals,
     known: set[tuple[str, str]],
-    frozen: Loaded | None,
+    frozen: LoadedPolicy | None,
     fresh: bool,
 ) -> dict[str, Any]:
     model = subject.judged_by(episodes)

@@ -18,7 +18,7 @@ from worldmodel.world_model import WorldModel
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedPolicy:
     """A policy that can play."""
 
     agent: LanguageModelAgent
@@ -27,15 +27,15 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class RankedPolicy:
     """A policy to be ranked; ``load`` is called once and what it gives is dropped when it has played."""
 
     name: str
-    load: Callable[[], Loaded]
+    load: Callable[[], LoadedPolicy]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PolicyCandidate:
     """A folder with a policy and the temperature at which it plays."""
 
     name: str
@@ -43,7 +43,9 @@ class Candidate:
     temperature: float
 
 
-def find_candidates(models: Path, temperature: float, wanted: int, temperatures: Sequence[float]) -> list[Candidate]:
+def find_candidates(
+    models: Path, temperature: float, wanted: int, temperatures: Sequence[float]
+) -> list[PolicyCandidate]:
     """The policies of a run by age: those kept while cloning, the clone, those kept while training, the last one.
 
     Where these are fewer than ``wanted``, the last policy and the clone also play at other temperatures. Those differ
@@ -52,21 +54,21 @@ def find_candidates(models: Path, temperature: float, wanted: int, temperatures:
     kept = models / "kept"
     folders = [*sorted(kept.glob("clone-*")), models / "policy-clone", *sorted(kept.glob("train-*")), models / "policy"]
     there = [folder for folder in folders if (folder / "config.json").exists()]
-    found = [Candidate(folder.name, folder, temperature) for folder in there]
+    found = [PolicyCandidate(folder.name, folder, temperature) for folder in there]
     return fill_up(found, [f for f in reversed(there) if f.parent == models], wanted, temperatures)
 
 
 def fill_up(
-    found: Sequence[Candidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
-) -> list[Candidate]:
+    found: Sequence[PolicyCandidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
+) -> list[PolicyCandidate]:
     """``found``, and before them the same ``folders`` at other temperatures until there are ``wanted`` in all."""
     own = {(c.folder, c.temperature) for c in found}
-    others = [Candidate(f"{f.name}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
+    others = [PolicyCandidate(f"{f.name}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
     return [*others[: max(0, wanted - len(found))], *found]
 
 
 @dataclass(frozen=True, slots=True)
-class Arena:
+class PlaySetup:
     """Where policies play.
 
     Attributes:
@@ -91,7 +93,7 @@ class Arena:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PolicyEpisodes:
     """What one policy did: a ``Triple`` per task and seed, and the real episodes and dreams behind it."""
 
     triples: list[Triple]
@@ -99,7 +101,7 @@ class Played:
     dreams: list[Trajectory]
 
 
-async def play_three_ways(arena: Arena, name: str, loaded: Loaded) -> Played:
+async def play_three_ways(arena: PlaySetup, name: str, loaded: LoadedPolicy) -> PolicyEpisodes:
     """Plays one policy.
 
     The same task and seed give the policy the same chance in each world, so what differs is the world's doing.
@@ -129,10 +131,12 @@ async def play_three_ways(arena: Arena, name: str, loaded: Loaded) -> Played:
         concurrency=64,
     )
     replays = await _replay(arena, dreamed, name)
-    return Played([_triple(name, *four) for four in zip(dreamed, replays, real, guarded, strict=True)], real, dreamed)
+    return PolicyEpisodes(
+        [_triple(name, *four) for four in zip(dreamed, replays, real, guarded, strict=True)], real, dreamed
+    )
 
 
-async def _replay(arena: Arena, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
+async def _replay(arena: PlaySetup, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
     """The dreamed actions in the real environment; nothing where the dream failed or did nothing."""
     beside = zip(_plan(arena, f"replay/{name}"), dreamed, strict=True)
     asked = {e.id: (e, dream) for e, dream in beside if dream.turns and not dream.stop.is_failure}
@@ -142,7 +146,7 @@ async def _replay(arena: Arena, dreamed: Sequence[Trajectory], name: str) -> lis
     return [found.get(dream.id) for dream in dreamed]
 
 
-def _plan(arena: Arena, prefix: str) -> list[Episode]:
+def _plan(arena: PlaySetup, prefix: str) -> list[Episode]:
     tasks = [replace(task, spec={**task.spec, "start": task.id}) for task in arena.tasks]
     return plan(tasks, arena.episodes, prefix, arena.seed)
 

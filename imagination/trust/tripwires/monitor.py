@@ -62,7 +62,7 @@ class Probe:
         return success.successes, success.n
 
 
-class Watch(Callback):
+class TripwireMonitor(Callback):
     """Looks at each update's rollouts before anything is learned from them.
 
     The evidence of a wire may add up over several updates, and a policy that has learned from the first of them is not

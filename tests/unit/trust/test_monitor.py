@@ -12,7 +12,7 @@ import torch
 
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.trust.tripwires.monitor import Probe, Watch
+from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from real_envs.env import TaskSet
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
@@ -39,19 +39,19 @@ class Policy(torch.nn.Module):
         self.base = torch.nn.Parameter(torch.ones(1000), requires_grad=False)
 
 
-Make = Callable[..., tuple[Watch, Policy]]
+Make = Callable[..., tuple[TripwireMonitor, Policy]]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def make(**tripwires: Any) -> tuple[Watch, Policy]:
+    def make(**tripwires: Any) -> tuple[TripwireMonitor, Policy]:
         config = Config()
         config.train.updates = 24
         config.tripwires.drift = 100.0  # half a dozen words say nothing
         for name, value in tripwires.items():
             setattr(config.tripwires, name, value)
         run, policy = RunFolder(tmp_path / "run", 0), Policy()
-        return Watch(
+        return TripwireMonitor(
             run,
             config.tripwires,
             config.train.updates,
@@ -67,7 +67,7 @@ def no_world() -> TaskSet:
     raise UserError("there are no games here: run `imagine collect` first")
 
 
-def play(watch: Watch, policy: Policy, hacked: set[int], updates: range) -> None:
+def play(watch: TripwireMonitor, policy: Policy, hacked: set[int], updates: range) -> None:
     """Two groups an update, both honest or one of them paid for the hack; learns where the wires let it."""
     for update in updates:
         second = HACK if update in hacked else HONEST

@@ -14,7 +14,7 @@ from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.drafts import Draft
 
 
-class Loaded(Protocol):
+class Scheduled(Protocol):
     """Anything that knows how many requests wait for it."""
 
     @property
@@ -30,16 +30,16 @@ class DeviceScheduler:
     """
 
     def __init__(self) -> None:
-        self._engines: WeakSet[Loaded] = WeakSet()
+        self._engines: WeakSet[Scheduled] = WeakSet()
 
-    def join(self, engine: Loaded) -> None:
+    def join(self, engine: Scheduled) -> None:
         self._engines.add(engine)
 
-    def admits(self, engine: Loaded) -> bool:
+    def admits(self, engine: Scheduled) -> bool:
         return all(engine.load >= other.load for other in self._engines)
 
 
-async def wait_until_idle(engine: Loaded) -> None:
+async def wait_until_idle(engine: Scheduled) -> None:
     """Returns when every coroutine that can still run has reached its own request."""
     seen = -1
     while engine.load != seen:
