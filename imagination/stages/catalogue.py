@@ -73,13 +73,13 @@ _ALL = (
         name="collect",
         summary="generate the games and log scripted agents of many skills in them",
         help=(
-            "Makes real TextWorld games, a training and a held-out set, and plays them with an expert, noisy,\n"
-            "careless and random agents. Every episode goes into the log; all later training starts from it."
+            "Makes tasks of the chosen world, a training and a held-out set, and plays them for real with an expert,\n"
+            "noisy, careless and random agents. Every episode goes into the log; all later training starts from it."
         ),
         reads="nothing",
         writes="games/, log/",
-        examples=("imagine collect run=mine", "imagine collect run=mine preset=tiny seed=3"),
-        sections=("games", "collect"),
+        examples=("imagine collect run=mine", "imagine collect run=mine env=textworld_express env.options.game=twc"),
+        sections=("env", "games", "collect"),
         function="imagination.stages.collect:collect",
     ),
     Stage(
