@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from real_envs.behaviours import Agent, mixture
-from real_envs.env import Env, StepResult, Task
-from real_envs.isolation import WorkerPool
+from real_envs.env import StepResult, Task
+from real_envs.pooled_tasks import PooledTasks
 from real_envs.trajectory import Observation
 
 REFUSAL = "That's not a verb I recognise."  # Inform's own answer to a verb it does not know
@@ -258,15 +258,11 @@ def _task(folder: Path, name: str) -> Task:
     return Task(name, {"path": str(folder / f"{name}.z8")})
 
 
-class TextWorldTasks:
-    """Games by split, and isolated environments to play them in (a ``TaskSet``).
-
-    ``pool.stats`` says how many real steps its environments took. ``await close()`` ends the worker processes.
-    """
+class TextWorldTasks(PooledTasks):
+    """Games by split, and isolated environments to play them in."""
 
     def __init__(self, splits: Mapping[str, Sequence[Task]], privileged: bool = False, workers: int = 2) -> None:
-        self._splits = {split: tuple(tasks) for split, tasks in splits.items()}
-        self.pool = WorkerPool(partial(TextWorldGame, privileged=privileged), workers=workers)
+        super().__init__(splits, partial(TextWorldGame, privileged=privileged), workers)
 
     @classmethod
     def generate(
@@ -300,16 +296,6 @@ class TextWorldTasks:
         manifest = json.loads((folder / "games.json").read_text())
         splits = {k: [_task(folder, name) for name in names] for k, names in manifest["splits"].items()}
         return cls(splits, privileged, workers)
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Raises ``KeyError`` for a split that is not there."""
-        return self._splits[split]
-
-    def make_env(self) -> Env:
-        return self.pool.make_env()
-
-    async def close(self) -> None:
-        await self.pool.close()
 
 
 class TextWorld:

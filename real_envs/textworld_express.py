@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.behaviours import Agent, Language, mixture
-from real_envs.env import Env, StepResult, Task
+from real_envs.env import StepResult, Task
 from real_envs.isolation import WorkerPool
+from real_envs.pooled_tasks import PooledTasks
 from real_envs.trajectory import Observation
 from real_envs.world import FILE
 
@@ -185,24 +186,6 @@ def _start_java() -> Any:
     return textworld_express.TextWorldExpressEnv(envStepLimit=_NO_LIMIT)
 
 
-class ExpressTasks:
-    """Instances by split, and isolated environments to play them in (a ``TaskSet``)."""
-
-    def __init__(self, splits: Mapping[str, Sequence[Task]], privileged: bool, workers: int) -> None:
-        self._splits = {split: tuple(tasks) for split, tasks in splits.items()}
-        self.pool = WorkerPool(partial(TextWorldExpressGame, privileged=privileged), workers=workers)
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        """Raises ``KeyError`` for a split that is not there."""
-        return self._splits[split]
-
-    def make_env(self) -> Env:
-        return self.pool.make_env()
-
-    async def close(self) -> None:
-        await self.pool.close()
-
-
 class TextWorldExpress:
     """``env=textworld_express`` (a ``World``)."""
 
@@ -241,10 +224,10 @@ class TextWorldExpress:
         partial_file.write_text(json.dumps(data, indent=1))
         os.replace(partial_file, path)
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> ExpressTasks:
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         data = json.loads((folder / FILE).read_text())
         splits = {split: [Task(t["id"], t["spec"]) for t in tasks] for split, tasks in data["splits"].items()}
-        return ExpressTasks(splits, privileged, workers)
+        return PooledTasks(splits, partial(TextWorldExpressGame, privileged=privileged), workers)
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         return mixture(elsewhere, LANGUAGE)

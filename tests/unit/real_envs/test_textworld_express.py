@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ import pytest
 from real_envs.behaviours import Expert, Noisy
 from real_envs.check import check_env
 from real_envs.env import Task
+from real_envs.pooled_tasks import PooledTasks
 from real_envs.textworld_express import (
     FOLDS,
     INVALID,
     LANGUAGE,
     ExpressSettings,
-    ExpressTasks,
     TextWorldExpress,
     TextWorldExpressGame,
 )
@@ -90,7 +91,7 @@ def test_the_environment_keeps_the_protocol_and_repeats_itself() -> None:
     task = ExpressSettings(game="twc", params="numLocations=1,numItemsToPutAway=1").task("train", 5)
 
     async def check() -> list[str]:
-        made = ExpressTasks({"train": [task]}, privileged=True, workers=2)
+        made = PooledTasks({"train": [task]}, partial(TextWorldExpressGame, privileged=True), workers=2)
         env = made.make_env()
         plan = (await env.reset(task, 0)).privileged["policy_commands"]
         await env.close()
