@@ -19,8 +19,8 @@ from typing import Any
 
 from imagination.settings import compose
 from imagination.settings.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
-from imagination.settings.user_errors import told_in_a_line
 from imagination.stages.catalogue import STAGES, Stage
+from real_envs.errors import told_in_a_line
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from real_envs.errors import UserError
 from real_envs.rows import nearest
 
 FORMAT, VERSION, READABLE_VERSIONS = "imagination-trajectories", 1, (1,)
@@ -16,7 +16,7 @@ _KEYS = ("format", "version", "splits", "shards", "meta")
 _ADVICE = "Restore it from a copy, or import the episodes into a new store; the format is told in real_envs/store.py."
 
 
-class StoreError(ValueError):
+class StoreError(UserError):
     """Logged episodes cannot be read or written: which file, where in it, why, and what to do about it."""
 
     @classmethod
@@ -118,23 +118,3 @@ def parse(path: Path, content: bytes, advice: str = _ADVICE) -> Manifest:
 
     check(isinstance(meta, dict), f"field 'meta' is {meta!r:.60}, not an object")
     return Manifest({split: tuple(tasks) for split, tasks in splits.items()}, tuple(entries.values()), meta, split_of)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Puts ``content`` at ``path`` such that a crash leaves either the old file or the new one, never a part of it."""
-    temp = path.with_name(path.name + ".tmp")
-    try:
-        with temp.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-        if os.name == "posix":  # the new name must survive a power cut, too
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except OSError as error:
-        reason = f"cannot be written: {error}"
-        raise StoreError.about(path, reason, "Look at space and rights; what was stored before is intact.") from error

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import entry_points
 
+from real_envs.errors import UserError
 from real_envs.world import World
 
 GROUP = "imagination.envs"
@@ -22,7 +23,7 @@ BUILT_IN = {
 }
 
 
-class UnknownWorld(ValueError):
+class UnknownWorld(UserError):
     """There is no world of that name, or what it needs is not installed. The message says what to do."""
 
 

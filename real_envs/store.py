@@ -44,7 +44,8 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from real_envs.manifest import MANIFEST, Shard, StoreError, dump, parse, write_atomically
+from real_envs.files import write_atomically
+from real_envs.manifest import MANIFEST, Shard, StoreError, dump, parse
 from real_envs.rows import SCHEMA, FieldError, decode, encode, nearest
 from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, to_parquet
 from real_envs.tally import Summary, Tally
@@ -112,7 +113,7 @@ class TrajectoryStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError.about(folder, f"cannot be made: {error}", "Give another folder.") from error
-        write_atomically(path, content)
+        _write(path, content)
         return store
 
     @classmethod
@@ -227,8 +228,8 @@ class TrajectoryStore:
         shard = Shard(file, len(trajectories), turns, len(content), hashlib.sha256(content).hexdigest())
         manifest = replace(self._manifest, shards=(*self._manifest.shards, shard))
         on_disk, ids = manifest.to_bytes(), self._known_ids() | {t.id for t in trajectories}
-        write_atomically(self.folder / file, content)
-        write_atomically(self._path, on_disk)  # from here on, the shard counts
+        _write(self.folder / file, content)
+        _write(self._path, on_disk)  # from here on, the shard counts
         self._manifest, self._on_disk, self._ids = manifest, on_disk, ids
 
     # reading
@@ -286,3 +287,11 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.flush()
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        reason = f"cannot be written: {error}"
+        raise StoreError.about(path, reason, "Look at space and rights; what was stored before is intact.") from error

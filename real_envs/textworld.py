@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from real_envs.behaviours import Agent, mixture
 from real_envs.env import StepResult, Task
+from real_envs.files import write_atomically
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.trajectory import Observation
 
@@ -198,8 +199,7 @@ def _build(seed: int, folder: Path, settings: GameSettings) -> str | None:
         player.close()
         data = json.loads((Path(scratch) / data_file.name).read_text())
         data["metadata"]["start"] = start  # so that duplicates among finished games are found without playing them
-        (Path(scratch) / data_file.name).write_text(json.dumps(data))
-        os.replace(Path(scratch) / data_file.name, data_file)
+        write_atomically(data_file, json.dumps(data))
         os.replace(options.path, game_file)  # last: a game that is there is complete
     return start
 
@@ -280,9 +280,7 @@ class TextWorldTasks(PooledTasks):
         rest = iter(tasks)
         splits = {split: [next(rest) for _ in of_split] for split, of_split in seeds.items()}
         manifest = {"settings": asdict(settings), "splits": {k: [task.id for task in v] for k, v in splits.items()}}
-        partial_file = Path(folder) / "games.json.tmp"
-        partial_file.write_text(json.dumps(manifest, indent=1))
-        os.replace(partial_file, Path(folder) / "games.json")
+        write_atomically(Path(folder) / "games.json", json.dumps(manifest, indent=1))
         return cls(splits, privileged, workers)
 
     @classmethod

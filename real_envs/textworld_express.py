@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import StepResult, Task
+from real_envs.files import write_atomically
 from real_envs.isolation import WorkerPool
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.trajectory import Observation
@@ -214,15 +215,12 @@ class TextWorldExpress:
         path = folder / FILE
         if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
             return
-        folder.mkdir(parents=True, exist_ok=True)
         splits = asyncio.run(_draw(settings, counts, seed, progress))
         data = {
             "made_by": wanted,
             "splits": {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in splits.items()},
         }
-        partial_file = path.with_suffix(".json.tmp")
-        partial_file.write_text(json.dumps(data, indent=1))
-        os.replace(partial_file, path)
+        write_atomically(path, json.dumps(data, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         data = json.loads((folder / FILE).read_text())

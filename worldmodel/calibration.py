@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from real_envs.files import write_atomically
 from worldmodel.fidelity import Judged, expected_calibration_error
 from worldmodel.world_model import Prediction
 
@@ -171,7 +172,7 @@ class Calibration:
             "n": self.n,
             "goal": self.goal,
         }
-        (folder / FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_atomically(folder / FILE, json.dumps(data, indent=1) + "\n")
 
     @classmethod
     def load(cls, folder: Path) -> Calibration | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.runs.machine import processor
+from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 
 
@@ -66,7 +67,7 @@ class RunFolder:
     def update(self, values: Mapping[str, Any]) -> None:
         """Merges ``values`` into ``summary.json``; nested dicts are merged key by key."""
         merged = _merge(self.summary, values)
-        _write(self.path / "summary.json", json.dumps(merged, indent=1))
+        write_atomically(self.path / "summary.json", json.dumps(merged, indent=1))
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """One line of ``metrics.jsonl``."""
@@ -97,7 +98,7 @@ class RunFolder:
             if path.exists():
                 lines = path.read_text().splitlines(keepends=True)
                 kept = [line for line in lines if not _of(line, stage, from_step)]
-                _write(path, "".join(kept))
+                write_atomically(path, "".join(kept))
         if from_step == 0 and stage in self.summary.get("wall_seconds", {}):
             self.update({"wall_seconds": {stage: 0.0}})
 
@@ -153,9 +154,3 @@ def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
         merged[key] = _merge(merged[key], value) if both else value
     return merged
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text)
-    os.replace(partial, path)

@@ -29,7 +29,7 @@ from rich.table import Column
 from imagination.runs.machine import cores
 from imagination.runs.progress_bar import LINE
 from imagination.settings import UserError
-from imagination.settings.user_errors import told_in_a_line
+from real_envs.errors import told_in_a_line
 
 _LOOK = 0.5  # seconds between two looks at what the processes print
 _GRACE = 15.0  # seconds that a process has to end by itself once it should

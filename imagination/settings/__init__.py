@@ -4,10 +4,10 @@ from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, Pro
 from imagination.settings.config import Config, LoggerName
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.errors import UserError
 from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
 from imagination.settings.training import SelfImitationSettings, TrainSettings
+from real_envs.errors import UserError
 
 __all__ = [
     "AblationSettings",

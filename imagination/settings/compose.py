@@ -33,6 +33,7 @@ from imagination.settings.schema import (
     unknown,
     unknown_key,
 )
+from real_envs.files import write_atomically
 
 C = TypeVar("C")
 
@@ -149,7 +150,7 @@ def to_yaml(config: object) -> str:
 
 def save_config(config: object, folder: Path) -> Path:
     """Write the resolved configuration as ``config.yaml`` in the run folder."""
-    return _write(folder / "config.yaml", to_yaml(config))
+    return write_atomically(folder / "config.yaml", to_yaml(config))
 
 
 def saved_config(folder: Path, schema: type[C]) -> C:
@@ -168,7 +169,7 @@ def saved_config(folder: Path, schema: type[C]) -> C:
 
 def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
     """Keep what the user chose beside the run, so that ``run=<same>`` alone goes on with the same settings."""
-    _write(folder / "overrides.json", json.dumps(list(overrides), indent=2) + "\n")
+    write_atomically(folder / "overrides.json", json.dumps(list(overrides), indent=2) + "\n")
 
 
 def remembered_overrides(folder: Path) -> list[str]:
@@ -218,11 +219,3 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
 def override(key: str, value: object) -> str:
     """A setting as the command line takes it: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
     return f"{key}={typed(to_plain(value))}"
-
-
-def _write(path: Path, text: str) -> Path:
-    """The file is whole or not there, also when we are stopped in between."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(text, encoding="utf-8")
-    return draft.replace(path)

@@ -20,8 +20,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from real_envs.errors import UserError
 
-class ConfigError(ValueError):
+
+class ConfigError(UserError):
     """The user's configuration is wrong. The message is one sentence that names the key and the way out."""
 
 

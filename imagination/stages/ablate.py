@@ -20,6 +20,7 @@ from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.stages.variants import play_clone, train_arm
 from imagination.trust.evaluation import Proportion
 from imagination.trust.tripwires.monitor import stopped_sentence
+from real_envs.files import write_atomically
 
 Arms = Mapping[str, str]
 
@@ -47,9 +48,9 @@ def ablate(config: Config, folder: Path) -> None:
         seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
         found = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
     results = list(found.values())
-    (folder / "ablation.json").write_text(json.dumps(results, indent=1))
+    write_atomically(folder / "ablation.json", json.dumps(results, indent=1))
     table = arms_table(results)
-    (folder / "ablation.md").write_text(table)
+    write_atomically(folder / "ablation.md", table)
     print(table)
     print(f"table: {folder / 'ablation.md'}")
 

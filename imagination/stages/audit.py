@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -35,6 +34,7 @@ from imagination.trust.audit.play import (
 )
 from imagination.trust.audit.verdict import targets, verdict
 from real_envs.env import TaskSet
+from real_envs.files import write_atomically
 from real_envs.isolation import real_steps_taken
 from real_envs.trajectory import Trajectory
 
@@ -74,9 +74,7 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
         (json.dumps(found, indent=1), render_audit(found)),
         strict=True,
     ):
-        draft = path.with_name(path.name + ".tmp")
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, path)
+        write_atomically(path, text)
     return found
 
 

@@ -20,6 +20,7 @@ from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.trust.audit.play import find_candidates
 from imagination.trust.audit.verdict import told
 from imagination.trust.format import number
+from real_envs.files import write_atomically
 
 PARTS = ("others", "models", "arms")  # the longest first
 
@@ -51,9 +52,9 @@ def audit_table(config: Config, folder: Path) -> None:
     table = render_table(results)
     if gating:
         table += f"\n**Learning from dreams alone, with guard and tripwires and without**\n\n{arms_table(gating)}"
-        (folder / "gating.json").write_text(json.dumps(gating, indent=1))
-    (folder / "audit-table.json").write_text(json.dumps(results, indent=1))
-    (folder / "audit-table.md").write_text(table)
+        write_atomically(folder / "gating.json", json.dumps(gating, indent=1))
+    write_atomically(folder / "audit-table.json", json.dumps(results, indent=1))
+    write_atomically(folder / "audit-table.md", table)
     print(table)
     print(f"table: {folder / 'audit-table.md'}")
 

@@ -34,6 +34,7 @@ from imagination.trust.compare.pairs import Pair, consistency, pair_json, statis
 from imagination.trust.compare.play import ComparisonPlayer, Ledger
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
+from real_envs.files import write_atomically
 from real_envs.rows import nearest
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
@@ -59,8 +60,8 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     with run.timed("compare"):
         comparison = asyncio.run(_compare(config, run, reality))
     run.update({"real_steps": {"compare": sum(comparison["cost"]["real_steps"].values())}})
-    (folder / "compare.json").write_text(json.dumps(comparison, allow_nan=False), encoding="utf-8")
-    (folder / "compare.html").write_text(render_page(comparison), encoding="utf-8")
+    write_atomically(folder / "compare.json", json.dumps(comparison, allow_nan=False))
+    write_atomically(folder / "compare.html", render_page(comparison))
     console.print(summary_table(comparison))
     for pair in diverging(comparison["pairs"], config.compare.pairs):
         console.print(pair_view(pair, console.width, brief=True))

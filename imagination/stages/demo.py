@@ -18,6 +18,7 @@ from imagination.stages.evaluate import evaluate
 from imagination.stages.report import report
 from imagination.stages.variants import train_arm
 from imagination.trust.evaluation import Proportion
+from real_envs.files import write_atomically
 
 STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
 
@@ -48,9 +49,9 @@ def demo_seeds(config: Config, folder: Path) -> None:
     """
     jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in seed_runs.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
-    (folder / "table.json").write_text(json.dumps(results, indent=1))
+    write_atomically(folder / "table.json", json.dumps(results, indent=1))
     table = seeds_table(results)
-    (folder / "table.md").write_text(table)
+    write_atomically(folder / "table.md", table)
     print(table)
 
 

@@ -23,9 +23,10 @@ from transformers import (
 )
 
 from policy.lm.settings import LoraSettings, ModelSettings
+from real_envs.errors import UserError
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be used; the message names the folder and the reason."""
 
 

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from real_envs.errors import UserError
 from real_envs.trajectory import StopReason
 
 
@@ -77,11 +78,11 @@ class EngineFailure(Exception):
     reason = StopReason.ENGINE_FAILED
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModel(UserError):
     """The engine cannot run this architecture faithfully; the message says why."""
 
 
-class EngineUnavailable(ValueError):
+class EngineUnavailable(UserError):
     """The chosen engine cannot work here, such as a package or server that is missing; the message says what to do."""
 
 

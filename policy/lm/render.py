@@ -21,12 +21,13 @@ from functools import lru_cache
 
 from transformers import PreTrainedTokenizerBase
 
+from real_envs.errors import UserError
 from real_envs.trajectory import Owner, Trajectory, Turn
 
 _STATUS = re.compile(r"\A(?P<text>.*)\n\[reward=(?P<reward>-?\d+(?:\.\d+)?)(?P<done> done)?\]\Z", re.DOTALL)
 
 
-class ChatTemplateError(ValueError):
+class ChatTemplateError(UserError):
     """The model's chat template cannot be used turn by turn; the message says why."""
 
 

@@ -22,6 +22,8 @@ from imagination.pages.report.html import render_html
 from imagination.pages.report.text import render_markdown, terminal_table, verdict
 from imagination.trust.compare.twins import find_twins, still_true
 from imagination.trust.evaluation import Proportion, difference_ci95
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
 
 __all__ = ["ReportError", "Run", "build_report", "load_run", "terminal_table", "write_report"]
 
@@ -44,7 +46,7 @@ REQUIRED: dict[str, tuple[str, str]] = {
 }
 
 
-class ReportError(ValueError):
+class ReportError(UserError):
     """The run folder does not hold what a report needs; the message says what is missing and which stage makes it."""
 
 
@@ -140,7 +142,7 @@ def write_report(run_folder: Path | str, *, partial: bool = False) -> Path:
         "report.html": render_html(run.folder.name, report, run.metrics, run.rollouts, run.config),
     }
     for name, text in files.items():
-        (run.folder / name).write_text(text, encoding="utf-8")
+        write_atomically(run.folder / name, text)
     return run.folder / "report.html"
 
 

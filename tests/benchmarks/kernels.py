@@ -1,0 +1,151 @@
+"""What each compiled step is worth end to end: the demo, shortened, with that step alone left to torch.
+
+    python -m tests.benchmarks.kernels --demo outputs/demo --rounds 2
+
+Every variant runs the stages in a process of its own on the log of a finished demo, one after the other, so that the
+machine's moods fall on all. What counts is the processor time of a stage on one thread. A run of one step and one of
+some tell what grows with the steps and what does not; from that follows the time of the whole stage at its default
+length. Writes ``<out>/kernels.json`` and prints a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from imagination.cli import main as imagine
+from imagination.settings import Config
+from policy.lm import lean
+from policy.lm.engines.inprocess import decode_lean, sampling, slots
+from policy.lm.pack import packed_attention
+
+STEPS = {"fit-world-model": ("fit.steps", 20), "clone": ("clone.steps", 20), "train": ("train.updates", 3)}
+FEW = ["tripwires.enabled=false"]
+
+
+def attention_of_training() -> AbstractContextManager[Any]:
+    """Attention of training, laid out in rectangles for torch."""
+
+    def apply(q: Any, k: Any, v: Any, packing: Any, native: Any) -> Any:
+        module = SimpleNamespace(num_key_value_groups=q.shape[1] // k.shape[1], is_causal=True, training=True)
+        q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
+        return packed_attention(module, q, k, v, None, packing=packing, scaling=q.shape[-1] ** -0.5)[0][0]  # type: ignore[arg-type]
+
+    return mock.patch.object(lean, "_Attended", SimpleNamespace(apply=apply))
+
+
+def layers_of_training() -> AbstractContextManager[Any]:
+    """Norms, gates and rotations of training."""
+    stack = ExitStack()
+    for name in ("_Normed", "_Gated", "_Turned"):
+        plain = getattr(lean, name)
+        of_torch = SimpleNamespace(apply=lambda *given, plain=plain: plain.apply(*given[:-1], None))
+        stack.enter_context(mock.patch.object(lean, name, of_torch))
+    return stack
+
+
+def attention_of_decoding() -> AbstractContextManager[Any]:
+    """Attention of new tokens over slots."""
+    return mock.patch.object(slots, "native_attention", return_value=None)
+
+
+def layers_of_decoding() -> AbstractContextManager[Any]:
+    """Norms, gates, rotations and the writing of keys of decoding."""
+    return mock.patch.object(decode_lean, "native_layers", return_value=None)
+
+
+def drawing() -> AbstractContextManager[Any]:
+    """Sampling of tokens."""
+    return mock.patch.object(sampling, "native_draw", return_value=None)
+
+
+def everything() -> AbstractContextManager[Any]:
+    """All of them."""
+    return mock.patch.dict(os.environ, {"IMAGINATION_NATIVE": "0"})
+
+
+VARIANTS = {
+    "none": nullcontext,
+    **{
+        f.__name__: f
+        for f in (
+            attention_of_training,
+            layers_of_training,
+            attention_of_decoding,
+            layers_of_decoding,
+            drawing,
+            everything,
+        )
+    },
+}
+
+
+def child(variant: str, stage: str, folder: Path, settings: list[str]) -> None:
+    """Runs a stage in this process and prints its processor time as the last line."""
+    with VARIANTS[variant]():
+        before = time.process_time()
+        if code := imagine([stage, f"run={folder.name}", f"output={folder.parent}", *settings]):
+            sys.exit(code)
+        print(time.process_time() - before)
+
+
+def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> float:
+    """Processor time of ``stage`` with ``steps`` steps, on a copy of the demo."""
+    folder = out / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(demo, folder)
+    settings = [f"{STEPS[stage][0]}={steps}", *FEW]
+    command = [sys.executable, "-m", "tests.benchmarks.kernels", "--child", variant, stage, str(folder), *settings]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if made.returncode:
+        raise RuntimeError(made.stderr)
+    return float(made.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/kernels"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--child", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        variant, stage, folder, *settings = given.child
+        return child(variant, stage, Path(folder), settings)
+    given.out.mkdir(parents=True, exist_ok=True)
+    config = Config()
+    full = {"fit-world-model": config.fit.steps, "clone": config.clone.steps, "train": config.train.updates}
+    measured: dict[str, dict[str, list[float]]] = {v: {s: [] for s in STEPS} for v in VARIANTS}
+    for _ in range(given.rounds):
+        for variant in VARIANTS:
+            for stage, (_key, steps) in STEPS.items():
+                long, short = (seconds(variant, stage, given.demo, given.out, n) for n in (steps, 1))
+                whole = short + (full[stage] - 1) * (long - short) / (steps - 1)
+                measured[variant][stage].append(whole)
+                print(
+                    f"{variant:24} {stage:16} {whole:8.1f} s (one step {short:.1f}, {steps} steps {long:.1f})",
+                    flush=True,
+                )
+            (given.out / "kernels.json").write_text(json.dumps(measured, indent=1))
+    whole_of = {v: {s: statistics.median(x) for s, x in of.items()} for v, of in measured.items()}
+    total = {v: sum(of.values()) for v, of in whole_of.items()}
+    print("| left to torch | " + " | ".join(STEPS) + " | all three |\n" + "|---" * (len(STEPS) + 2) + "|")
+    for v, of in whole_of.items():
+        cells = [f"{of[s] / whole_of['none'][s]:.2f}" for s in STEPS]
+        print(f"| {v.replace('_', ' ')} | {' | '.join(cells)} | {total[v] / total['none']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
