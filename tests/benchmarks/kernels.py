@@ -3,14 +3,14 @@
     python -m tests.benchmarks.kernels --demo outputs/demo --rounds 2
 
 Every variant runs the stages in a process of its own on the log of a finished demo, one after the other, so that the
-machine's moods fall on all. What counts is the processor time of a stage on one thread. A run of one step and one of
-some tell what grows with the steps and what does not; from that follows the time of the whole stage at its default
-length. Writes ``<out>/kernels.json`` and prints a table.
+machine's moods fall on all. What counts is processor time on one thread: the median step, as often as the whole demo
+takes it, and what comes after the last one. Writes ``<out>/kernels.json`` and prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -24,13 +24,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from lightning.pytorch import Callback
+
 from imagination.cli import main as imagine
+from imagination.learning import trainer
 from imagination.settings import Config
 from policy.lm import lean
 from policy.lm.engines.inprocess import decode_lean, sampling, slots
 from policy.lm.pack import packed_attention
 
-STEPS = {"fit-world-model": ("fit.steps", 20), "clone": ("clone.steps", 20), "train": ("train.updates", 3)}
+STEPS = {"fit-world-model": ("fit.steps", 12), "clone": ("clone.steps", 20), "train": ("train.updates", 4)}
 FEW = ["tripwires.enabled=false"]
 
 
@@ -92,26 +95,39 @@ VARIANTS = {
 
 
 def child(variant: str, stage: str, folder: Path, settings: list[str]) -> None:
-    """Runs a stage in this process and prints its processor time as the last line."""
-    with VARIANTS[variant]():
-        before = time.process_time()
+    """Runs a stage in this process and prints its processor times: the median step, and all after the last one."""
+    ticks: list[float] = []
+
+    class Clock(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            ticks.append(time.process_time())
+
+    make = trainer.L.Trainer
+    clocked = mock.patch.object(trainer.L, "Trainer", lambda **given: make(**_with(given, Clock())))
+    with clocked, VARIANTS[variant]():
         if code := imagine([stage, f"run={folder.name}", f"output={folder.parent}", *settings]):
             sys.exit(code)
-        print(time.process_time() - before)
+        step = statistics.median(late - early for early, late in itertools.pairwise(ticks))
+        print(json.dumps([step, time.process_time() - ticks[-1]]))
 
 
-def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> float:
-    """Processor time of ``stage`` with ``steps`` steps, on a copy of the demo."""
+def _with(given: dict[str, Any], callback: Callback) -> dict[str, Any]:
+    return {**given, "callbacks": [*given["callbacks"], callback]}
+
+
+def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> tuple[float, float]:
+    """Processor times of ``stage`` on a copy of the demo: see ``child``."""
     folder = out / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(demo, folder)
     settings = [f"{STEPS[stage][0]}={steps}", *FEW]
     command = [sys.executable, "-m", "tests.benchmarks.kernels", "--child", variant, stage, str(folder), *settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    made = subprocess.run(command, env=environment, capture_output=True, text=True)
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if made.returncode:
         raise RuntimeError(made.stderr)
-    return float(made.stdout.splitlines()[-1])
+    step, after = json.loads(made.stdout.splitlines()[-1])
+    return step, after
 
 
 def main() -> None:
@@ -131,13 +147,9 @@ def main() -> None:
     for _ in range(given.rounds):
         for variant in VARIANTS:
             for stage, (_key, steps) in STEPS.items():
-                long, short = (seconds(variant, stage, given.demo, given.out, n) for n in (steps, 1))
-                whole = short + (full[stage] - 1) * (long - short) / (steps - 1)
-                measured[variant][stage].append(whole)
-                print(
-                    f"{variant:24} {stage:16} {whole:8.1f} s (one step {short:.1f}, {steps} steps {long:.1f})",
-                    flush=True,
-                )
+                step, after = seconds(variant, stage, given.demo, given.out, steps)
+                measured[variant][stage].append(full[stage] * step + after)
+                print(f"{variant} {stage}: a step {step:.2f} s, after the last {after:.1f} s", flush=True)
             (given.out / "kernels.json").write_text(json.dumps(measured, indent=1))
     whole_of = {v: {s: statistics.median(x) for s, x in of.items()} for v, of in measured.items()}
     total = {v: sum(of.values()) for v, of in whole_of.items()}

@@ -12,7 +12,7 @@ import pytest
 from imagination.pages.compare.page import render_page
 from imagination.trust.compare.pairs import Pair, first_kind, pair_up
 from real_envs.trajectory import Source, Turn
-from tests.browser.chromium import Chromium, find
+from tests.support.chromium import Chromium, find
 from tests.support.comparisons import comparison, episode, made_up_pair
 
 EXECUTABLE = find()

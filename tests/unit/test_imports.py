@@ -98,6 +98,20 @@ def test_imports_go_one_way() -> None:
     assert violations(ROOT) == []
 
 
+def test_no_test_leans_on_another_test() -> None:
+    """What tests share lies in tests/support: a test that moves or goes must not take another one with it."""
+    tests = ROOT / "tests"
+    test_modules = {path.stem for path in tests.rglob("test_*.py")} | {"conftest"}
+    leaning = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in tests.rglob("*.py")
+        for line, name in imported(path, ".".join(path.relative_to(ROOT).with_suffix("").parts))
+        if name.startswith("tests.") and test_modules & set(name.split("."))
+    ]
+    assert len(test_modules) > 100
+    assert leaning == []
+
+
 def test_the_packages_are_really_read() -> None:
     read = {path.parts[len(ROOT.parts)] for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert read == set(PACKAGES)

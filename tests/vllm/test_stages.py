@@ -26,7 +26,7 @@ from imagination.stages.train import train
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
-from tests.vllm.conftest import TOLERANCE
+from tests.support.vllm_oracle import TOLERANCE
 from worldmodel.fidelity import judge
 
 

@@ -13,7 +13,17 @@ from transformers import PreTrainedModel
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
-from tests.vllm.conftest import CONTEXT, NEVER, TOKENIZER, VOCAB, assert_scored, generate, processed, prompt, together
+from tests.support.vllm_oracle import (
+    CONTEXT,
+    NEVER,
+    TOKENIZER,
+    VOCAB,
+    assert_scored,
+    generate,
+    processed,
+    prompt,
+    together,
+)
 
 
 @pytest.mark.parametrize("which", ["tied", "untied"])

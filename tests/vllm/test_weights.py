@@ -19,7 +19,7 @@ from policy.lm.engine import Sampling
 from policy.lm.engines import vllm as vllm_engine
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings, LoraSettings
-from tests.vllm.conftest import (
+from tests.support.vllm_oracle import (
     CONTEXT,
     NEVER,
     TOKENIZER,

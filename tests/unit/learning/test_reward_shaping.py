@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,33 +14,10 @@ from imagination.learning.credit import assign_credit
 from imagination.learning.experience import policy_row, policy_rows, telling_groups
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
-from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
+from real_envs.trajectory import StopReason
+from tests.support.dreamed import dream
 
 TIERS = ((0.5, 0.3), (1.0, 1.0))
-
-
-def dream(
-    rewards: Sequence[float | None],
-    info: Sequence[dict[str, float | str | bool]] = (),
-    prefix: int = 0,
-    said: Sequence[str] = (),
-    stop: StopReason = StopReason.TERMINATED,
-    group: str = "g",
-    unanswered: bool = False,
-) -> Trajectory:
-    """One agent token a turn, after one of the world."""
-    turns = tuple(
-        Turn(f"a{k}", said[k] if said else f"o{k}", reward, False, info[k] if info else {})
-        for k, reward in enumerate(rewards)
-    )
-    own = len(turns) - prefix + unanswered
-    trace = Trace(
-        ids=tuple(range(5, 5 + 2 * own)),
-        owners=(Owner.ENV, Owner.AGENT) * own,
-        logprobs=(None, -0.5) * own,
-        turns=tuple(x for k in range(own) for x in (-1, prefix + k)),
-    )
-    return Trajectory("e", "t", group, Source.DREAM, "policy", 0, "S", turns, stop, prefix_turns=prefix, trace=trace)
 
 
 # --- tiers ---

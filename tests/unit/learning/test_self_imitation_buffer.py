@@ -26,6 +26,7 @@ from imagination.learning.self_imitation_buffer import Replays, replay_row
 from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
 from policy.lm.batch import Row, collate
 from real_envs.trajectory import Source, StopReason
+from tests.support.dreamed import dream
 from tests.support.plain import (
     DEFAULTS,
     EXPERTS,
@@ -41,7 +42,6 @@ from tests.support.plain import (
     scored,
     update,
 )
-from tests.unit.learning.test_reward_shaping import dream
 
 AGAIN: dict[str, Any] = {"coef": 0.6, "clip_high": 0.15, "share": 0.2}
 TRAIN = replace(DEFAULTS, self_imitation=SelfImitationSettings(**AGAIN))

@@ -16,7 +16,7 @@ from policy.lm.backbone import with_lora
 from policy.lm.forward import decoder, encode, hidden_before, packs
 from policy.lm.lean import _Gated, _Normed, _Turned, is_lean
 from policy.lm.settings import LoraSettings
-from tests.unit.policy.test_pack import ROWS, SIZES, batch_of, make_model
+from tests.support.decoders import ROWS, SIZES, batch_of, make_model
 
 
 def llama(**more: Any) -> Any:

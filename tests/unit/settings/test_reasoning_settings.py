@@ -13,7 +13,7 @@ from imagination.dreaming.world_models import form_of, trained_as
 from imagination.settings import Config, UserError, WorldModelSettings
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError
-from tests.unit.worldmodel.test_reasoning import BYTES, EPISODE, HALL, LINE, TURNS
+from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
 from worldmodel.form import DELIMITER, WholeText
 from worldmodel.reasoning import INSTRUCTION, Reasoned
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Hashable, Sequence
 
 import pytest
 
 from imagination.dreaming.dream_env import DreamEnv, Start
-from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from tests.support.says import CHAT, Says
 from worldmodel.delta import DeltaWorldModel, Edits
 from worldmodel.fidelity import audit_metrics, judge
 from worldmodel.form import prompt_tokens
 from worldmodel.objective import world_model_row
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
-CHAT = ChatFormat(train_tokenizer(["-= Hall =-"], 270))
 HALL = "-= Hall =-\nA lamp is here.\nGo east."
 TURNS = (
     Turn("take lamp", "Taken.", 0.0, False),
@@ -32,28 +29,6 @@ ANSWERS = ["Taken.\n[reward=0]", "=-= Hall =-\n-2\n[reward=0]", "=\n[reward=0]",
 EPISODE = Trajectory(
     "e", "t", "g", Source.REAL, "a", 0, "Find it.\n" + HALL, TURNS, StopReason.TERMINATED, prefix_turns=0
 )
-
-
-class Says:
-    """An engine that writes the given text, each token with probability 1/2, and notes its prompts."""
-
-    context, version = 4096, 0
-
-    def __init__(self, *texts: str) -> None:
-        self.texts, self.prompts = list(texts), []  # type: ignore[var-annotated]
-
-    async def complete(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
-    ) -> Completion:
-        self.prompts.append(list(ids))
-        written = CHAT.encode(self.texts.pop(0))
-        if len(written) + 1 > sampling.max_tokens:
-            return Completion(written[: sampling.max_tokens], (math.log(0.5),) * sampling.max_tokens, False)
-        return Completion((*written, CHAT.stop), (math.log(0.5),) * (len(written) + 1), True)
-
-    def release(self, session: Hashable) -> None: ...
-
-    def update_weights(self) -> None: ...
 
 
 def test_the_env_owned_tokens_of_a_row_are_the_edits() -> None:

@@ -17,7 +17,8 @@ from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import StopReason
+from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
 from worldmodel.delta import Edits
 from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
 from worldmodel.objective import world_model_row, world_model_rows
@@ -26,17 +27,6 @@ from worldmodel.reasoning import INSTRUCTION, Cut, Reasoned, cut_reasoning, reas
 from worldmodel.retrieval import Retrieval, TransitionIndex
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
-
-BYTES = ChatFormat(train_tokenizer([], 261))  # one token a byte, so that lengths can be counted by hand
-LINE = len(DELIMITER)
-HALL = "-= Hall =-\nA lamp is here."
-TURNS = (
-    Turn("take lamp", "Taken.", 0.0, False, {"reasoning": "Zounds, it can be taken."}),
-    Turn("look", "-= Hall =-", 0.0, False),
-    Turn("go east", "The End", 1.0, True, {"reasoning": ""}),
-)
-EPISODE = Trajectory("e", "t", "g", Source.REAL, "a", 0, HALL, TURNS, StopReason.TERMINATED)
-
 
 # --- parsing
 

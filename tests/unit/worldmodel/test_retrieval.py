@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
-from tests.unit.worldmodel.test_delta import Says
+from tests.support.says import Says
 from worldmodel.delta import Edits
 from worldmodel.form import episode_tokens
 from worldmodel.objective import world_model_row

@@ -14,10 +14,8 @@ from policy.lm.lean import _Attended, _Gated, _Normed, _Turned
 from policy.lm.native import decoding as native
 from policy.lm.native.training import NativeTraining, native_training
 from policy.lm.pack import Pack, pack
-from tests.unit.policy.test_native_decoding import fresh, needs_compiler, switched_on
-from tests.unit.policy.test_pack import make_model
-
-__all__ = ["fresh", "switched_on"]  # fixtures
+from tests.support.compiled import needs_compiler
+from tests.support.decoders import make_model
 
 CPU = torch.device("cpu")
 

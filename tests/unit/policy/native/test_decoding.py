@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +12,11 @@ import torch
 from policy.lm.engines.inprocess.sampling import sample
 from policy.lm.engines.inprocess.slots import Blocks, SlotCache
 from policy.lm.native import decoding as native
+from tests.support.compiled import needs_compiler
 
 CPU = torch.device("cpu")
 TIME = 150
 KINDS = [(torch.float32, 2e-6), (torch.bfloat16, 8e-3)]  # a sum, rounded once
-
-
-COMPILER = shutil.which(os.environ.get("CXX", "g++")) if sys.platform == "linux" else None
-# Only where there is nothing to compile with: source that does not compile must fail here.
-needs_compiler = pytest.mark.skipif(
-    COMPILER is None or platform.machine() != "x86_64", reason="no g++ for x86-64 Linux: decoding uses torch alone"
-)
-
-
-@pytest.fixture(autouse=True)
-def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(native.SWITCH, raising=False)
 
 
 def filled(heads: int, dim: int, dtype: torch.dtype) -> SlotCache:
@@ -255,15 +239,6 @@ def test_a_row_without_a_distribution_has_no_log_prob_and_harms_no_other(bad: fl
     assert 0 <= int(ids[1]) < 70
     for kept in (0, 2):
         assert (ids[kept], logprobs[kept]) == (expected[0][kept], expected[1][kept])
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
-    """As on a machine that has compiled nothing yet."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native._library.cache_clear()
-    yield monkeypatch
-    native._library.cache_clear()
 
 
 @needs_compiler
