@@ -44,7 +44,8 @@ class StepResult:
 class EnvFailure(Exception):
     """The environment broke (not: the agent lost). Carries a ``StopReason`` whose ``is_failure`` is true.
 
-    The rollout turns it into a typed, counted episode that enters no loss; nobody turns it into an observation.
+    The rollout turns it into a typed, counted episode that enters no loss unless an action provoked it; nobody turns it
+    into an observation.
     """
 
     def __init__(self, reason: StopReason, detail: str) -> None:

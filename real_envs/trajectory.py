@@ -40,7 +40,9 @@ class StopReason(StrEnum):
     """Why an episode ended.
 
     ``TERMINATED`` is the world's own end: nothing follows, so no value is bootstrapped. Truncations are ours: the world
-    would have gone on. Failures are neither: the episode says nothing about the task and enters no loss.
+    would have gone on. Failures are neither. Outages (of infrastructure) say nothing about the task: such an
+    episode enters no loss and no mean. A malformed prediction is provoked by the action that it answers, so it costs
+    that action: left out, an action that only answers well where it answers at all would look good.
     """
 
     TERMINATED = "terminated"
@@ -57,6 +59,11 @@ class StopReason(StrEnum):
     @property
     def is_failure(self) -> bool:
         return self in _FAILURES
+
+    @property
+    def is_outage(self) -> bool:
+        """A failure that no action brought about."""
+        return self.is_failure and self is not StopReason.PREDICTION_INVALID
 
     @property
     def is_truncation(self) -> bool:

@@ -21,8 +21,8 @@ def policy_rows(
 ) -> list[Row]:
     """The rows of all episodes of an update that are to be judged, with a number for each group.
 
-    Failed episodes have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have
-    episodes without a sampled token (a context full at once).
+    Outages have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have episodes
+    without a sampled token (a context full at once).
 
     Args:
         min_weight, pay: as in ``policy_row``.
@@ -79,7 +79,9 @@ def policy_row(
     group: int = 0,
     pay: RewardShaping = _AS_EARNED,
 ) -> Row | None:
-    """The row of a played episode, or ``None`` where it failed or the policy made no token.
+    """The row of a played episode, or ``None`` where the infrastructure failed or the policy made no token.
+
+    A malformed prediction ends the episode at the action that provoked it, unpaid and without a value after it.
 
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
     value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
@@ -98,7 +100,7 @@ def policy_row(
             the ratios would be biased.
     """
     trace = episode.trace
-    if episode.stop.is_failure or trace is None or Owner.AGENT not in trace.owners:
+    if episode.stop.is_outage or trace is None or Owner.AGENT not in trace.owners:
         return None
     if trace.top_p < 1 or trace.top_k > 0:
         raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
@@ -107,7 +109,7 @@ def policy_row(
     bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered
     n = len(trace.ids) if bootstrapped else last + 1
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]
-    # an action that the world could not answer (its context was full) has no turn, and earned nothing
+    # an action that was not answered (a full context, a malformed prediction) has no turn, and earned nothing
     earned = torch.tensor([[*pay.rewards(episode), 0.0]])
     judgements, carried_out = pay.judgements(episode), pay.carried_out(episode)
     index = torch.tensor([trace.turns[:n]])

@@ -55,7 +55,7 @@ class Replays(Callback):
         ]
 
     def add(self, update: int, rows: Sequence[Row]) -> dict[str, float]:
-        """Takes in the played rows of an update, none of a failed episode; returns what is to be logged."""
+        """Takes in the played rows of an update, none of an outage; returns what is to be logged."""
         self._buffer.add([replay_row(row) for row in rows], [sum(row.rewards) for row in rows], update)
         baseline = self._buffer.baseline
         return {"replays_kept": len(self._buffer)} | ({} if baseline is None else {"replay_baseline": baseline})

@@ -129,9 +129,12 @@ class EpisodeSummary:
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> EpisodeSummary:
-    """Counts a set of episodes. A truncated episode is an unsolved one; a failure is not an episode at all."""
+    """Counts a set of episodes. A truncated episode is an unsolved one, and so is a malformed dream.
+
+    An outage is not an episode at all.
+    """
     episodes = list(trajectories)
-    counted = [t for t in episodes if not t.stop.is_failure]
+    counted = [t for t in episodes if not t.stop.is_outage]
     turns = sum(len(t.own_turns) for t in counted)
     return EpisodeSummary(
         success=Proportion(

@@ -71,18 +71,18 @@ def episode(rewards: list[float | None], stop: StopReason, prefix: int = 0) -> T
     return Trajectory("id", "task", "group", Source.REAL, "policy", 0, "start", turns, stop, prefix_turns=prefix)
 
 
-def test_failures_are_counted_and_are_no_trials() -> None:
+def test_outages_are_counted_and_are_no_trials() -> None:
     summary = summarise(
         [
             episode([0.0, 1.0], StopReason.TERMINATED),
             episode([0.0, 0.0, 0.0, 0.0], StopReason.TURN_LIMIT),
             episode([0.0, None, 0.0], StopReason.UNSURE, prefix=2),  # one turn of its own
             episode([1.0], StopReason.ENV_CRASHED),  # a reward before the crash is no success
-            episode([], StopReason.PREDICTION_INVALID),
+            episode([], StopReason.PREDICTION_INVALID),  # lost: the policy's own action provoked it
         ]
     )
-    assert summary.success == Proportion(1, 3, failures=2)
-    assert summary.mean_turns == pytest.approx((2 + 4 + 1) / 3)
+    assert summary.success == Proportion(1, 4, failures=1)
+    assert summary.mean_turns == pytest.approx((2 + 4 + 1 + 0) / 4)
     assert summary.failures == {StopReason.ENV_CRASHED: 1, StopReason.PREDICTION_INVALID: 1}
     assert sum(summary.stops.values()) == 5
     assert summary.to_json()["stops"]["turn_limit"] == 1

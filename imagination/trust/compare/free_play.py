@@ -1,6 +1,6 @@
 """The same policy free in both worlds: success, length, reward, what it does, and what the worlds say.
 
-Counts in, numbers out. Episodes that failed (a crash, an unreadable prediction) are left out of all of them.
+Counts in, numbers out. Outages (a crash, a hang) are left out of all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def free_play(
         ``dream`` and ``real`` (see ``_side``; null without reality), ``optimism_gap`` (dreamed minus real success, with
         Newcombe's 95 % interval), ``actions`` (the most frequent ones with both counts) and ``tokens``.
     """
-    dreamed, played = ([t for t in side if not t.stop.is_failure] for side in (dreams, reals or ()))
+    dreamed, played = ([t for t in side if not t.stop.is_outage] for side in (dreams, reals or ()))
     dream, real = summarise(dreams).success, summarise(reals or ()).success
     gap = None if dream.rate is None or real.rate is None else dream.rate - real.rate
     interval = difference_ci95(dream, real)
@@ -68,7 +68,7 @@ def _tokens(
 def _side(episodes: Sequence[Trajectory], encode: Encode) -> dict[str, Any]:
     """One world: ``success``, ``stops`` and ``mean_turns`` as ``evaluation.Summary`` has them, quartiles of the turns,
     the mean reward of an episode, and the mean tokens of an observation and of an action."""
-    counted = [t for t in episodes if not t.stop.is_failure]
+    counted = [t for t in episodes if not t.stop.is_outage]
     turns = [len(t.own_turns) for t in counted]
     rewards = [sum(turn.reward or 0.0 for turn in t.own_turns) for t in counted]
     return {

@@ -6,8 +6,10 @@ Traces are written down token by token: S scaffold, A agent, E world.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
@@ -29,7 +31,8 @@ from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, T
 
 OWNERS = {"S": Owner.SCAFFOLD, "A": Owner.AGENT, "E": Owner.ENV}
 T, L, U, C = StopReason.TERMINATED, StopReason.TURN_LIMIT, StopReason.UNSURE, StopReason.CONTEXT_LIMIT
-CRASH = StopReason.ENV_CRASHED
+CRASH, INVALID = StopReason.ENV_CRASHED, StopReason.PREDICTION_INVALID
+OUTAGES = [CRASH, StopReason.ENV_TIMEOUT, StopReason.ENGINE_FAILED]
 
 
 def trace(owners: str, turns: Sequence[int]) -> Trace:
@@ -93,7 +96,7 @@ def test_advantages_of_a_group_by_hand() -> None:
     assert plain == pytest.approx([0.5, 0.125, -0.5, 0.375, -0.5, -0.125, 0.5, -0.375])
 
 
-@pytest.mark.parametrize("failure", [stop for stop in StopReason if stop.is_failure])
+@pytest.mark.parametrize("failure", OUTAGES)
 def test_a_failed_episode_is_excluded_and_its_group_still_normalises(failure: StopReason) -> None:
     """It had earned 1 when the world broke. Counted, it would pull the others down; with it the group would be lost."""
     broken = episode([1.0], failure, trace=ONE)
@@ -103,6 +106,35 @@ def test_a_failed_episode_is_excluded_and_its_group_still_normalises(failure: St
     assert advantages == pytest.approx([expected, 0.0, -expected, 0.0])
     assert counts == [True, False, True, True]
     assert [a for i, a in enumerate(advantages) if i != 1] == group_advantages(others)[0]
+
+
+def test_a_malformed_prediction_is_no_survivor_bias() -> None:
+    """X is malformed 85 % of the time and pays 1 otherwise, 0.15 on average; Y always pays 0.6. Y is the better one.
+
+    A policy of one logit, 400 updates of four groups of eight, plain policy gradient on GRPO's advantages.
+    """
+    grpo, chance, logit = build_algorithm(AlgorithmSettings()), random.Random(0), 0.0
+    for _ in range(400):
+        p, episodes, arms = 1 / (1 + math.exp(-logit)), [], []
+        for k in range(32):
+            arms.append(chance.random() < p)
+            broken = arms[-1] and chance.random() < 0.85
+            rewards = [] if broken else [1.0 if arms[-1] else 0.6]
+            episodes.append(episode(rewards, INVALID if broken else T, f"{k % 4}", ONE))
+        kept = [x for x, e in zip(arms, episodes, strict=True) if policy_row(e) is not None]
+        rows = assign_credit(policy_rows(episodes), grpo)
+        logit += 0.1 * fmean(sum(r.advantages) * (x - p) for x, r in zip(kept, rows, strict=True))
+    assert 1 / (1 + math.exp(-logit)) < 0.1
+
+
+def test_a_malformed_prediction_costs_the_action_that_provoked_it() -> None:
+    """What was earned before it stays earned; the last action, which nothing answered, is trained, and ends at 0."""
+    row = policy_row(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])), 1.0)
+    assert row is not None
+    assert list(row.rewards) == [0, 0.5, 0, 0, 0, 0]
+    assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
+    assert not row.truncated
+    assert telling_groups([episode([], INVALID, trace=ONE), episode([1.0], trace=ONE)]) == 1
 
 
 def test_truncated_episodes_are_episodes() -> None:
@@ -232,7 +264,7 @@ def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
     assert list(row.rewards) == [0, 0, 0, 0, 0, 0.25]
 
 
-@pytest.mark.parametrize("failure", [stop for stop in StopReason if stop.is_failure])
+@pytest.mark.parametrize("failure", OUTAGES)
 def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
     """Whatever it had earned before the world broke, it says nothing about the task."""
     assert policy_row(episode([1.0], failure, trace=trace("SAESAA", [0, 1, 1])), 1.0) is None
