@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from imagination.pages.report.report import terminal_table, write_report
+from imagination.pages.report.report import write_report
+from imagination.pages.report.text import terminal_table
 from imagination.settings import Config, UserError
 
 

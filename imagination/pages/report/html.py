@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from imagination.pages.report.episodes import render_episodes, render_pair
+from imagination.pages.report.episodes import choose, render_episodes, render_pair
 from imagination.pages.report.plots import Plot, draw_curves
 from imagination.pages.report.text import audit_table, calibration_sentence, plain, tripwire_note
 from imagination.pages.style import document
-from imagination.trust.compare.twins import Row, choose, find_twins
+from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import interval, number, signed
 
 MEASURES = {

@@ -1,131 +1,14 @@
-"""A run folder in, a report out: ``report.json``, ``report.md`` and ``report.html``.
-
-Everything here is a function of the files of a finished (or half-finished) run; nothing needs the models::
-
-    outputs/my-run/
-      config.yaml      resolved settings
-      summary.json     the numbers the run collected itself: the keys of REQUIRED
-      metrics.jsonl    {"stage": "train", "step": 3, "time": 61.2, "loss": 0.41, "dream_success": 0.5, ...}
-      rollouts.jsonl   {"id": "d7", "stage": "evaluate", "which": "after", "split": "train", "source": "dream", ...}
-"""
+"""A run folder in, a report out: ``report.json``, ``report.md`` and ``report.html``."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from imagination.pages.report.html import render_html
-from imagination.pages.report.text import render_markdown, terminal_table, verdict
-from imagination.trust.compare.twins import find_twins, still_true
-from imagination.trust.evaluation import Proportion, difference_ci95
-from real_envs.errors import UserError
+from imagination.pages.report.text import render_markdown, verdict
+from imagination.trust.run_report import build_report, load_run
 from real_envs.files import write_atomically
-
-__all__ = ["ReportError", "Run", "build_report", "load_run", "terminal_table", "write_report"]
-
-STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
-AUDIT = ("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy", "n")
-PAGES = ("audit.html", "compare.html")
-POLICY = ("train_tasks", "heldout_tasks", "dream_success")
-
-# path in report.json -> (what it must be, the stage that measures it)
-REQUIRED: dict[str, tuple[str, str]] = {
-    **{f"real_steps.{stage}": ("count", stage) for stage in STAGES},
-    "dreamed_turns": ("count", "train"),
-    "wall_seconds": ("seconds", "collect"),
-    **{f"world_model.{key}": ("count" if key == "n" else "share", "fit_world_model") for key in AUDIT},
-    **{f"policy.before.{key}": ("proportion", "evaluate (before training)") for key in POLICY},
-    **{f"policy.after.{key}": ("proportion", "evaluate (after training)") for key in POLICY},
-    "seed": ("count", "start of the run"),
-    "hardware": ("any", "start of the run"),
-    "versions": ("any", "start of the run"),
-}
-
-
-class ReportError(UserError):
-    """The run folder does not hold what a report needs; the message says what is missing and which stage makes it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The files of a run folder, parsed. A file that is not there is an empty one."""
-
-    folder: Path
-    config: str
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    rollouts: list[dict[str, Any]]
-
-
-def load_run(run_folder: Path | str) -> Run:
-    """Reads a run folder.
-
-    Raises:
-        ReportError: there is no such folder, or a line is no JSON object (a torn last line of a run that was killed
-            is skipped).
-    """
-    folder = Path(run_folder)
-    if not folder.is_dir():
-        raise ReportError(f"{folder} is no run folder")
-    summary = json.loads(_text(folder / "summary.json") or "{}")
-    if not isinstance(summary, dict):
-        raise ReportError(f"{folder / 'summary.json'} holds no JSON object")
-    return Run(
-        folder=folder,
-        config=_text(folder / "config.yaml"),
-        summary=summary,
-        metrics=_jsonl(folder / "metrics.jsonl"),
-        rollouts=_jsonl(folder / "rollouts.jsonl"),
-    )
-
-
-def build_report(run: Run, *, partial: bool = False) -> dict[str, Any]:
-    """The run's own numbers, checked, and what follows from them.
-
-    Added to the keys of ``summary.json``: ``verdict`` (sentences), ``optimism_gap`` (dreamed minus real success on
-    train tasks) with ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams
-    replayed in the real game), ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in
-    the same folder) and ``partial``.
-
-    Raises:
-        ReportError: a number is missing and ``partial`` is false, or a number is of the wrong kind.
-    """
-    report: dict[str, Any] = json.loads(json.dumps(run.summary))  # a copy: what the run wrote is not ours to change
-    missing = _check(report)
-    if missing and not partial:
-        lines = "; ".join(f"stage {stage!r} has not run yet: no {', '.join(keys)}" for stage, keys in missing.items())
-        raise ReportError(f"the report of {run.folder} is incomplete: {lines}. partial=True reports what there is")
-    report["partial"] = bool(missing)
-    report["pages"] = [name for name in PAGES if (run.folder / name).exists()]
-    report["notes"] = [
-        f"Stage {stage!r} has not run yet; {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} null."
-        for stage, keys in missing.items()
-    ]
-    absent = {key for keys in missing.values() for key in keys}
-    report["notes"] += [
-        f"{key} is null: there was nothing to measure it on." for key in _empty(report) if key not in absent
-    ]
-    policy, gaps, intervals = report["policy"], {}, {}
-    for which in ("before", "after"):
-        dreamed, real = _proportion(policy[which]["dream_success"]), _proportion(policy[which]["train_tasks"])
-        gaps[which] = None if dreamed.rate is None or real.rate is None else dreamed.rate - real.rate
-        intervals[which] = difference_ci95(dreamed, real)
-    report["optimism_gap"], report["optimism_gap_ci95"] = gaps, intervals
-    report["change_ci95"] = {
-        key: difference_ci95(_proportion(policy["after"][key]), _proportion(policy["before"][key])) for key in POLICY
-    }
-    twins = find_twins(run.rollouts)
-    report["twins"] = {
-        "n": len(twins),
-        "never_parted": sum(t.parts_at is None for t in twins),
-        "false_success": sum(t.false_success for t in twins),
-        "still_true": [list(point) for point in still_true(twins)],
-    }
-    return {"verdict": verdict(report), **report}
 
 
 def write_report(run_folder: Path | str, *, partial: bool = False) -> Path:
@@ -135,7 +18,8 @@ def write_report(run_folder: Path | str, *, partial: bool = False) -> Path:
         ReportError: see ``load_run`` and ``build_report``; nothing is written then.
     """
     run = load_run(run_folder)
-    report = build_report(run, partial=partial)
+    numbers = build_report(run, partial=partial)
+    report = {"verdict": verdict(numbers), **numbers}
     files = {
         "report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
         "report.md": render_markdown(run.folder.name, report, run.rollouts),
@@ -144,90 +28,3 @@ def write_report(run_folder: Path | str, *, partial: bool = False) -> Path:
     for name, text in files.items():
         write_atomically(run.folder / name, text)
     return run.folder / "report.html"
-
-
-def _check(report: dict[str, Any]) -> dict[str, list[str]]:
-    """Checks kinds in place, sets what is missing to null and returns it by stage."""
-    missing: dict[str, list[str]] = {}
-    for path, (kind, stage) in REQUIRED.items():
-        *parents, key = path.split(".")
-        holder = report
-        for parent in parents:
-            if not isinstance(holder.get(parent), dict):
-                if holder.get(parent) is not None:
-                    raise ReportError(f"summary.json: {parent} in {path} must be an object")
-                holder[parent] = {}
-            holder = holder[parent]
-        if key not in holder:
-            missing.setdefault(stage, []).append(path)
-            holder[key] = {} if kind == "seconds" else None
-        holder[key] = _value(path, holder[key], kind)
-    for elsewhere in ("heldout_tasks", "on_policy"):  # the same audit on other turns, where a run made it
-        audit = report["world_model"].get(elsewhere)
-        for key in AUDIT if audit else ():
-            audit[key] = _value(f"world_model.{elsewhere}.{key}", audit.get(key), "count" if key == "n" else "share")
-    return missing
-
-
-def _value(path: str, value: Any, kind: str) -> Any:
-    """The value, NaN as null.
-
-    Raises:
-        ReportError: it is not of its kind.
-    """
-    if value is None or kind == "any":
-        return value
-    if kind == "seconds":
-        if not isinstance(value, dict):
-            raise ReportError(f"summary.json: {path} must be seconds by stage, not {value!r}")
-        return {stage: _value(f"{path}.{stage}", seconds, "number") for stage, seconds in value.items()}
-    if kind == "proportion":
-        if not isinstance(value, Mapping) or not {"success", "n", "ci95"} <= value.keys():
-            raise ReportError(f"summary.json: {path} must hold success, n and ci95, not {value!r}")
-        _value(f"{path}.success", value["success"], "share")
-        return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or (kind == "count" and value != int(value)):
-        raise ReportError(f"summary.json: {path} must be a {kind}, not {value!r}")
-    if math.isnan(value):
-        return None
-    if value < 0 or (kind == "share" and value > 1):
-        raise ReportError(f"summary.json: {path} = {value} is no {kind}")
-    return value
-
-
-def _empty(report: Mapping[str, Any]) -> list[str]:
-    """Paths among REQUIRED that are null, or a proportion of nothing."""
-    empty = []
-    for path, (kind, _) in REQUIRED.items():
-        value: Any = report
-        for key in path.split("."):
-            value = value[key]
-        if value is None or (kind == "proportion" and not value["n"]):
-            empty.append(path)
-    return empty
-
-
-def _proportion(data: Mapping[str, Any] | None) -> Proportion:
-    return Proportion(0, 0) if data is None else Proportion.from_json(data)
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def _jsonl(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    lines = _text(path).split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # no line end after it: the run was killed while it wrote
-                break
-            raise ReportError(f"{path}, line {number} is no JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ReportError(f"{path}, line {number} is no JSON object")
-        rows.append(row)
-    return rows

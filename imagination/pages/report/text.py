@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from imagination.trust.compare.twins import Row, choose, find_twins
+from imagination.pages.report.episodes import choose
+from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, proportion, signed
 from imagination.trust.tripwires.monitor import stopped_sentence
 

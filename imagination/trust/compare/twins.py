@@ -84,25 +84,6 @@ def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | N
     return None, None
 
 
-def choose(twins: Sequence[Twin], limit: int = 4) -> list[tuple[str, Twin]]:
-    """A few pairs, one for each kind that there is, with the kind in words. Order and choice are deterministic."""
-    parted = [t for t in twins if t.parts_at is not None]
-    true = [t for t in twins if t.parts_at is None]
-    kinds: list[tuple[str, list[Twin]]] = [
-        ("The dream was solved and the game was not", [t for t in twins if t.false_success]),
-        ("Never parted, and solved in both", [t for t in true if t.dream.get("solved") and t.real.get("solved")]),
-        ("Parted earliest", sorted(parted, key=lambda t: (t.parts_at or 0, str(t.dream["id"])))),
-        ("Parted latest", sorted(parted, key=lambda t: (-(t.parts_at or 0), str(t.dream["id"])))),
-        ("Never parted", sorted(true, key=lambda t: (-t.length, str(t.dream["id"])))),
-    ]
-    chosen: dict[str, tuple[str, Twin]] = {}
-    for kind, candidates in kinds:
-        fresh = [t for t in candidates if t.dream["id"] not in chosen]
-        if fresh and len(chosen) < limit:
-            chosen[fresh[0].dream["id"]] = (kind, fresh[0])
-    return list(chosen.values())
-
-
 def still_true(twins: Sequence[Twin]) -> list[tuple[int, float, int]]:
     """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
 

@@ -13,10 +13,12 @@ import pytest
 from rich.console import Console
 
 from imagination.pages.report.plots import STYLE, binned, series, share_areas, trend
-from imagination.pages.report.report import ReportError, build_report, load_run, terminal_table, write_report
+from imagination.pages.report.report import write_report
+from imagination.pages.report.text import terminal_table, verdict
 from imagination.trust.compare.text_diff import word_diff
 from imagination.trust.compare.twins import Difference, find_twins, first_difference, still_true
 from imagination.trust.evaluation import Proportion
+from imagination.trust.run_report import ReportError, build_report, load_run
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
 Json = dict[str, Any]
@@ -123,23 +125,23 @@ def test_the_report_keeps_the_numbers_of_the_run_and_adds_what_follows(run_folde
 
 
 def test_the_verdict_says_the_numbers(run_folder: Path) -> None:
-    verdict = json.loads((run_folder / "report.json").read_text())["verdict"]
-    assert verdict[0] == (
+    sentences = json.loads((run_folder / "report.json").read_text())["verdict"]
+    assert sentences[0] == (
         "Trained with 0 real steps: real success on training tasks rose from 0.31 [0.21, 0.43] to 0.64 [0.52, 0.75]; "
         "the dream believed 0.70."
     )
     # 18/64 and 26/64: by Newcombe's interval the change may be none, so it must not be called a rise
-    assert verdict[1] == "On tasks it never trained on, it went from 0.28 [0.19, 0.40] to 0.41 [0.29, 0.53]."
-    assert "may be chance" in verdict[2]
-    assert "12,400 real steps" in verdict[3]
+    assert sentences[1] == "On tasks it never trained on, it went from 0.28 [0.19, 0.40] to 0.41 [0.29, 0.53]."
+    assert "may be chance" in sentences[2]
+    assert "12,400 real steps" in sentences[3]
 
 
 def test_a_fall_is_called_a_fall(tmp_path: Path) -> None:
     numbers = summary()
     numbers["policy"]["before"], numbers["policy"]["after"] = numbers["policy"]["after"], numbers["policy"]["before"]
     numbers["real_steps"]["train"] = 1
-    verdict = build_report(load_run(write_run(tmp_path / "run", numbers, [])))["verdict"]
-    assert verdict[0].startswith("Trained with 1 real step: real success on training tasks fell from 0.64")
+    sentences = verdict(build_report(load_run(write_run(tmp_path / "run", numbers, []))))
+    assert sentences[0].startswith("Trained with 1 real step: real success on training tasks fell from 0.64")
 
 
 # partial and broken runs
@@ -184,7 +186,7 @@ def test_an_unmeasurable_number_is_null_with_a_sentence_and_needs_no_permission(
         "world_model.reward_precision",
         "policy.after.dream_success",
     ]
-    assert "the dream believed" not in report["verdict"][0]
+    assert "the dream believed" not in verdict(report)[0]
 
 
 @pytest.mark.parametrize(
