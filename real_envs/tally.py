@@ -17,11 +17,6 @@ class Tally:
     solved: int = 0
     failures: dict[StopReason, int] = field(default_factory=dict)
 
-    @property
-    def solved_share(self) -> float | None:
-        """Solved among the judged; ``None`` where nobody was judged, which is not 0.0."""
-        return self.solved / self.judged if self.judged else None
-
     def add(self, trajectory: Trajectory) -> None:
         self.episodes += 1
         self.turns += len(trajectory.turns)
@@ -36,7 +31,7 @@ class Tally:
 class Summary:
     """What is in a store: all in all, by split (those without episodes, too), and by agent.
 
-    Example: ``summary.by_split["test"].solved_share``, ``summary.total.failures[StopReason.ENV_CRASHED]``.
+    Example: ``summary.by_split["test"].solved``, ``summary.total.failures[StopReason.ENV_CRASHED]``.
     """
 
     total: Tally

@@ -70,11 +70,15 @@ class CollectionPlan:
 
 @dataclass(slots=True)
 class ExperienceCollector:
-    """Plays the episodes of one update and makes rows of them."""
+    """Plays the episodes of one update and makes rows of them.
+
+    Attributes:
+        worlds: what is trained in, and after it the real one where a share of the episodes is played there beside.
+    """
 
     run: RunFolder
     plan: CollectionPlan
-    world: World
+    worlds: Sequence[World]
     model: Any
     agent: LanguageModelAgent
     chat: ChatFormat
@@ -83,10 +87,13 @@ class ExperienceCollector:
     count_real_steps: Callable[[], None]
     watch: TripwireMonitor | None = None
     replays: Replays | None = None
-    real: World | None = None
     on_turn: Callable[[], None] | None = None
     seconds: float = 0.0
     turns: int = 0
+
+    @property
+    def world(self) -> World:
+        return self.worlds[0]
 
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
@@ -168,10 +175,11 @@ class ExperienceCollector:
         """
         first = self._first_groups(index)
         groups = self.plan.train.groups - first
-        if not groups or self.real is None:
+        if not groups or len(self.worlds) == 1:
             return []
-        episodes = self._episodes(index, rng, first, groups, 0.0, self.real)
-        return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, self.real)
+        real = self.worlds[1]
+        episodes = self._episodes(index, rng, first, groups, 0.0, real)
+        return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
 
     @property
     def pay(self) -> RewardShaping:

@@ -46,36 +46,6 @@ def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: 
 
 
 @torch.no_grad()
-def masked_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor, low: float, high: float) -> Tensor:
-    """``exp(old - engine)`` inside ``[low, high]`` and 0 outside: what is too far off is not learned from at all.
-
-    The alternative to truncation: no wrong weights, at the price of the tokens. A token's own ratio decides, never the
-    product over an episode, which in long episodes is far off for all.
-
-    Args:
-        old_logprobs, engine_logprobs, weight: as in ``truncated_importance``.
-        low, high: in (0, 1] and [1, inf).
-
-    Returns:
-        ``[batch, time]`` constants, 0 or in ``[low, high]``, exactly 1 where the weight is 0.
-
-    Raises:
-        ValueError: shapes disagree or the range does not contain 1.
-
-    Example::
-
-        masked_importance(tensor([log(0.2), log(0.9)]), tensor([log(0.4), log(0.3)]), tensor([1.0, 1.0]), 0.5, 2.0)
-        # [0.5, 0]: the second would be 3
-    """
-    if not 0.0 < low <= 1.0 <= high:
-        raise ValueError(f"the range must be 0 < low <= 1 <= high, got {low} and {high}")
-    ratio = kl_k1(old_logprobs, engine_logprobs, weight != 0).exp()
-    # compared with a hair's breadth to spare, so that a ratio that rounds to the bound is inside
-    inside = (ratio >= low * (1 - 1e-6)) & (ratio <= high * (1 + 1e-6))
-    return torch.where(inside, ratio, 0.0)
-
-
-@torch.no_grad()
 def engine_mismatch(logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """How far trainer and engine disagree about one unchanged policy.
 

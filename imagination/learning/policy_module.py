@@ -72,11 +72,11 @@ class PolicyModule(L.LightningModule):
         algorithm: AlgorithmSettings,
         train: TrainSettings,
         record: Record,
-        *,
-        temperature: float = 1.0,
         seed: int = 0,
         reference: Any = None,
         max_tokens: int | None = None,
+        *,
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
@@ -92,6 +92,10 @@ class PolicyModule(L.LightningModule):
         self.entropies = EntropyHistory()
         self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
         self.updates_done = 0
+
+    def done(self) -> int:
+        """Updates so far, those before a resume included."""
+        return self.updates_done
 
     def on_fit_start(self) -> None:
         if self._reference[0] is not None:

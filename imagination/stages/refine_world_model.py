@@ -139,10 +139,8 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
         lambda step, metrics: run.record(NAME, step, metrics),
         seed=config.seed,
     )
-    stream = StepStream(settings.updates, lambda: module.updates_done, answers.update)
-    trainer = make_trainer(
-        run, NAME, max(1, settings.updates // 5), "fp32", lambda: module.updates_done, bar=bar, logger=config.logger
-    )
+    stream = StepStream(settings.updates, module.done, answers.update)
+    trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", module.done, bar=bar, logger=config.logger)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
 

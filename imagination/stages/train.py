@@ -25,11 +25,12 @@ from imagination.runs.models import adapted, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
-from imagination.settings import Config
+from imagination.settings import AlgorithmSettings, Config, DreamSettings, TripwireSettings, WorldModelSettings
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
+from policy.lm.settings import ModelSettings
 from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
 from real_envs.trajectory import Source, Trajectory
@@ -51,79 +52,65 @@ def train(config: Config, folder: Path) -> None:
 
 
 def _train(run: RunFolder, config: Config) -> None:
-    settings, dreamed = config.train, config.train.world == "dream"
+    settings, dreamed, longest = config.train, config.train.world == "dream", longest_episode(config)
     state, done = resume_from(run, "train")
     run.forget("train", done)
     run.forget("last_look")
 
-    # build: the policy, what it learns from, and the worlds that it plays in
+    # build: what the policy learns from, the policy, and the worlds that it plays in
     log, _ = read_log(run, config.collect.validation)
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
-    model, chat, reference = _policy(run, config)
     paid = _paid(log, config.worldmodel.goal) if dreamed else log
     starts = _starts(paid, config.dream.max_turns)
+    model, chat, reference = _policy(run, config.policy, config.algorithm, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
     probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns)
     steps = _RealSteps(run, probe, fresh=not done, dreamed=dreamed)
-    engines = Engines(config.engine)
-    world = _dream(engines, run, config, log, starts) if dreamed else _real(open_world(), config.collect.workers)
-    mixed = dreamed and most(settings.real_share) > 0
-    real = _real(open_world(), config.collect.workers) if mixed else None
+    engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0
+    real = _real(open_world(), config.collect.workers) if mixed or not dreamed else None
+    dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, log, starts) if dreamed else None
 
     # play and watch: what an update is made of, and what stops it
-    watch = None
-    if dreamed and config.tripwires.enabled:
-        watch = TripwireMonitor(run, config.tripwires, settings.updates, model, paid, probe)
-        if state is not None:
-            watch.resume(state)
+    watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state) if dreamed else None
     replays = Replays(settings.self_imitation, config.seed) if settings.self_imitation.share else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
         plan=CollectionPlan(config.seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
-        world=world,
+        worlds=[world for world in (dream, real) if world is not None],
         model=model,
-        agent=make_agent(engines, model, chat, config.policy, config.max_action_tokens, temperature=1.0, name="policy"),
+        agent=make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy"),
         chat=chat,
         starts=starts,
         experts=experts,
         count_real_steps=steps.write,
         watch=watch,
         replays=replays,
-        real=real,
         on_turn=bar.count,
     )
 
     # learn
-    module = _module(run, config, model, reference)
-    save = partial(save_checkpoint, model, chat.tokenizer)
-    keep = KeepCheckpoints(
-        run.model("kept"), "train", settings.keep_every, settings.updates, lambda: module.updates_done, save
+    module = PolicyModule(
+        model, config.algorithm, settings, partial(run.record, "train"), config.seed, reference, longest
     )
-    callbacks = [callback for callback in (watch, replays, keep) if callback is not None]
-    updates = StepStream(settings.updates, lambda: module.updates_done, collector.update)
+    save, last = partial(save_checkpoint, model, chat.tokenizer), settings.updates
+    keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
+    parts = [callback for callback in (watch, replays, keep) if callback is not None]
     trainer = make_trainer(
-        run,
-        "train",
-        settings.checkpoint_every,
-        "fp32",
-        lambda: module.updates_done,
-        callbacks,
-        bar=bar,
-        logger=config.logger,
+        run, "train", settings.checkpoint_every, "fp32", module.done, parts, bar=bar, logger=config.logger
     )
     device = model.device
     if watch is None or watch.tripped is None:
-        trainer.fit(module, updates, ckpt_path=state, weights_only=True)
+        trainer.fit(module, StepStream(last, module.done, collector.update), ckpt_path=state, weights_only=True)
 
     # look once more, and save
+    if watch is not None and watch.tripped is None:
+        model.to(device)  # Lightning leaves it on the CPU
+        collector.last_look()
     if watch is not None:
-        if watch.tripped is None:
-            model.to(device)  # Lightning leaves it on the CPU
-            collector.last_look()
         watch.roll_back()
-    _close(world, real)
+    _close(dream, real)
     if dreamed and not mixed:
         steps.expect_none()
     save(run.model("policy"))
@@ -157,12 +144,14 @@ class _RealSteps:
             raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
 
 
-def _policy(run: RunFolder, config: Config) -> tuple[Any, ChatFormat, Any]:
+def _policy(
+    run: RunFolder, settings: ModelSettings, algorithm: AlgorithmSettings, longest: int
+) -> tuple[Any, ChatFormat, Any]:
     """The clone as it is trained, its chat format, and a frozen copy where the algorithm holds it to one."""
-    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    wanted = build_algorithm(config.algorithm, longest_episode(config)).kl.kl_coef > 0
+    model, chat = load_model(run.model("policy-clone"), "clone", settings)
+    wanted = build_algorithm(algorithm, longest).kl.kl_coef > 0
     reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
-    return adapted(model, config.policy), chat, reference
+    return adapted(model, settings), chat, reference
 
 
 def _paid(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
@@ -176,16 +165,21 @@ def _starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
     return {name: start for name, start in starts.items() if len(start.history) < max_turns}
 
 
-def _module(run: RunFolder, config: Config, model: Any, reference: Any) -> PolicyModule:
-    return PolicyModule(
-        model,
-        config.algorithm,
-        config.train,
-        partial(run.record, "train"),
-        seed=config.seed,
-        reference=reference,
-        max_tokens=longest_episode(config),
-    )
+def _watch(
+    run: RunFolder,
+    settings: TripwireSettings,
+    updates: int,
+    model: Any,
+    log: Sequence[Trajectory],
+    probe: Probe,
+    state: str | None,
+) -> TripwireMonitor | None:
+    if not settings.enabled:
+        return None
+    watch = TripwireMonitor(run, settings, updates, model, log, probe)
+    if state is not None:
+        watch.resume(state)
+    return watch
 
 
 def _close(*worlds: World | None) -> None:
@@ -204,17 +198,21 @@ def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMo
 
 
 def _dream(
-    engines: Engines, run: RunFolder, config: Config, log: Sequence[Trajectory], starts: Mapping[str, Start]
+    engines: Engines,
+    run: RunFolder,
+    settings: WorldModelSettings,
+    dream: DreamSettings,
+    process: str,
+    log: Sequence[Trajectory],
+    starts: Mapping[str, Start],
 ) -> World:
-    model = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, log)
-    dream = config.dream
+    model = load_world_model(engines, run, settings, dream, dream.temperature, log)
     calibration = Calibration.load(run.model("worldmodel"))
-    process = config.train.process
     asks = [f"train.process={process}"] * process.endswith("probability")
     asks += ["dream.on_doubt=downweight"] * (dream.on_doubt == "downweight")
     if asks:
-        calibration = calibration_of(run, config.worldmodel, config.dream, " and ".join(asks))
-    guard = guard_of(run, config.worldmodel, config.dream, ends=dream.on_doubt != "downweight")
+        calibration = calibration_of(run, settings, dream, " and ".join(asks))
+    guard = guard_of(run, settings, dream, ends=dream.on_doubt != "downweight")
     return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
 

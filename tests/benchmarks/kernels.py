@@ -3,8 +3,8 @@
     python -m tests.benchmarks.kernels --demo outputs/demo --rounds 2
 
 Every variant runs the stages in a process of its own on the log of a finished demo, one after the other, so that the
-machine's moods fall on all. What counts is processor time on one thread: the median step, as often as the whole demo
-takes it, and what comes after the last one. Writes ``<out>/kernels.json`` and prints a table.
+machine's moods fall on all. What counts is the processor time of the median step on one thread; the last column weighs
+the stages by their steps in a whole demo. Writes ``<out>/kernels.json`` and prints a table.
 """
 
 from __future__ import annotations
@@ -95,28 +95,29 @@ VARIANTS = {
 
 
 def child(variant: str, stage: str, folder: Path, settings: list[str]) -> None:
-    """Runs a stage in this process and prints its processor times: the median step, and all after the last one."""
+    """Runs a stage in this process until its last step, and prints the processor time of the median step."""
     ticks: list[float] = []
 
     class Clock(Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             ticks.append(time.process_time())
 
+        def on_train_end(self, *_: Any) -> None:
+            print(statistics.median(late - early for early, late in itertools.pairwise(ticks)), flush=True)
+            os._exit(0)  # what a stage does after training is not measured
+
     make = trainer.L.Trainer
     clocked = mock.patch.object(trainer.L, "Trainer", lambda **given: make(**_with(given, Clock())))
     with clocked, VARIANTS[variant]():
-        if code := imagine([stage, f"run={folder.name}", f"output={folder.parent}", *settings]):
-            sys.exit(code)
-        step = statistics.median(late - early for early, late in itertools.pairwise(ticks))
-        print(json.dumps([step, time.process_time() - ticks[-1]]))
+        sys.exit(imagine([stage, f"run={folder.name}", f"output={folder.parent}", *settings]))
 
 
 def _with(given: dict[str, Any], callback: Callback) -> dict[str, Any]:
     return {**given, "callbacks": [*given["callbacks"], callback]}
 
 
-def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> tuple[float, float]:
-    """Processor times of ``stage`` on a copy of the demo: see ``child``."""
+def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> float:
+    """Processor time of a step of ``stage`` on a copy of the demo."""
     folder = out / "run"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(demo, folder)
@@ -126,8 +127,7 @@ def seconds(variant: str, stage: str, demo: Path, out: Path, steps: int) -> tupl
     made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if made.returncode:
         raise RuntimeError(made.stderr)
-    step, after = json.loads(made.stdout.splitlines()[-1])
-    return step, after
+    return float(made.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -147,11 +147,10 @@ def main() -> None:
     for _ in range(given.rounds):
         for variant in VARIANTS:
             for stage, (_key, steps) in STEPS.items():
-                step, after = seconds(variant, stage, given.demo, given.out, steps)
-                measured[variant][stage].append(full[stage] * step + after)
-                print(f"{variant} {stage}: a step {step:.2f} s, after the last {after:.1f} s", flush=True)
+                measured[variant][stage].append(seconds(variant, stage, given.demo, given.out, steps))
+                print(f"{variant} {stage}: a step {measured[variant][stage][-1]:.3f} s", flush=True)
             (given.out / "kernels.json").write_text(json.dumps(measured, indent=1))
-    whole_of = {v: {s: statistics.median(x) for s, x in of.items()} for v, of in measured.items()}
+    whole_of = {v: {s: full[s] * statistics.median(x) for s, x in of.items()} for v, of in measured.items()}
     total = {v: sum(of.values()) for v, of in whole_of.items()}
     print("| left to torch | " + " | ".join(STEPS) + " | all three |\n" + "|---" * (len(STEPS) + 2) + "|")
     for v, of in whole_of.items():

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from imagination.learning.advantages import (
-    anchor_ids,
     best_of_groups,
     gigpo,
     informative,
@@ -233,9 +232,7 @@ def test_same_observation_in_another_group_is_another_anchor():
     assert (advantages == 0).all()
 
 
-def test_anchor_ids_and_step_returns():
-    assert anchor_ids([["hall", "cave", "hall"], ["cave"], []]).tolist() == [[0, 1, 0], [1, -1, -1], [-1, -1, -1]]
-    assert anchor_ids([]).shape == (0, 0)
+def test_step_returns():
     assert step_returns(torch.tensor([[0.0, 2.0, 1.0]]), 0.5).tolist() == [[1.25, 2.5, 1.0]]
     with pytest.raises(ValueError, match="gamma must lie"):
         step_returns(torch.zeros(1, 1), 1.5)

@@ -16,7 +16,6 @@ from imagination.learning.losses import (
     kl_k1,
     kl_k2,
     kl_k3,
-    merge,
     ppo_clip_loss,
     token_entropy,
     token_logprobs,
@@ -105,30 +104,6 @@ def test_ppo_by_hand(ratio, advantage, loss, slope):
     terms.loss.backward()
     assert float(terms.loss.detach()) == pytest.approx(loss)
     assert logprob.grad.item() == pytest.approx(slope)
-
-
-def test_metrics_of_micro_batches_add_up():
-    rng = torch.Generator().manual_seed(0)
-    logp, old, adv = (torch.randn(6, 5, generator=rng, dtype=torch.float64) for _ in range(3))
-    weight = (torch.rand(6, 5, generator=rng) < 0.7).double()
-    whole = ppo_clip_loss(logp, old, adv, weight, denominator=11)
-    parts = merge(
-        ppo_clip_loss(*(x[rows] for x in (logp, old, adv, weight)), denominator=11)
-        for rows in (slice(0, 1), slice(1, 4), slice(4, 6))
-    )
-    for got, expected in zip(parts.means().values(), whole.means().values(), strict=True):
-        torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(parts.loss, whole.loss)
-    assert parts.maxima["ratio"] == whole.maxima["ratio"]
-    assert parts.tokens == whole.tokens == weight.sum()
-
-
-def test_merge_refuses():
-    with pytest.raises(ValueError, match="at least one"):
-        merge([])
-    one, two = torch.ones(1, 1), torch.ones(1, 1).bool()
-    with pytest.raises(ValueError, match="different losses"):
-        merge([cross_entropy_loss(one, one, denominator=1), value_loss(one, one, one, two, denominator=1)])
 
 
 def test_ratios_under_temperature():

@@ -12,7 +12,6 @@ import random
 import pytest
 import torch
 
-from imagination.learning.engine_mismatch import masked_importance
 from imagination.learning.losses import (
     EntropyHistory,
     cispo_loss,
@@ -23,7 +22,6 @@ from imagination.learning.losses import (
     ppo_clip_loss,
     reinforce_loss,
     row_segments,
-    run_segments,
     segment_mean,
     token_entropy,
     token_weights,
@@ -112,7 +110,6 @@ def check(loss, plain, drawn, tolerance=1e-5):
 def test_segments_by_hand():
     mask = torch.tensor([[True, True, False, True], [True, False, False, True]])
     assert row_segments(mask).tolist() == [[0] * 4, [1] * 4]
-    assert run_segments(mask).tolist() == [[0, 0, -1, 1], [2, -1, -1, 3]]
     assert turn_segments(torch.tensor([[0, 0, -1, 2], [0, -1, -1, 1]])).tolist() == [[0, 0, -1, 2], [3, -1, -1, 4]]
     x, active = t64([[1.0, 3.0, NAN, 5.0]]), torch.tensor([[True, True, False, True]])
     assert segment_mean(x, active, torch.tensor([[7, 7, -9, 2]])).tolist() == [[2.0, 2.0, 0.0, 5.0]]
@@ -120,10 +117,6 @@ def test_segments_by_hand():
     assert segment_mean(torch.zeros(0), torch.zeros(0).bool(), torch.zeros(0).long()).shape == (0,)
     with pytest.raises(ValueError, match="segments must hold integers"):
         segment_mean(x, active, torch.zeros(1, 4))
-
-
-def test_a_row_that_ends_with_a_turn_does_not_run_into_the_next():
-    assert run_segments(torch.tensor([[False, True], [True, False]])).tolist() == [[-1, 0], [1, -1]]
 
 
 # --- PPO, DAPO ---
@@ -459,17 +452,6 @@ def test_averages_refuse(aggregation, length, message):
 
 
 # --- engine mismatch ---
-
-
-def test_masked_importance_by_hand():
-    """Half as likely, three times as likely (dropped), equal, and at both bounds."""
-    old, engine = (t64([x]).log() for x in ([0.2, 0.9, 0.5, 0.8, 0.1], [0.4, 0.3, 0.5, 0.4, 0.2]))
-    got = masked_importance(old, engine, torch.ones(1, 5), 0.5, 2.0)
-    assert got.tolist() == [[pytest.approx(0.5), 0.0, 1.0, pytest.approx(2.0), pytest.approx(0.5)]]
-    junk = masked_importance(t64([NAN, -500.0, 0.0]), t64([0.0, 0.0, -5000.0]), t64([0.0, 1.0, 1.0]), 0.5, 2.0)
-    assert junk.tolist() == [1.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="0 < low <= 1 <= high"):
-        masked_importance(old, engine, torch.ones(1, 5), 0.0, 2.0)
 
 
 # --- what every loss here refuses ---

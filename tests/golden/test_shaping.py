@@ -15,9 +15,7 @@ from imagination.learning.advantages import (
     ProgressEstimator,
     attribution_error,
     overlong_penalty,
-    potential_rewards,
     progress_rewards,
-    step_returns,
     tiered_rewards,
     with_kl_penalty,
     with_process_rewards,
@@ -55,20 +53,6 @@ def test_process_rewards_by_hand():
     assert got.tolist() == [[pytest.approx(0.05), pytest.approx(0.9), 0.0]]
     with pytest.raises(ValueError, match="turn 1 in row 0 has no finite process reward"):
         with_process_rewards(t64([[0.0, 1.0]]), t64([[0.5, NAN]]), exists[:, :2], 0.1)
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_potentials_change_every_return_by_the_same_number(gamma):
-    """However an episode goes on, its discounted sum of potential rewards is minus the potential it started with."""
-    rng = random.Random(1)
-    for turns in range(1, 6):
-        potentials = [0.7, *(rng.gauss(0, 1) for _ in range(turns - 1)), NAN]
-        exists = torch.tensor([[True] * turns + [False]])
-        shaped = potential_rewards(t64([potentials]), exists, gamma)
-        assert float(step_returns(shaped, gamma)[0, 0]) == pytest.approx(-0.7)
-        assert shaped[0, -1] == 0.0
-    with pytest.raises(ValueError, match="gamma must lie"):
-        potential_rewards(torch.zeros(1, 1), torch.ones(1, 1).bool(), 2.0)
 
 
 # --- lengths ---

@@ -18,7 +18,6 @@ from imagination.learning.algorithms import ALGORITHMS, Episodes, Tokens, algori
 from imagination.learning.losses import (
     expert_policy_loss,
     row_segments,
-    run_segments,
     token_entropy,
     token_logprobs,
     token_weights,
@@ -316,16 +315,6 @@ def test_group_functions_keep_their_sums_and_bounds(seed):
     tokens, _ = gigpo(e.turn_rewards, e.action_turn_index, e.anchors, e.group_ids, e.valid)
     assert (tokens[e.action_turn_index < 0] == 0).all()
     assert (tokens[~counts] == 0).all()
-
-
-@settings(deadline=None, max_examples=40)
-@given(seeds)
-def test_runs_are_turns_where_something_stands_between(seed):
-    index = make(seed).episodes.action_turn_index
-    runs, turns = run_segments(index >= 0), turn_segments(index)
-    acted = index >= 0
-    pairs = set(zip(runs[acted].tolist(), turns[acted].tolist(), strict=True))
-    assert len(pairs) == len({run for run, _ in pairs}) == len({turn for _, turn in pairs})
 
 
 @settings(deadline=None, max_examples=40)

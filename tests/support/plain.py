@@ -7,6 +7,7 @@ The trainer's optimiser notes the gradients and leaves the weights alone.
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms.build import build_algorithm
-from imagination.learning.losses import run_segments
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
@@ -77,7 +77,7 @@ def rl_row(
         rl_weight=[float(m) for m in mine],
         rewards=[reward if i == last else 0.0 for i in range(len(ids))],
         truncated=truncated,
-        turns=run_segments(torch.tensor([mine]))[0].tolist(),
+        turns=[len(re.findall("A+", mask[: i + 1])) - 1 if m else -1 for i, m in enumerate(mine)],
     )
 
 

@@ -7,14 +7,13 @@ imitated instead: ``selection.py``, ``self_imitation.py``.
 
 from imagination.learning.advantages.attribution import ProgressEstimator, attribution_error, progress_rewards
 from imagination.learning.advantages.gae import bilevel_gae, masked_gae, turn_gae
-from imagination.learning.advantages.gigpo import anchor_ids, gigpo, step_returns
+from imagination.learning.advantages.gigpo import gigpo, step_returns
 from imagination.learning.advantages.group import group_relative, informative, leave_one_out
 from imagination.learning.advantages.reinforce import reinforce_pp, reinforce_pp_baseline, returns_to_go, whiten
 from imagination.learning.advantages.selection import best_of_groups
 from imagination.learning.advantages.self_imitation import Kept, SelfImitationBuffer
 from imagination.learning.advantages.shaping import (
     overlong_penalty,
-    potential_rewards,
     tiered_rewards,
     with_kl_penalty,
     with_process_rewards,
@@ -30,7 +29,6 @@ __all__ = [
     "Kept",
     "ProgressEstimator",
     "SelfImitationBuffer",
-    "anchor_ids",
     "attribution_error",
     "best_of_groups",
     "bilevel_gae",
@@ -43,7 +41,6 @@ __all__ = [
     "masked_gae",
     "overlong_penalty",
     "place_turn_rewards",
-    "potential_rewards",
     "progress_rewards",
     "reinforce_pp",
     "reinforce_pp_baseline",

@@ -2,34 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-
 import torch
 from torch import Tensor
 
 from imagination.learning.advantages.group import group_relative
 from imagination.learning.advantages.turns import broadcast_over_turns, check_turn_index, turn_bounds
-
-
-def anchor_ids(observations: Sequence[Sequence[Hashable]]) -> Tensor:
-    """Numbers for what the policy saw before each action, equal where it saw the same.
-
-    Args:
-        observations: per episode, per turn, in any form that can be compared: text, or a hash of it.
-
-    Returns:
-        ``[batch, turns]`` integers, -1 where an episode has fewer turns than the longest.
-
-    Example::
-
-        anchor_ids([["hall", "cave"], ["hall"]])  # [[0, 1], [0, -1]]
-    """
-    names: dict[Hashable, int] = {}
-    ids = torch.full((len(observations), max(map(len, observations), default=0)), -1)
-    for row, seen in enumerate(observations):
-        for turn, observation in enumerate(seen):
-            ids[row, turn] = names.setdefault(observation, len(names))
-    return ids
 
 
 @torch.no_grad()
@@ -55,7 +32,7 @@ def gigpo(
     Args:
         turn_rewards: ``[batch, turns]``, as ``place_turn_rewards`` takes them.
         action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
-        anchors: ``[batch, turns]`` integers, as ``anchor_ids`` makes them; read for turns that have an action token.
+        anchors: ``[batch, turns]`` integers, equal where the same was observed; read for turns with an action token.
         group_ids, valid: ``[batch]``, as in ``group_relative``.
         gamma: in [0, 1], per turn.
         step_weight: of the step's advantage, w in the paper.

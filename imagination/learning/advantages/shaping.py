@@ -72,36 +72,6 @@ def with_process_rewards(turn_rewards: Tensor, process: Tensor, exists: Tensor, 
 
 
 @torch.no_grad()
-def potential_rewards(potentials: Tensor, exists: Tensor, gamma: float) -> Tensor:
-    """``gamma phi(next) - phi(now)``: process rewards that leave the best policy as it is.
-
-    Ng, Harada, Russell 1999, "Policy invariance under reward transformations". After the last turn the potential is 0,
-    so an episode's discounted sum is ``-phi(start)``, which no action changes.
-
-    Args:
-        potentials: ``[batch, turns]``, of the state before each turn.
-        exists: ``[batch, turns]`` bool, an episode's turns without gaps.
-        gamma: in [0, 1], per turn, the one of the advantages.
-
-    Returns:
-        ``[batch, turns]``, for ``with_process_rewards``.
-
-    Raises:
-        ValueError: shapes disagree or ``gamma`` is outside [0, 1].
-
-    Example::
-
-        potential_rewards(tensor([[0.2, 0.6]]), tensor([[True, True]]), gamma=1.0)  # [[0.4, -0.6]]
-    """
-    check_shapes("potential_rewards", potentials=potentials, exists=exists)
-    if not 0.0 <= gamma <= 1.0:
-        raise ValueError(f"gamma must lie in [0, 1], got {gamma}")
-    now = torch.where(exists, at_least_fp32(potentials), 0.0)
-    following = torch.cat([now[:, 1:], now.new_zeros(len(now), 1)], dim=1)
-    return torch.where(exists, gamma * following - now, 0.0)
-
-
-@torch.no_grad()
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, penalty: float = 1.0) -> Tensor:
     """DAPO's soft punishment of answers in the last ``buffer`` tokens before the limit.
 

@@ -23,7 +23,7 @@ class Episodes:
         advantage_mask: ``[batch, time]`` bool, the tokens over which advantages are estimated; ``None`` for all agent
             tokens. The two are apart so that each can be switched off by itself (the ablation of Agent-R1, arXiv
             2511.14460); only algorithms of tokens and whole episodes have the second.
-        anchors: ``[batch, turns]`` integers, what was observed before each turn (``anchor_ids``); for gigpo.
+        anchors: ``[batch, turns]`` integers, what was observed before each turn; for gigpo.
         values: ``[batch, time]``, the critic before each token; for algorithms with a critic.
         bootstrap_value: ``[batch]``, the critic's value of the state in which a truncated row stops, 0.0 for terminated
             rows; ``None``: all terminated.

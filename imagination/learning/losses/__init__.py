@@ -23,9 +23,9 @@ from imagination.learning.losses.imitation import cross_entropy_loss, expert_pol
 from imagination.learning.losses.kl import kl_k1, kl_k2, kl_k3, kl_loss
 from imagination.learning.losses.policy_gradient import cispo_loss, reinforce_loss
 from imagination.learning.losses.ppo import gspo_loss, ppo_clip_loss, turn_ratio_loss
-from imagination.learning.losses.ratios import row_segments, run_segments, segment_mean, turn_segments
+from imagination.learning.losses.ratios import row_segments, segment_mean, turn_segments
 from imagination.learning.losses.replay import replay_loss
-from imagination.learning.losses.terms import LossTerms, merge
+from imagination.learning.losses.terms import LossTerms
 from imagination.learning.losses.tokens import token_entropy, token_logprobs
 from imagination.learning.losses.value import value_loss
 
@@ -42,12 +42,10 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_loss",
-    "merge",
     "ppo_clip_loss",
     "reinforce_loss",
     "replay_loss",
     "row_segments",
-    "run_segments",
     "segment_mean",
     "token_entropy",
     "token_logprobs",

@@ -98,24 +98,6 @@ def turn_segments(action_turn_index: Tensor) -> Tensor:
     return torch.where(action_turn_index >= 0, row * turns + action_turn_index, -1)
 
 
-def run_segments(mask: Tensor) -> Tensor:
-    """Each contiguous run of agent tokens a segment; -1 elsewhere. Two turns with nothing between them are one run.
-
-    Args:
-        mask: ``[batch, time]`` bool.
-
-    Example::
-
-        run_segments(tensor([[True, True, False, True], [True, False, False, False]]))
-        # [[0, 0, -1, 1], [2, -1, -1, -1]]
-    """
-    check_mask("run_segments", mask)
-    before = torch.cat([torch.zeros_like(mask[:, :1]), mask[:, :-1]], dim=1)
-    starts = mask & ~before
-    numbers = starts.flatten().long().cumsum(0).view_as(mask) - 1
-    return torch.where(mask, numbers, -1)
-
-
 def check_clip(eps_low: float, eps_high: float, dual_clip: float | None) -> None:
     """
     Raises:

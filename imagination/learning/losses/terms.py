@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from imagination.learning.shapes import at_least_fp32
@@ -35,26 +34,6 @@ class LossTerms:
     def means(self) -> dict[str, Tensor]:
         """``sums`` per token; zeros where no token counted."""
         return {name: total / self.tokens.clamp(min=1) for name, total in self.sums.items()}
-
-
-def merge(terms: Iterable[LossTerms]) -> LossTerms:
-    """Terms of one loss from several micro-batches, as if they had been one batch; for logs, so without gradient.
-
-    Raises:
-        ValueError: there are none, or they are not terms of the same loss.
-    """
-    parts = list(terms)
-    if not parts:
-        raise ValueError("merge needs the terms of at least one micro-batch")
-    sums, maxima = parts[0].sums.keys(), parts[0].maxima.keys()
-    if any(part.sums.keys() != sums or part.maxima.keys() != maxima for part in parts):
-        raise ValueError(f"merge got terms of different losses: {[sorted(part.sums) for part in parts]}")
-    return LossTerms(
-        loss=torch.stack([part.loss.detach() for part in parts]).sum(),
-        tokens=torch.stack([part.tokens for part in parts]).sum(),
-        sums={name: torch.stack([part.sums[name] for part in parts]).sum() for name in sums},
-        maxima={name: torch.stack([part.maxima[name] for part in parts]).amax() for name in maxima},
-    )
 
 
 def difference(a: Tensor, b: Tensor, active: Tensor) -> Tensor:
