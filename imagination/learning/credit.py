@@ -11,6 +11,9 @@ import torch
 from imagination.learning.advantages import turn_bounds, with_process_rewards
 from imagination.learning.algorithms import Algorithm, Episodes
 from policy.lm.batch import Row, padded
+from real_envs.trajectory import Source
+
+_SOURCES = tuple(Source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,4 +123,5 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
         bootstrap_value=torch.tensor(said.bootstrap) if critic else None,
         kl=padded(said.kl, 0.0, torch.float32) if said.kl is not None else None,
         shaped=shaped,
+        sources=torch.tensor([_SOURCES.index(row.source) for row in rows]),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from imagination.learning.advantages import place_turn_rewards
+from imagination.learning.advantages import differ, place_turn_rewards
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
@@ -38,11 +38,11 @@ def policy_rows(
 
 def telling_groups(episodes: Sequence[Trajectory], pay: RewardShaping = _AS_EARNED) -> int:
     """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
-    earned: dict[str, set[float]] = {}
+    earned: dict[str, list[float]] = {}
     for row, episode in ((policy_row(episode, pay=pay), episode) for episode in episodes):
         if row is not None:
-            earned.setdefault(episode.group_id, set()).add(sum(row.rewards))
-    return sum(len(sums) > 1 for sums in earned.values())
+            earned.setdefault(episode.group_id, []).append(sum(row.rewards))
+    return sum(differ(sums) for sums in earned.values())
 
 
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:

@@ -110,7 +110,7 @@ def check(loss, plain, drawn, tolerance=1e-5):
 def test_segments_by_hand():
     mask = torch.tensor([[True, True, False, True], [True, False, False, True]])
     assert row_segments(mask).tolist() == [[0] * 4, [1] * 4]
-    assert turn_segments(torch.tensor([[0, 0, -1, 2], [0, -1, -1, 1]])).tolist() == [[0, 0, -1, 2], [3, -1, -1, 4]]
+    assert turn_segments(torch.tensor([[0, 0, -1, 2], [0, -1, -1, 1]])).tolist() == [[0, 0, -1, 2], [3, -2, -2, 4]]
     x, active = t64([[1.0, 3.0, NAN, 5.0]]), torch.tensor([[True, True, False, True]])
     assert segment_mean(x, active, torch.tensor([[7, 7, -9, 2]])).tolist() == [[2.0, 2.0, 0.0, 5.0]]
     assert segment_mean(x, torch.zeros_like(active), torch.zeros(1, 4).long()).tolist() == [[0.0] * 4]

@@ -9,7 +9,14 @@ from imagination.learning.advantages.attribution import ProgressEstimator, attri
 from imagination.learning.advantages.gae import bilevel_gae, masked_gae, turn_gae
 from imagination.learning.advantages.gigpo import gigpo, step_returns
 from imagination.learning.advantages.group import group_relative, informative, leave_one_out
-from imagination.learning.advantages.reinforce import reinforce_pp, reinforce_pp_baseline, returns_to_go, whiten
+from imagination.learning.advantages.groups import differ
+from imagination.learning.advantages.reinforce import (
+    reinforce_pp,
+    reinforce_pp_baseline,
+    returns_to_go,
+    whiten,
+    whiten_by,
+)
 from imagination.learning.advantages.selection import best_of_groups
 from imagination.learning.advantages.self_imitation import Kept, SelfImitationBuffer
 from imagination.learning.advantages.shaping import (
@@ -34,6 +41,7 @@ __all__ = [
     "bilevel_gae",
     "broadcast_over_tokens",
     "broadcast_over_turns",
+    "differ",
     "gigpo",
     "group_relative",
     "informative",
@@ -50,6 +58,7 @@ __all__ = [
     "turn_bounds",
     "turn_gae",
     "whiten",
+    "whiten_by",
     "with_kl_penalty",
     "with_process_rewards",
 ]

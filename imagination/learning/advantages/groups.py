@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from imagination.learning.shapes import at_least_fp32, check_integers
+
+# Returns are sums of rewards in fp32: ten times 0.1 is 1.00000012, and 0.4 + 0.3 + 0.2 + 0.1 is 1. Numbers that differ
+# by less than this share of their size are one number: their difference is rounding, whatever it is divided by.
+ROUNDING = 1e-5
+
+
+def differ(numbers: Collection[float]) -> bool:
+    """Whether any two of them differ by more than rounding."""
+    return bool(numbers) and max(numbers) - min(numbers) > ROUNDING * max(map(abs, numbers))
 
 
 @dataclass(frozen=True)
@@ -29,10 +39,14 @@ class Groups:
         return zeros.scatter_add(0, self.index, torch.where(self.valid, x, zeros))[self.index]
 
     def above_smallest(self, x: Tensor) -> Tensor:
-        """``x`` minus the smallest valid ``x`` of the group; zero where invalid."""
-        x = x.masked_fill(~self.valid, float("inf"))
-        smallest = x.new_full((len(x),), float("inf")).scatter_reduce(0, self.index, x, reduce="amin")[self.index]
-        return torch.where(self.valid, x - smallest, 0.0)
+        """``x`` minus the smallest valid ``x`` of the group; zero within ``ROUNDING`` of it and where invalid."""
+        zeros = x.new_zeros(len(x))
+        filled = x.masked_fill(~self.valid, float("inf"))
+        smallest = zeros.fill_(float("inf")).scatter_reduce(0, self.index, filled, reduce="amin")[self.index]
+        size = x.abs().masked_fill(~self.valid, 0.0)
+        largest = x.new_zeros(len(x)).scatter_reduce(0, self.index, size, reduce="amax")[self.index]
+        above = torch.where(self.valid, x - smallest, 0.0)
+        return above.masked_fill(above <= ROUNDING * largest, 0.0)
 
 
 def checked_returns(where: str, returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:

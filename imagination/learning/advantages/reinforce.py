@@ -7,6 +7,7 @@ from torch import Tensor
 
 from imagination.learning.advantages.gae import masked_gae
 from imagination.learning.advantages.group import group_relative
+from imagination.learning.advantages.groups import ROUNDING
 from imagination.learning.advantages.turns import broadcast_over_tokens
 from imagination.learning.shapes import at_least_fp32, check_mask, check_shapes
 
@@ -37,14 +38,16 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
 
 @torch.no_grad()
-def whiten(x: Tensor, mask: Tensor) -> Tensor:
+def whiten(x: Tensor, mask: Tensor, size: float | None = None) -> Tensor:
     """``(x - mean) / (std + 1e-8)`` over the masked entries of the whole batch, unbiased deviation.
 
-    Computed in fp64, or the rounding of equal entries, divided by 1e-8, would look like a difference.
+    Entries whose deviation is within ``ROUNDING`` of their size are equal, and become 0: divided by their deviation,
+    rounding would look like a difference.
 
     Args:
         x: any shape; all episodes of the update, not a micro-batch.
         mask: bool, of the same shape.
+        size: of the numbers whose differences ``x`` are, such as returns less values; by default of ``x`` itself.
 
     Returns:
         of that shape and of ``x``'s dtype (fp32 at least), exactly zero outside ``mask``.
@@ -64,7 +67,31 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
         return torch.zeros_like(at_least_fp32(x))
     centred = torch.where(mask, x.double() - chosen.mean(), 0.0)
     std = chosen.std(correction=min(1, len(chosen) - 1))
+    if std <= ROUNDING * (float(chosen.abs().max()) if size is None else size):
+        return torch.zeros_like(at_least_fp32(x))
     return (centred / (std + 1e-8)).to(at_least_fp32(x).dtype)
+
+
+@torch.no_grad()
+def whiten_by(x: Tensor, mask: Tensor, sources: Tensor | None, size: float | None = None) -> Tensor:
+    """``whiten``, of the rows of each source by themselves.
+
+    Over all rows together, what dreams pay more than the real world would be an advantage of every dreamed action.
+
+    Args:
+        x, mask, size: as in ``whiten``; ``x`` is ``[batch, time]``.
+        sources: ``[batch]`` integers, equal for rows of one world; ``None``: all are of one.
+
+    Example::
+
+        whiten_by(tensor([[1.0], [3.0], [10.0], [12.0]]), ones, tensor([0, 0, 1, 1]))  # -0.71, 0.71, -0.71, 0.71
+    """
+    if sources is None:
+        return whiten(x, mask, size)
+    found = torch.zeros_like(at_least_fp32(x))
+    for source in sources.unique():
+        found += whiten(x, mask & (sources == source)[:, None], size)
+    return found
 
 
 @torch.no_grad()
@@ -91,7 +118,9 @@ def reinforce_pp(rewards: Tensor, mask: Tensor, valid: Tensor, gamma: float = 1.
 
 
 @torch.no_grad()
-def reinforce_pp_baseline(returns: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def reinforce_pp_baseline(
+    returns: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor, sources: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """REINFORCE++ with baseline: the group's mean is subtracted first, then all agent tokens are whitened together.
 
     The deviation is that of the batch, not of the group, so nearly equal groups are not blown up (arXiv 2501.03262).
@@ -99,6 +128,7 @@ def reinforce_pp_baseline(returns: Tensor, group_ids: Tensor, valid: Tensor, mas
     Args:
         returns, group_ids, valid: as in ``group_relative``.
         mask: ``[n, time]`` bool, agent tokens.
+        sources: as in ``whiten_by``.
 
     Returns:
         ``(advantages [n, time], counts [n])``.
@@ -114,7 +144,7 @@ def reinforce_pp_baseline(returns: Tensor, group_ids: Tensor, valid: Tensor, mas
     """
     deviation, counts = group_relative(returns, group_ids, valid, normalise_std=False)
     mask = _of_valid("reinforce_pp_baseline", mask, counts)
-    return whiten(broadcast_over_tokens(deviation, mask), mask), counts
+    return whiten_by(broadcast_over_tokens(deviation, mask), mask, sources), counts
 
 
 def _of_valid(where: str, mask: Tensor, valid: Tensor) -> Tensor:

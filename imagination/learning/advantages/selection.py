@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages.groups import checked_returns
+from imagination.learning.advantages.groups import ROUNDING, checked_returns
 
 
 @torch.no_grad()
@@ -43,5 +43,5 @@ def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, *, fractio
         members = valid & (group_ids == group)
         wanted = math.ceil(fraction * int(members.sum()))
         border = returns[members].sort(descending=True).values[wanted - 1]
-        kept |= members & (returns >= border)
+        kept |= members & (returns >= border - ROUNDING * border.abs())
     return kept & (returns >= min_return)

@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages import broadcast_over_tokens, whiten
+from imagination.learning.advantages import broadcast_over_tokens, whiten_by
 from imagination.learning.algorithms.episodes import Episodes, Judged, Rewards
 
 
@@ -34,9 +34,19 @@ def per_row_advantages(episodes: Episodes, per_row: Tensor, counts: Tensor) -> J
     return Judged(broadcast_over_tokens(per_row, episodes.judged_tokens & chosen), episodes.acted & chosen)
 
 
-def whitened(gains: Tensor, mask: Tensor, wanted: bool) -> Tensor:
-    """Whitened over the mask if that is wanted; zero outside it in any case."""
-    return whiten(gains, mask) if wanted else torch.where(mask, gains, 0.0)
+def whitened(
+    gains: Tensor, mask: Tensor, wanted: bool, sources: Tensor | None, targets: Tensor | None = None
+) -> Tensor:
+    """Whitened over the mask of each source if that is wanted; zero outside it in any case.
+
+    Args:
+        sources: as in ``Episodes``.
+        targets: returns that ``gains`` are what is left of after values were taken off, where that is so.
+    """
+    if not wanted:
+        return torch.where(mask, gains, 0.0)
+    size = None if targets is None else float(torch.where(mask, targets, 0.0).abs().amax()) if mask.any() else 0.0
+    return whiten_by(gains, mask, sources, size)
 
 
 def refuse_advantage_mask(name: str, episodes: Episodes) -> None:

@@ -30,6 +30,8 @@ class Episodes:
         kl: ``[batch, time]``, an estimate of the KL to the reference; where the KL is a reward.
         shaped: ``[batch, turns]``, what turns are judged by in place of ``turn_rewards`` (process rewards, progress),
             0.0 where there is no action token; read where valid. ``turn_rewards`` remain what the environment paid.
+        sources: ``[batch]`` integers, equal for episodes of one world: what is whitened, is so for each by itself.
+            ``None``: all are of one.
     """
 
     turn_rewards: Tensor
@@ -43,6 +45,7 @@ class Episodes:
     bootstrap_value: Tensor | None = None
     kl: Tensor | None = None
     shaped: Tensor | None = None
+    sources: Tensor | None = None
 
     @property
     def acted(self) -> Tensor:

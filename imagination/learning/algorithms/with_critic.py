@@ -37,7 +37,7 @@ class TokenGae:
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         mask, values = episodes.judged_tokens, _values(episodes)
         gains, returns = masked_gae(rewards.tokens, values, mask, self.gamma, self.lam, episodes.bootstrap_value)
-        return Judged(whitened(gains, mask, self.whiten), episodes.acted, returns, mask)
+        return Judged(whitened(gains, mask, self.whiten, episodes.sources, returns), episodes.acted, returns, mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,9 @@ class TurnGae:
         gains, returns, learned = turn_gae(
             rewards.turns, _values(episodes), episodes.valid_turns, self.gamma, self.lam, episodes.bootstrap_value
         )
-        return Judged(whitened(gains, episodes.acted, self.whiten), episodes.acted, returns, learned)
+        return Judged(
+            whitened(gains, episodes.acted, self.whiten, episodes.sources, returns), episodes.acted, returns, learned
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,12 @@ class BilevelGae:
             token_lam=self.token_lam,
             bootstrap_value=episodes.bootstrap_value,
         )
-        return Judged(whitened(gains, episodes.acted, self.whiten), episodes.acted, returns, episodes.acted)
+        return Judged(
+            whitened(gains, episodes.acted, self.whiten, episodes.sources, returns),
+            episodes.acted,
+            returns,
+            episodes.acted,
+        )
 
 
 def _values(episodes: Episodes) -> Tensor:

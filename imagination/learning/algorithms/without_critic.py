@@ -83,7 +83,7 @@ class ReturnsToGo:
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         mask = episodes.judged_tokens
         gains = returns_to_go(rewards.tokens, mask, self.gamma)
-        return Judged(whitened(gains, mask, self.whiten), episodes.acted)
+        return Judged(whitened(gains, mask, self.whiten, episodes.sources), episodes.acted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class GroupBaseline:
 
     def __call__(self, episodes: Episodes, rewards: Rewards) -> Judged:
         gains, counts = reinforce_pp_baseline(
-            rewards.returns, episodes.group_ids, episodes.valid, episodes.judged_tokens
+            rewards.returns, episodes.group_ids, episodes.valid, episodes.judged_tokens, episodes.sources
         )
         return Judged(gains, episodes.acted & counts[:, None])
 

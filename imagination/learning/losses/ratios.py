@@ -83,19 +83,24 @@ def row_segments(mask: Tensor) -> Tensor:
 
 
 def turn_segments(action_turn_index: Tensor) -> Tensor:
-    """Each turn of each row a segment; -1 on tokens of no turn.
+    """Each turn of each row a segment; what stands between two turns is one, too, with a negative number.
+
+    No segment spans two rows: a split into micro-batches would change its mean otherwise.
 
     Args:
         action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
 
     Example::
 
-        turn_segments(tensor([[0, 0, -1, 1], [0, -1, -1, -1]]))  # [[0, 0, -1, 1], [2, -1, -1, -1]]
+        turn_segments(tensor([[0, 0, -1, 1], [0, -1, -1, -1]]))  # [[0, 0, -1, 1], [2, -2, -2, -2]]
     """
     check_integers("turn_segments", "action_turn_index", action_turn_index)
     turns = int(action_turn_index.max()) + 1 if action_turn_index.numel() else 0
     row = torch.arange(len(action_turn_index), device=action_turn_index.device)[:, None]
-    return torch.where(action_turn_index >= 0, row * turns + action_turn_index, -1)
+    between = action_turn_index < 0
+    begins = between & ~torch.cat([torch.zeros_like(between[:, :1]), between[:, :-1]], dim=1)
+    numbers = begins.flatten().long().cumsum(0).view_as(between)
+    return torch.where(between, -numbers, row * turns + action_turn_index)
 
 
 def check_clip(eps_low: float, eps_high: float, dual_clip: float | None) -> None:
