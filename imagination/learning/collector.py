@@ -74,6 +74,7 @@ class ExperienceCollector:
 
     Attributes:
         worlds: what is trained in, and after it the real one where a share of the episodes is played there beside.
+        worst: what doubt costs, see ``RewardShaping``.
     """
 
     run: RunFolder
@@ -88,6 +89,7 @@ class ExperienceCollector:
     watch: TripwireMonitor | None = None
     replays: Replays | None = None
     on_turn: Callable[[], None] | None = None
+    worst: tuple[float, ...] = ()
     seconds: float = 0.0
     turns: int = 0
 
@@ -116,7 +118,7 @@ class ExperienceCollector:
             return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
         weigh = self.plan.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
         min_weight = self.plan.dream.min_weight if weigh else None
-        rows = policy_rows([*played, *beside], min_weight, self.pay)
+        rows = policy_rows([*played, *beside], min_weight, self._pay(longest))
         measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._paid(rows)}
         if self.plan.dream.horizon:
             measured["horizon"] = longest
@@ -181,13 +183,13 @@ class ExperienceCollector:
         episodes = self._episodes(index, rng, first, groups, 0.0, real)
         return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
 
-    @property
-    def pay(self) -> RewardShaping:
-        """What turns earn under the settings."""
+    def _pay(self, longest: int) -> RewardShaping:
+        """What turns earn under the settings, in episodes of at most ``longest`` turns."""
         train, progress = self.plan.train, self.plan.progress
         tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
         asked = progress.enabled and progress.carried_out
-        return RewardShaping(tiers, train.process, self.plan.refusals if asked else "")
+        refusals = self.plan.refusals if asked else ""
+        return RewardShaping(tiers, train.process, refusals, self.worst, longest)
 
     def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
         """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
@@ -252,7 +254,7 @@ class ExperienceCollector:
         first = settings.groups + len({t.group_id for t in played}) - wanted  # the numbers before it are taken
         last = first + int(settings.extra_groups * wanted)
         found: list[Trajectory] = []
-        while first < last and (missing := wanted - telling_groups([*played, *found], self.pay)) > 0:
+        while first < last and (missing := wanted - telling_groups([*played, *found], self._pay(longest))) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
             found += self._play(episodes, stamp, longest)

@@ -113,6 +113,10 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
         process = padded([list(row.process[:turns]) for row in rows], math.nan, torch.float32, turns)
         exists = turn_bounds(index, turns)[0] >= 0
         shaped = with_process_rewards(per_turn if shaped is None else shaped, process, exists, process_coef)
+        # judgements that cost something cost it for the turns that a doubt gave up as well: the worst of the update
+        worst = torch.where(exists & process.isfinite(), process_coef * process, 0.0).amin().clamp(max=0.0)
+        last = index.amax(1).clamp(min=0)
+        shaped[torch.arange(len(rows)), last] += worst * torch.tensor([float(row.given_up) for row in rows])
     return Episodes(
         turn_rewards=per_turn,
         action_turn_index=index,

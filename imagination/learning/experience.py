@@ -22,7 +22,8 @@ def policy_rows(
     """The rows of all episodes of an update that are to be judged, with a number for each group.
 
     Outages have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have episodes
-    without a sampled token (a context full at once).
+    without a sampled token (a context full at once). A dream whose world model wrote nonsense has one: the action that
+    it could not answer earns what the worst of the log would, see ``RewardShaping``.
 
     Args:
         min_weight, pay: as in ``policy_row``.
@@ -84,9 +85,11 @@ def policy_row(
     A malformed prediction ends the episode at the action that provoked it, unpaid and without a value after it.
 
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
-    value of the state it was cut in. A dream that the guard ended has no such state: what the world model was unsure of
-    must not be paid for through a critic either. Nor is the state before the doubted action one to bootstrap from: its
-    value would be that of itself, doubtful actions would cost nothing, and PPO learns to say little else (docs/log/).
+    value of the state it was cut in. Where the world's own context was full, that is the state before the action that
+    it could not answer: the action is left out, as nothing is known of what it did. A dream that the guard ended, or
+    that broke, has no such state: what the world model was unsure of must not be paid for through a critic either. Nor
+    is the state before the doubted action one to bootstrap from: its value would be that of itself, doubtful actions
+    would cost nothing, and PPO learns to say little else (docs/log/).
 
     Args:
         advantage: of all its tokens, where that is known before the update is judged.
@@ -95,7 +98,7 @@ def policy_row(
         pay: what its turns earn.
 
     Raises:
-        UserError: a turn was not judged, see ``Pay.judgements``.
+        UserError: a turn was not judged, see ``RewardShaping.judgements``.
         ValueError: it was sampled with top-p or top-k: its log-probs are not those of the policy that is trained, and
             the ratios would be biased.
     """
@@ -105,12 +108,16 @@ def policy_row(
     if trace.top_p < 1 or trace.top_k > 0:
         raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
     last = _last_agent_token(trace)
-    answered = trace.turns[last] < len(episode.turns)  # not where the world's own context was full
-    bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE and answered
+    bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE
     n = len(trace.ids) if bootstrapped else last + 1
+    if bootstrapped and trace.turns[last] >= len(episode.turns):  # the world's own context was full
+        n = trace.turns.index(trace.turns[last])
+        if Owner.AGENT not in trace.owners[:n]:
+            return None
     made = [owner == Owner.AGENT for owner in trace.owners[:n]]
-    # an action that was not answered (a full context, a malformed prediction) has no turn, and earned nothing
+    # an action that the world could not answer has no turn
     earned = torch.tensor([[*pay.rewards(episode), 0.0]])
+    earned[0, trace.turns[last]] += pay.cost_of_doubt(episode)
     judgements, carried_out = pay.judgements(episode), pay.carried_out(episode)
     index = torch.tensor([trace.turns[:n]])
     weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
@@ -128,6 +135,8 @@ def policy_row(
         group=group,
         process=[*judgements, 0.0] if judgements else (),
         carried_out=[*carried_out, False] if carried_out else (),
+        given_up=pay.given_up(episode),
+        temperature=trace.temperature,
     )
 
 

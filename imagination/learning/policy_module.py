@@ -108,6 +108,12 @@ class PolicyModule(L.LightningModule):
     def training_step(self, update: Update, _: int) -> None:
         self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
         settings = self.settings
+        for row in update.rows:
+            if any(row.rl_weight) and row.temperature != self.temperature:
+                raise ValueError(
+                    f"an episode of update {update.index} was sampled at temperature {row.temperature:g}, and the "
+                    f"trainer's ratios are of temperature {self.temperature:g}: they would be biased"
+                )
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)

@@ -1,10 +1,10 @@
-"""What the turns of an episode are paid, before anything is judged: tiers of the outcome, and judgements of turns."""
+"""What the turns of an episode are paid, before anything is judged: tiers, judgements of turns, the cost of doubt."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -12,13 +12,14 @@ import torch
 
 from imagination.learning.advantages import tiered_rewards
 from imagination.settings import UserError
-from real_envs.trajectory import Trajectory
+from real_envs.trajectory import StopReason, Trajectory
 
 # Rewards of tiers are multiples of it: differences and sums of such numbers are exact, in fp32 too, up to 256. Two ways
 # up to one tier would differ by rounding otherwise, and a group of equal outcomes would look informative.
 GRAIN = 2.0**-16
 # Dreamed rewards are written with six decimals: nine times 0.111111 reaches a threshold of 1, as in Trajectory.solved.
 _ROUNDING = 1e-4
+_DOUBT = (StopReason.UNSURE, StopReason.PREDICTION_INVALID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,15 @@ class RewardShaping:
         process: name of a number in ``Turn.info`` that judges the turn; empty judges none.
         refusals: regular expression for observations that say that the action was not carried out; empty tells no
             turn from another.
+        worst: by number of turns, the worst return that the log has for them, see ``worst_returns``; empty: 0.
+        longest: most turns of an episode; decides how many a doubt gave up.
     """
 
     tiers: tuple[tuple[float, float], ...] = ()
     process: str = ""
     refusals: str = ""
+    worst: tuple[float, ...] = ()
+    longest: int = 0
 
     def rewards(self, episode: Trajectory) -> list[float]:
         """What each turn earned; 0.0 for turns copied from a log, which the policy did not play.
@@ -54,7 +59,29 @@ class RewardShaping:
             reached = torch.tensor([0.0, *accumulate(paid)], dtype=torch.float64) + _ROUNDING
             steps = [(threshold, round(reward / GRAIN) * GRAIN) for threshold, reward in self.tiers]
             paid = [after - before for before, after in pairwise(tiered_rewards(reached, steps).tolist())]
+        own = range(episode.prefix_turns, len(paid))
+        doubted = [k for k in own if episode.turns[k].info.get("doubted") is True]
+        for k in doubted:  # unpaid is too much where turns cost something
+            paid[k] = min(paid[k], self._worst_of(1))
         return [0.0] * episode.prefix_turns + paid[episode.prefix_turns :]
+
+    def given_up(self, episode: Trajectory) -> int:
+        """Turns that a dream could still have had when doubt or nonsense of the world model ended it; 0 otherwise."""
+        return max(self.longest - len(episode.own_turns), 0) if episode.stop in _DOUBT else 0
+
+    def cost_of_doubt(self, episode: Trajectory) -> float:
+        """What the action earns at which doubt or nonsense ended a dream: the worst of as many turns of the log, or 0.
+
+        With rewards that are never negative this is 0: unpaid. Where every turn costs 0.1, to end a dream early would
+        be the cheapest thing to do if it cost nothing.
+        """
+        if episode.stop not in _DOUBT:
+            return 0.0
+        # the doubted turn itself is recorded, with a reward of 0; one without an answer is not
+        return self._worst_of(self.given_up(episode) + (episode.stop is StopReason.UNSURE))
+
+    def _worst_of(self, turns: int) -> float:
+        return self.worst[min(turns, len(self.worst) - 1)] if self.worst else 0.0
 
     def judgements(self, episode: Trajectory) -> list[float]:
         """The number ``process`` of each turn, NaN for turns copied from a log; empty where none is asked for.
@@ -85,6 +112,29 @@ class RewardShaping:
         if not self.refusals:
             return []
         return [not re.search(self.refusals, turn.observation) for turn in episode.turns]
+
+
+def worst_returns(paid: Iterable[Sequence[float]], longest: int) -> tuple[float, ...]:
+    """By number of turns n = 0, 1, ..., ``longest``: the least sum of at most n rewards in a row, and at most 0.
+
+    Where the log has no such number of turns in a row, as bad as two shorter stretches of it one after the other.
+
+    Args:
+        paid: rewards of each logged episode, turn by turn.
+
+    Example::
+
+        worst_returns([[-0.1, -0.1, 1.0], [0.0, -0.3]], 4)  # 0, -0.3, -0.3, -0.3, -0.6
+    """
+    episodes = [list(rewards) for rewards in paid]
+    known = min(max(map(len, episodes), default=0), longest)
+    worst = [0.0]
+    for n in range(1, known + 1):
+        sums = [sum(rewards[k : k + n]) for rewards in episodes for k in range(len(rewards) - n + 1)]
+        worst.append(min([worst[-1], *sums]))
+    for n in range(known + 1, longest + 1):
+        worst.append(worst[known] + worst[n - known] if known else 0.0)
+    return tuple(worst)
 
 
 def check_tiers(tiers: Sequence[Sequence[float]]) -> str | None:

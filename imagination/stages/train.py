@@ -16,6 +16,7 @@ from imagination.dreaming.world_models import calibration_of, guard_of, load_wor
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
 from imagination.learning.policy_module import PolicyModule
+from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
@@ -88,6 +89,7 @@ def _train(run: RunFolder, config: Config) -> None:
         watch=watch,
         replays=replays,
         on_turn=bar.count,
+        worst=_worst(paid, settings.reward_tiers, config.dream.max_turns),
     )
 
     # learn
@@ -157,6 +159,12 @@ def _policy(
 def _paid(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
     """The log as a declared goal pays and ends it: by its own rewards, some dreams would begin where they are over."""
     return [goal.paid(t) for t in log] if goal.declared else log
+
+
+def _worst(log: Sequence[Trajectory], tiers: Sequence[Sequence[float]], longest: int) -> tuple[float, ...]:
+    """What doubt costs in dreams of ``longest`` turns, by the log as it is paid."""
+    pay = RewardShaping(tuple((threshold, reward) for threshold, reward in tiers))
+    return worst_returns([pay.rewards(t)[t.prefix_turns :] for t in log], longest)
 
 
 def _starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:

@@ -44,6 +44,8 @@ class Row:
             acted then, and ``advantages`` are given.
         learned: per token, whether the critic has a target there.
         truncated: a limit of ours cut the episode, and the state after the last token has a value.
+        given_up: turns that the episode could still have had when a doubt ended it.
+        temperature: at which it was sampled.
     """
 
     ids: Sequence[int]
@@ -65,6 +67,8 @@ class Row:
     carried_out: Sequence[bool] = ()
     replay_weight: Sequence[float] = ()
     learned: Sequence[bool] = ()
+    given_up: int = 0
+    temperature: float = 1.0
 
 
 @dataclass(slots=True)

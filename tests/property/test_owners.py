@@ -144,14 +144,16 @@ def test_every_token_of_a_rollout_is_its_makers(script: Script) -> None:
 @quick
 @given(scripts(), st.floats(-2, 2))
 def test_rl_trains_exactly_what_the_policy_sampled(script: Script, advantage: float) -> None:
-    """Its ids in its order, with their log-probs, and all it earned on them; of an outage nothing."""
+    """Its ids in its order, with their log-probs, and all it earned on them; of what the machinery broke nothing, and
+    not the action that a full context left without an answer."""
     episode = played(script)
     row = policy_row(episode, advantage)
-    if script.ending.is_outage:
+    counted = script.completions[: -1 if script.ending is StopReason.CONTEXT_LIMIT else None]
+    if script.ending.is_outage or not counted:
         assert row is None
         return
     assert row is not None
-    sampled = [token for ids in script.completions for token in ids]
+    sampled = [token for ids in counted for token in ids]
     batch = collate([row], pad=0)
     chosen = batch.rl_weight[0] != 0
     assert batch.input_ids[0][chosen].tolist() == sampled
@@ -162,8 +164,8 @@ def test_rl_trains_exactly_what_the_policy_sampled(script: Script, advantage: fl
     assert not batch.advantages[0][~chosen].any()
     assert not batch.rewards[0][~chosen].any()
     assert math.isclose(float(batch.rewards.sum()), sum(turn.reward or 0.0 for turn in episode.own_turns))
-    # a limit of ours leaves a state to bootstrap from; what the guard refused, or nobody answered, is none
-    assert row.truncated == (script.ending is StopReason.TURN_LIMIT)
+    # a limit of ours leaves a state to bootstrap from; what the guard refused, or broke the dream, is none
+    assert row.truncated == (script.ending in (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT))
 
 
 # --- logged episodes ---

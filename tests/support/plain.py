@@ -77,6 +77,7 @@ def rl_row(
         rl_weight=[float(m) for m in mine],
         rewards=[reward if i == last else 0.0 for i in range(len(ids))],
         truncated=truncated,
+        temperature=temperature,
         turns=[len(re.findall("A+", mask[: i + 1])) - 1 if m else -1 for i, m in enumerate(mine)],
     )
 

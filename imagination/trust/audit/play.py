@@ -158,4 +158,4 @@ def _triple(
 
 
 def _solved(episode: Trajectory | None) -> bool | None:
-    return None if episode is None or episode.stop.is_failure else episode.solved
+    return None if episode is None or episode.stop.is_outage else episode.solved

@@ -43,7 +43,7 @@ class Scripted(ExperienceCollector):
         self.plan.train.groups, self.plan.train.group_size = 4, 2
         for name, value in settings.items():
             setattr(self.plan.dream, name, value)
-        self.useful = useful
+        self.useful, self.worst = useful, ()
         self.asked: list[tuple[int, int, float]] = []
 
     def _episodes(
@@ -136,7 +136,7 @@ def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
     """Two of four groups are real: number 2 and 3, after the dreamed 0 and 1."""
     player = Scripted(10)
     player.plan.train.real_share = 0.5
-    player.real = object()  # type: ignore[assignment]
+    player.worlds = [object(), object()]  # type: ignore[list-item]
     player.model = torch.nn.Linear(1, 1)
     player._beside(0, random.Random(0), 10)
     assert player.asked == [(2, 2, 0.0)]

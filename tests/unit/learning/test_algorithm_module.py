@@ -143,3 +143,26 @@ def test_the_gradient_is_the_registrys_however_the_rows_are_split(name: Any) -> 
         )  # fmt: skip
         assert_same(got, expected)
         assert metrics["expert_loss"] > 0
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if not ALGORITHMS[name].advantage.judges_turns])
+def test_without_masks_the_gradient_does_not_depend_on_the_split_either(name: Any) -> None:
+    """What the world said between two turns is a segment of its episode: not one with that of other episodes."""
+    model, reference = make_model(), make_model(seed=7).requires_grad_(False)
+    rows = rows_of(model)
+    drift = torch.Generator().manual_seed(3)
+    for i, row in enumerate(rows):  # observations have ratios, too, and not all the same one
+        with torch.no_grad():
+            now = torch.stack(scored(model, row.ids, 1.0))
+        rows[i] = replace(row, behavior_logprobs=(now - torch.rand(now.shape, generator=drift)).tolist())
+    changes = {"aggregation": "token_mean"} if ALGORITHMS[name].aggregation == "constant" else {}
+    settings = AlgorithmSettings(name=name, loss_mask=False, advantage_mask=False, **changes)
+    found = []
+    for micro_tokens in (1, 10**6):
+        train = replace(DEFAULTS, micro_tokens=micro_tokens, expert_coef=0.0)
+        critic = WORTH if ALGORITHMS[name].critic is not None else None
+        (got,), _ = update(
+            model, rows, settings, train, value=critic, reference=reference, max_tokens=MOST, judge=True
+        )  # fmt: skip
+        found.append(got)
+    assert_same(*found)

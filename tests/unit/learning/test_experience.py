@@ -13,8 +13,9 @@ from statistics import fmean
 
 import pytest
 
+from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.algorithms.build import build_algorithm
-from imagination.learning.credit import assign_credit
+from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.experience import (
     anchors,
     imitation_row,
@@ -23,6 +24,7 @@ from imagination.learning.experience import (
     telling_groups,
     turn_weights,
 )
+from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import collate
 from policy.lm.render import ChatFormat
@@ -249,12 +251,78 @@ def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, 
     assert sum(row.rl_weight) == 2
 
 
-def test_an_action_that_the_world_could_not_answer_earned_nothing() -> None:
-    """Its context was full: the tokens are the policy's, but there is no turn, and the reward before stays in place."""
+def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed() -> None:
+    """Its context was full: the row ends in the state before that action, whose value is all that is known."""
     row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])), 1.0)
     assert row is not None
-    assert list(row.rewards) == [0, 0.5, 0, 0, 0, 0]
-    assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
+    assert list(row.ids) == [100, 101, 102, 103]
+    assert list(row.rewards) == [0, 0.5, 0, 0]
+    assert list(row.rl_weight) == [0, 1, 0, 0]
+    assert row.truncated
+    assert policy_row(episode([], C, trace=trace("SESAA", [0, 0])), 1.0) is None  # there was no action but that
+
+
+@pytest.mark.parametrize("name", ["ppo", "turn_ppo", "bilevel_ppo"])
+def test_a_full_context_of_the_world_is_no_loss_where_values_stay_the_same(name: str) -> None:
+    """V = 0.8 throughout and nothing earned: every turn kept what there was to be had, so no advantage is negative."""
+    rows = policy_rows([episode([0.0] * 3, C, trace=trace("S" + "AES" * 3 + "AA", [0, 1, 2, 3, 3]))] * 2)
+    values = [[0.8] * len(row.ids) for row in rows]
+    undiscounted = {k: 1.0 for k in ("gamma", "turn_gamma") if k in ALGORITHMS[name].settings}
+    algorithm = build_algorithm(AlgorithmSettings(name, whiten=False, **undiscounted))  # type: ignore[arg-type]
+    for row in assign_credit(rows, algorithm, ModelOutputs(values, [0.8 if row.truncated else 0.0 for row in rows])):
+        assert row.advantages == pytest.approx([0.0] * len(row.ids), abs=1e-6)
+
+
+# --- what breaks or ends a dream, and who pays for it ---
+
+
+def costly(turns: int, stop: StopReason = T, reward: float = -0.1, **info: float) -> Trajectory:
+    """Every turn costs something; a doubted one is recorded without a reward."""
+    rewards = [reward] * turns if stop is not U else [*[reward] * (turns - 1), 0.0]
+    played = episode(rewards, stop, trace=acted(turns + (stop is StopReason.PREDICTION_INVALID)))
+    return replace(played, turns=tuple(replace(turn, info=info) for turn in played.turns))
+
+
+@pytest.mark.parametrize("stop", [U, StopReason.PREDICTION_INVALID])
+def test_to_end_a_dream_by_doubt_is_no_way_to_save_costs(stop: StopReason) -> None:
+    """Eight turns of -0.1 are what the log knows: doubt costs as much from wherever it comes."""
+    worst = worst_returns([[-0.1] * 8, [-0.1, 0.9]], 8)
+    assert worst == pytest.approx([-0.1 * n for n in range(9)])
+    pay = RewardShaping(worst=worst, longest=8)
+    honest = costly(8, L)
+    for k in range(1, 9):
+        doubted = costly(k - (stop is not U), stop)
+        rows = policy_rows([doubted, honest, honest], pay=pay)
+        assert sum(rows[0].rewards) <= sum(rows[1].rewards) + 1e-6
+        found = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
+        assert max(found[0].advantages) <= 1e-6
+        unpaid = policy_rows([doubted])[0]
+        assert sum(unpaid.rewards) > sum(rows[1].rewards)  # without the bound, doubt is the best there is
+
+
+def test_judgements_that_cost_something_cost_it_for_the_turns_given_up_too() -> None:
+    pay = RewardShaping(process="confidence", longest=8)
+    rows = policy_rows([costly(1, U, 0.0, confidence=0.5), costly(8, L, 0.0, confidence=1.0)], pay=pay)
+    algorithm = build_algorithm(AlgorithmSettings("reinforce"))
+    doubted, honest = assign_credit(rows, algorithm, process_coef=-0.1)
+    assert max(doubted.advantages, key=abs) == pytest.approx(-0.05 - 7 * 0.1)  # its own, and seven of the worst
+    assert max(honest.advantages, key=abs) == pytest.approx(-0.8)
+    doubted, honest = assign_credit(rows, algorithm, process_coef=0.1)
+    assert max(doubted.advantages, key=abs) == pytest.approx(0.05)  # what pays is not paid for turns not played
+
+
+def test_a_doubted_turn_in_a_dream_that_goes_on_costs_what_a_turn_may_cost() -> None:
+    played = costly(3, L)
+    doubted = replace(played.turns[1], reward=0.0, info={"doubted": True})
+    played = replace(played, turns=(played.turns[0], doubted, played.turns[2]))
+    assert RewardShaping(worst=(0.0, -0.1, -0.2)).rewards(played) == pytest.approx([-0.1] * 3)
+    assert RewardShaping().rewards(played) == pytest.approx([-0.1, 0.0, -0.1])
+
+
+def test_the_worst_of_the_log_by_hand() -> None:
+    assert worst_returns([[-0.1, -0.1, 1.0], [0.0, -0.3]], 4) == pytest.approx((0, -0.3, -0.3, -0.3, -0.6))
+    assert worst_returns([[0.0, 1.0], [0.5]], 3) == (0.0, 0.0, 0.0, 0.0)  # never negative: doubt is unpaid, no more
+    assert worst_returns([], 2) == (0.0, 0.0, 0.0)
 
 
 def test_rewards_of_a_prefix_are_not_in_the_row() -> None:

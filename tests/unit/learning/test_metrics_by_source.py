@@ -53,5 +53,6 @@ def test_advantages_and_pull_by_hand() -> None:
         assert metrics[f"advantage_{source}"] == pytest.approx(size[source] / n[source], rel=1e-5)
     for source, found in pull.items():
         assert metrics[f"gradient_share_{source}"] == pytest.approx(found / sum(pull.values()), rel=1e-4)
-    _, hot = update(model, [*rows[:2], *real, *EXPERTS], AlgorithmSettings("reinforce"), temperature=1.3)
+    hotter = [replace(row, temperature=1.3) for row in (*rows[:2], *real)]
+    _, hot = update(model, [*hotter, *EXPERTS], AlgorithmSettings("reinforce"), temperature=1.3)
     assert hot["gradient_share_expert"] == pytest.approx(metrics["gradient_share_expert"], rel=1e-4)

@@ -88,9 +88,9 @@ def test_tiers_that_cannot_be(tiers: list[list[float]], said: str) -> None:
 
 
 def test_judgements_are_added_to_what_turns_earned() -> None:
-    """Two own turns after one of the log, and an action that was not answered: 0.2 * judgement, each on its turn."""
+    """Two own turns after one of the log, and an action that broke the dream: 0.2 * judgement, each on its turn."""
     info: list[dict[str, float | str | bool]] = [{}, {"confidence": 0.5}, {"confidence": 1.0, "outcome_by": "model"}]
-    played = dream([0.9, 0.0, 1.0], info, prefix=1, stop=StopReason.CONTEXT_LIMIT, unanswered=True)
+    played = dream([0.9, 0.0, 1.0], info, prefix=1, stop=StopReason.PREDICTION_INVALID, unanswered=True)
     row = policy_row(played, pay=RewardShaping(process="confidence"))
     assert row is not None
     assert list(row.process) == pytest.approx([math.nan, 0.5, 1.0, 0.0], nan_ok=True)

@@ -89,7 +89,10 @@ def test_ratios_of_an_unchanged_policy_are_one(temperature: float) -> None:
     terms = [a * s for row, ss in zip(rows, scores, strict=True) for a, s in zip(row.advantages, ss, strict=True) if a]
     assert_same(got, gradients_of(-torch.stack(terms).sum() / sampled, model), tolerance=2e-4)
 
-    _, off = update(model, rows, temperature=temperature + 0.3)
+    with pytest.raises(ValueError, match=f"was sampled at temperature {temperature:g}, and the trainer's"):
+        update(model, rows, temperature=temperature + 0.3)
+    disguised = [replace(row, temperature=temperature + 0.3) for row in rows]
+    _, off = update(model, disguised, temperature=temperature + 0.3)
     assert off["ratio_max"] > 1.1
 
 
