@@ -133,7 +133,7 @@ def policy_row(
         turns=trace.turns[:n],
         anchors=anchors(episode),
         group=group,
-        process=[*judgements, 0.0] if judgements else (),
+        process=[*judgements, 0.0] if pay.process else (),
         carried_out=[*carried_out, False] if carried_out else (),
         given_up=pay.given_up(episode),
         temperature=trace.temperature,

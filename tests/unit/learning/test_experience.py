@@ -311,6 +311,13 @@ def test_judgements_that_cost_something_cost_it_for_the_turns_given_up_too() -> 
     assert max(doubted.advantages, key=abs) == pytest.approx(0.05)  # what pays is not paid for turns not played
 
 
+def test_a_dream_that_breaks_at_its_first_action_has_judgements_as_the_others_do() -> None:
+    """There is no turn to judge; without an entry for the action that broke it, the update would end in an error."""
+    rows = policy_rows([costly(0, INVALID), costly(8, L, 0.0, confidence=1.0)], pay=RewardShaping(process="confidence"))
+    found = assign_credit(rows, build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
+    assert [max(row.advantages) for row in found] == pytest.approx([0.0, 0.8])
+
+
 def test_a_doubted_turn_in_a_dream_that_goes_on_costs_what_a_turn_may_cost() -> None:
     played = costly(3, L)
     doubted = replace(played.turns[1], reward=0.0, info={"doubted": True})
