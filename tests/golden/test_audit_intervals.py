@@ -34,7 +34,20 @@ def test_wilson() -> None:
     score_limits_hold(0.3, 7.5, wilson(0.3, 7.5))
 
 
-@pytest.mark.parametrize(("degrees", "t"), [(5, 2.5706), (6, 2.4469), (10, 2.2281), (30, 2.0423), (1000, 1.9623)])
+@pytest.mark.parametrize(
+    ("degrees", "t"),
+    [
+        (1, 12.7062),
+        (2, 4.3027),
+        (3, 3.1824),
+        (4, 2.7764),
+        (5, 2.5706),
+        (6, 2.4469),
+        (10, 2.2281),
+        (30, 2.0423),
+        (1000, 1.9623),
+    ],
+)
 def test_student_quantile(degrees: int, t: float) -> None:
     assert student_quantile(degrees) == pytest.approx(t, rel=2e-3)
 
