@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from policy.lm.batch import by_length
+from policy.lm.compiled import linear
 from policy.lm.lean import is_hooked, is_lean, lean_states
-from policy.lm.native.products import linear
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
 
 # torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones

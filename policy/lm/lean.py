@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from policy.lm.native.products import linear, linear_onto
-from policy.lm.native.training import NativeTraining, native_training
+from policy.lm.compiled import NativeTraining, linear, linear_onto, native_training
 from policy.lm.pack import Pack, packed_attention
 
 _FAMILY = ("llama", "mistral", "qwen2", "qwen3")

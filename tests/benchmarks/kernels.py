@@ -31,7 +31,7 @@ from imagination.cli import main as imagine
 from imagination.learning import trainer
 from imagination.settings import Config
 from policy.lm import lean
-from policy.lm.engines.inprocess import decode_lean, sampling, slots
+from policy.lm.engines.inprocess import decode_lean, slots
 from policy.lm.pack import packed_attention
 
 STEPS = {"fit-world-model": ("fit.steps", 12), "clone": ("clone.steps", 20), "train": ("train.updates", 4)}
@@ -69,11 +69,6 @@ def layers_of_decoding() -> AbstractContextManager[Any]:
     return mock.patch.object(decode_lean, "native_layers", return_value=None)
 
 
-def drawing() -> AbstractContextManager[Any]:
-    """Sampling of tokens."""
-    return mock.patch.object(sampling, "native_draw", return_value=None)
-
-
 def everything() -> AbstractContextManager[Any]:
     """All of them."""
     return mock.patch.dict(os.environ, {"IMAGINATION_NATIVE": "0"})
@@ -88,7 +83,6 @@ VARIANTS = {
             layers_of_training,
             attention_of_decoding,
             layers_of_decoding,
-            drawing,
             everything,
         )
     },

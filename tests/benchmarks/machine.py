@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from policy.lm.native.decoding import native_attention
+from policy.lm.compiled import native_attention
 from policy.lm.native.products import linear
 
 # FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports

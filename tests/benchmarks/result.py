@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from policy.lm.native.decoding import native_attention
+from policy.lm.compiled import native_attention
 from tests.benchmarks.machine import StolenTime, hardware
 
 _STOLEN = StolenTime()  # since the benchmark began

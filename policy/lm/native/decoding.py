@@ -1,5 +1,4 @@
-"""Compiled steps on CPUs, built once by the machine's own compiler; here those of decoding: attention, norms and gates,
-sampling. ``native_training`` has those of training.
+"""Compiled steps on CPUs, built once by the machine's own compiler; here those of decoding: attention, norms and gates.
 
 Where there is none, everything works without it, slower. ``IMAGINATION_NATIVE=0`` leaves it out.
 """
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 SWITCH = "IMAGINATION_NATIVE"
-_NAMES = ("attention", "layers", "draw", "tree_attention", "layers_training")
+_NAMES = ("attention", "layers", "tree_attention", "layers_training")
 _SOURCES = [Path(__file__).with_name(f"{name}.cpp") for name in _NAMES]
 _COMPILE = "-std=c++17 -O3 -march=native -mprefer-vector-width=512 -fno-math-errno -fno-trapping-math -fPIC -fopenmp"
 _DIMS = (32, 64, 96, 128)
@@ -36,7 +35,6 @@ _OF_KIND = {
 }
 _ARGUMENTS = {f"{name}_{kind}": given for name, given in _OF_KIND.items() for kind in _KINDS.values()}
 _ARGUMENTS |= {
-    "draw": [*[_POINTER] * 5, *[_NUMBER] * 2, ctypes.c_int],
     "tree_attention": [*[_POINTER] * 7, *[_NUMBER] * 4, ctypes.c_int],
     "tree_attention_backward": [*[_POINTER] * 11, *[_NUMBER] * 5, ctypes.c_int],
     "normed": [*[_POINTER] * 3, *[_NUMBER] * 2, ctypes.c_float, ctypes.c_int],
@@ -124,26 +122,6 @@ class NativeLayers:
         )  # fmt: skip
 
 
-class NativeDraw:
-    """One token per row by inversion, as ``policy.lm.engines.inprocess.sampling.sample`` without truncation."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __call__(
-        self, logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Arguments and results are those of ``sample``."""
-        rows, vocab = logits.shape
-        logits, temperature, uniforms = logits.contiguous(), temperature.double(), uniforms.double()
-        ids, logprobs = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
-        self._function(
-            logits.data_ptr(), temperature.data_ptr(), uniforms.data_ptr(), ids.data_ptr(), logprobs.data_ptr(),
-            rows, vocab, torch.get_num_threads(),
-        )  # fmt: skip
-        return ids, logprobs
-
-
 def native_attention(dtype: torch.dtype, dim: int, device: torch.device) -> NativeAttention | None:
     """For keys and values of this kind; ``None`` where they are of another, or nothing could be compiled."""
     library = library_for(dtype, device) if dim in _DIMS else None
@@ -154,12 +132,6 @@ def native_layers(dtype: torch.dtype, device: torch.device) -> NativeLayers | No
     """For numbers of this kind; ``None`` as with ``native_attention``."""
     library = library_for(dtype, device)
     return None if library is None else NativeLayers(library, dtype)
-
-
-def native_draw(dtype: torch.dtype, device: torch.device) -> NativeDraw | None:
-    """For logits in fp32; ``None`` as with ``native_attention``."""
-    library = library_for(dtype, device) if dtype == torch.float32 else None
-    return None if library is None else NativeDraw(library.draw)
 
 
 def library_for(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
@@ -237,10 +209,8 @@ __all__ = [
     "MOST_TOKENS",
     "SWITCH",
     "NativeAttention",
-    "NativeDraw",
     "NativeLayers",
     "library_for",
     "native_attention",
-    "native_draw",
     "native_layers",
 ]

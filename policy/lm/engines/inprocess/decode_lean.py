@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from policy.lm.compiled import linear, linear_onto, native_layers
 from policy.lm.engines.inprocess.feed import Feed
 from policy.lm.engines.inprocess.slots import Blocks, SlotCache
 from policy.lm.forward import decoder
-from policy.lm.native.decoding import native_layers
-from policy.lm.native.products import linear, linear_onto
 
 
 @dataclass(slots=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from policy.lm.native.decoding import native_draw
-
 
 def sample(
     logits: torch.Tensor,
@@ -30,9 +28,6 @@ def sample(
     Returns:
         ids ``[row]`` and their log-probs ``[row]`` under the distribution sampled from (at temperature 1 where greedy).
     """
-    native = native_draw(logits.dtype, logits.device) if top_k is None and top_p is None else None
-    if native is not None:
-        return native(logits, temperature, uniforms)
     greedy = temperature == 0
     any_greedy = bool(greedy.any())
     scaled = logits

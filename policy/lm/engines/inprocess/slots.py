@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from policy.lm.native.decoding import native_attention
+from policy.lm.compiled import native_attention
 
 
 class SlotCache:

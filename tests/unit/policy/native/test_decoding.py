@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from policy.lm.engines.inprocess.sampling import sample
 from policy.lm.engines.inprocess.slots import Blocks, SlotCache
 from policy.lm.native import decoding as native
 from tests.support.compiled import needs_compiler
@@ -185,62 +183,6 @@ def test_bfloat16_is_rounded_to_the_nearest() -> None:
     check_rounding()
 
 
-def check_draw(vocab: int) -> None:
-    """A plain loop in fp64 over the cumulative sum: the first token that lifts it above the number is the one."""
-    temperatures = [0.0, 0.3, 1.0, 2.5]
-    uniforms = [0.0, 1 - 2**-53, *np.random.default_rng(vocab).random(30).tolist()]
-    logits = random((len(temperatures) * len(uniforms), vocab), torch.float32) * 4
-    if vocab > 3:
-        logits[:, [0, vocab // 2, vocab - 1]] = -torch.inf  # never drawn, not even by the first and the last number
-    asked = torch.tensor([(t, u) for t in temperatures for u in uniforms], dtype=torch.float64)
-    ids, logprobs = sample(logits, *asked.T.contiguous())
-    for row, (temperature, uniform) in enumerate(asked.tolist()):
-        weights = (logits[row].double() / (temperature or 1.0)).softmax(0).tolist()
-        got = int(ids[row])
-        if temperature == 0:
-            assert got == weights.index(max(weights))
-        else:
-            below = sum(weights[:got])
-            assert below - 1e-6 <= uniform <= below + weights[got] + 1e-6
-        assert weights[got] > 0
-        assert float(logprobs[row]) == pytest.approx(math.log(weights[got]), abs=1e-5)
-
-
-@needs_compiler
-@pytest.mark.parametrize("vocab", [1, 4, 15, 16, 64, 65, 200, 3000])
-def test_tokens_are_drawn_where_the_sum_passes_the_number(vocab: int) -> None:
-    assert isinstance(native.native_draw(torch.float32, CPU), native.NativeDraw)
-    check_draw(vocab)
-
-
-@needs_compiler
-def test_rows_are_drawn_as_often_as_they_are_likely_whatever_is_beside_them() -> None:
-    """Of 20,000 numbers spread evenly, each token gets its share of them; alone, a row gets the same."""
-    row = random((1, 33), torch.float32) * 2
-    numbers = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
-    ids, logprobs = sample(row.expand(20_000, 33), torch.ones(20_000), numbers)
-    shares = torch.bincount(ids, minlength=33) / 20_000
-    torch.testing.assert_close(shares, row[0].softmax(0), atol=1.1e-4, rtol=0)
-    for at in (0, 777, 19_999):
-        alone = sample(row, torch.ones(1), numbers[at : at + 1])
-        assert (alone[0][0], alone[1][0]) == (ids[at], logprobs[at])
-
-
-@needs_compiler
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_row_without_a_distribution_has_no_log_prob_and_harms_no_other(bad: float, temperature: float) -> None:
-    logits = random((3, 70), torch.float32)
-    asked = torch.full((3,), temperature), torch.full((3,), 0.4, dtype=torch.float64)
-    expected = sample(logits, *asked)
-    logits[1, 5] = bad
-    ids, logprobs = sample(logits, *asked)
-    assert (logprobs.isfinite() == torch.tensor([True, False, True])).all()
-    assert 0 <= int(ids[1]) < 70
-    for kept in (0, 2):
-        assert (ids[kept], logprobs[kept]) == (expected[0][kept], expected[1][kept])
-
-
 @needs_compiler
 @pytest.mark.skipif("avx2" not in native._processor().split(), reason="the processor is too old for compiled attention")
 @pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
@@ -254,7 +196,6 @@ def test_processors_with_narrower_vectors_attend_alike(
     check_gate(dtype, 100, tolerance)
     check_places(40, dtype, tolerance)
     check_rounding()
-    check_draw(75)
 
 
 def test_a_processor_without_wide_vectors_leaves_it_to_torch(fresh: pytest.MonkeyPatch) -> None:
