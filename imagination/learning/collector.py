@@ -16,7 +16,13 @@ from imagination.dreaming.curriculum import turns_at
 from imagination.dreaming.dream_env import Start
 from imagination.dreaming.mixture import added_episodes, share_at
 from imagination.dreaming.rollout import Episode, Provenance, play_all
-from imagination.learning.experience import imitation_row, policy_rows, telling_groups
+from imagination.learning.experience import (
+    compared_expert_row,
+    group_numbers,
+    imitation_row,
+    policy_rows,
+    telling_groups,
+)
 from imagination.learning.policy_module import Update
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation_buffer import Replays
@@ -129,11 +135,27 @@ class ExperienceCollector:
         if self.replays is not None:
             again = self.replays.draw(index, added_episodes(own, replayed, expert))
             measured |= self.replays.add(index, rows) | {"replayed": len(again)}
-        for episode in rng.sample(list(self.experts), min(wanted, len(self.experts))):
-            row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
+        rows += self._expert_rows(rng, wanted, [*played, *beside], longest)
+        return Update(index, [*rows, *again], measured, exact=self.agent.engine.exact)
+
+    def _expert_rows(self, rng: random.Random, wanted: int, played: Sequence[Trajectory], longest: int) -> list[Row]:
+        """Episodes of experts; where these are compared with the policy's, only of tasks that it began now as well."""
+        experts, groups = list(self.experts), dict[str, int]()
+        if self.plan.train.expert_form == "luffy":
+            numbers = group_numbers(played)
+            groups = {t.task_id: numbers[t.group_id] for t in played if not t.prefix_turns}
+            experts = [t for t in experts if t.task_id in groups]
+        rows: list[Row] = []
+        for episode in rng.sample(experts, min(wanted, len(experts))):
+            if groups:
+                row = compared_expert_row(self.chat, episode, groups[episode.task_id], self._pay(longest))
+                if len(row.ids) > self.agent.engine.context:  # cut, it would be judged by an end that it has not
+                    continue
+            else:
+                row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
-        return Update(index, [*rows, *again], measured, exact=self.agent.engine.exact)
+        return rows
 
     def last_look(self) -> None:
         """The wires look at the policy that training ended with, in the dreams of one more update.

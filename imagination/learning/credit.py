@@ -38,6 +38,11 @@ def played(rows: Sequence[Row]) -> list[int]:
     return [i for i, row in enumerate(rows) if any(row.rl_weight)]
 
 
+def _compared(rows: Sequence[Row]) -> list[int]:
+    """Episodes of experts that are judged within a group: they move its mean and deviation (LUFFY)."""
+    return [i for i, row in enumerate(rows) if any(row.ce_weight) and row.turns]
+
+
 @torch.no_grad()
 def assign_credit(
     rows: Sequence[Row],
@@ -62,10 +67,13 @@ def assign_credit(
         ValueError: as ``Algorithm.judge``, a row has no turns, a reward on a token of none, or no ``process`` where
             that is asked for.
     """
-    mine = played(rows)
-    if not mine:
+    own = played(rows)
+    if not own:
         return list(rows)
+    mine = [*own, *_compared(rows)]
     said = said or ModelOutputs()
+    if said.kl is not None and len(mine) > len(own):
+        said = replace(said, kl=[*said.kl, *([0.0] * len(rows[i].ids) for i in mine[len(own) :])])
     episodes = _episodes([rows[i] for i in mine], said, process_coef)
     if not (loss_mask and advantage_mask):
         everything = padded([[False, *[True] * (len(rows[i].ids) - 1)] for i in mine], False, torch.bool)
@@ -78,6 +86,9 @@ def assign_credit(
     result = list(rows)
     for r, i in enumerate(mine):
         row, n = rows[i], len(rows[i].ids)
+        if r >= len(own):
+            result[i] = replace(row, advantages=found.advantages[r, :n].tolist())
+            continue
         weight = list(zip(found.trained[r, :n].tolist(), row.rl_weight, strict=True))
         result[i] = replace(
             row,
@@ -117,6 +128,7 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
         worst = torch.where(exists & process.isfinite(), process_coef * process, 0.0).amin().clamp(max=0.0)
         last = index.amax(1).clamp(min=0)
         shaped[torch.arange(len(rows)), last] += worst * torch.tensor([float(row.given_up) for row in rows])
+    of_group = {row.group: row.source for row in rows if row.source is not Source.EXPERT}
     return Episodes(
         turn_rewards=per_turn,
         action_turn_index=index,
@@ -127,5 +139,6 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
         bootstrap_value=torch.tensor(said.bootstrap) if critic else None,
         kl=padded(said.kl, 0.0, torch.float32) if said.kl is not None else None,
         shaped=shaped,
-        sources=torch.tensor([_SOURCES.index(row.source) for row in rows]),
+        # an expert belongs to the world of the group that it is compared with
+        sources=torch.tensor([_SOURCES.index(of_group.get(row.group, row.source)) for row in rows]),
     )

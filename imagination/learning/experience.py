@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -31,10 +32,14 @@ def policy_rows(
     Raises:
         ValueError: as ``policy_row``.
     """
-    names: dict[str, int] = {}
-    groups = [names.setdefault(episode.group_id, len(names)) for episode in episodes]
-    rows = [policy_row(e, 0.0, min_weight, group, pay) for e, group in zip(episodes, groups, strict=True)]
+    groups = group_numbers(episodes)
+    rows = [policy_row(e, 0.0, min_weight, groups[e.group_id], pay) for e in episodes]
     return [row for row in rows if row is not None]
+
+
+def group_numbers(episodes: Sequence[Trajectory]) -> dict[str, int]:
+    """By the name of a group, in order of first appearance."""
+    return {name: number for number, name in enumerate(dict.fromkeys(e.group_id for e in episodes))}
 
 
 def telling_groups(episodes: Sequence[Trajectory], pay: RewardShaping = _AS_EARNED) -> int:
@@ -151,6 +156,19 @@ def anchors(episode: Trajectory) -> list[int]:
 
 def _last_agent_token(trace: Trace) -> int:
     return max(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT)
+
+
+def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, pay: RewardShaping = _AS_EARNED) -> Row:
+    """The row of an expert's episode that is judged within a group of the policy's, as a member of it (LUFFY)."""
+    row = imitation_row(chat, episode, Source.EXPERT)
+    last = max((i for i, mine in enumerate(row.action_mask) if mine), default=0)
+    total = sum(pay.rewards(episode))
+    return replace(
+        row,
+        group=group,
+        turns=[0 if mine else -1 for mine in row.action_mask],
+        rewards=[total if i == last else 0.0 for i in range(len(row.ids))],
+    )
 
 
 def imitation_row(chat: ChatFormat, episode: Trajectory, source: Source | None = None) -> Row:

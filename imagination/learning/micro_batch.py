@@ -119,7 +119,7 @@ class Losses:
             if self.temperature != 1.0:
                 logprobs = token_logprobs(logits, ids, which=found.which)
                 pulled.append(logprobs)
-            expert = self._imitation(logprobs, ce, step.ce_tokens)
+            expert = self._imitation(logprobs, batch.advantages[mask], ce, step.ce_tokens)
             loss = loss + self.train.expert_coef * expert.loss
             sums |= {"ce_tokens": expert.tokens, "expert_loss": expert.loss.detach() * step.ce_tokens}
             sums["expert_entropy"] = (entropy.detach() * (ce != 0)).sum()
@@ -128,10 +128,12 @@ class Losses:
         backward(loss)
         return LossTerms(loss.detach(), mask.sum().float(), sums | logprob_grad_by_source(sources, pulled), maxima)
 
-    def _imitation(self, logprobs: Tensor, weight: Tensor, denominator: int) -> LossTerms:
+    def _imitation(self, logprobs: Tensor, advantages: Tensor, weight: Tensor, denominator: int) -> LossTerms:
         """Experts have no log-probs of their own, so there is no ratio: cross-entropy, or LUFFY's off-policy form."""
-        if self.train.expert_form == "luffy":
-            return expert_policy_loss(logprobs, torch.ones_like(logprobs), weight, denominator=denominator)
+        if self.train.expert_form != "cross_entropy":
+            if self.train.expert_form == "luffy_constant":
+                advantages = torch.ones_like(logprobs)
+            return expert_policy_loss(logprobs, advantages, weight, denominator=denominator)
         return cross_entropy_loss(logprobs, weight, denominator=denominator)
 
     def _told(self, terms: Mapping[str, LossTerms], tokens: Tokens, step: Step) -> dict[str, Tensor]:

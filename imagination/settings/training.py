@@ -46,7 +46,8 @@ class TrainSettings:
         expert_share: share of expert episodes among those of an update, a number or points as above; 0 where the log
             has no solved ones.
         expert_coef: weight of their loss.
-        expert_form: cross_entropy, or luffy, which learns fastest what the policy finds unlikely; never a ratio.
+        expert_form: cross_entropy; luffy, by the expert's advantage among the episodes of its task, fastest where the
+            policy finds a token unlikely; luffy_constant, the same with an advantage of 1. Never a ratio.
         self_imitation: replays the policy's own good episodes.
         reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns what it climbs; [] is as paid (SSL).
         process: number of the turn's record that judges it, such as disagreement, probability; empty is none.
@@ -69,7 +70,7 @@ class TrainSettings:
     real_share: float | list[list[float]] = 0.0
     expert_share: float | list[list[float]] = 0.1
     expert_coef: float = 0.1
-    expert_form: Literal["cross_entropy", "luffy"] = "cross_entropy"
+    expert_form: Literal["cross_entropy", "luffy", "luffy_constant"] = "cross_entropy"
     self_imitation: SelfImitationSettings = field(default_factory=SelfImitationSettings)
     reward_tiers: list[list[float]] = field(default_factory=list)
     process: str = ""

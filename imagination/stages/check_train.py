@@ -52,7 +52,13 @@ def check(config: Config) -> None:
             f"policy.context={config.policy.context}, observations left aside: lower one of the first two, or raise "
             "the last"
         )
-    for wrong in (_self_imitation(config), check_tiers(train.reward_tiers), _process(config), _progress(config)):
+    for wrong in (
+        _experts_compared(config),
+        _self_imitation(config),
+        check_tiers(train.reward_tiers),
+        _process(config),
+        _progress(config),
+    ):
         if wrong:
             raise UserError(wrong)
     least = algorithm.settings.get("keep_min_return")
@@ -90,6 +96,24 @@ def _real_share(config: Config) -> str | None:
         return (
             f"train.process={train.process} judges dreamed turns; those of the real games carry no number: set "
             "train.real_share=0, or train.process='' and train.process_coef=0"
+        )
+    return None
+
+
+def _experts_compared(config: Config) -> str | None:
+    part, train = ALGORITHMS[config.algorithm.name].advantage, config.train
+    if train.expert_form != "luffy" or not most(train.expert_share):
+        return None
+    if not (part.needs_groups and part.adds_up):
+        able = [name for name, m in ALGORITHMS.items() if m.advantage.needs_groups and m.advantage.adds_up]
+        return (
+            f"train.expert_form=luffy judges experts within groups of whole episodes, and {config.algorithm.name} does "
+            f"not: set algorithm.name to one of {', '.join(able)}, or train.expert_form=luffy_constant"
+        )
+    if train.process:
+        return (
+            f"train.expert_form=luffy compares experts with episodes that train.process={train.process} judges turn by "
+            "turn, and theirs carry no such number: set train.expert_form=luffy_constant"
         )
     return None
 

@@ -62,6 +62,7 @@ def test_two_updates_change_the_policy(name: str, cloned: Path, tmp_path: Path) 
         ({}, {"kl_coef": 0.1}),
         ({"epochs": 2}, {"name": "reinforce_pp", "kl_coef": 0.1}),
         ({"expert_form": "luffy"}, {}),
+        ({"expert_form": "luffy_constant"}, {}),
         ({"epochs": 2}, {"loss_mask": False}),
         (NO_EXPERTS, {"name": "ppo", "advantage_mask": False, "loss_mask": False}),
         (NO_EXPERTS, {"name": "dapo", "overlong_buffer": 40, "entropy_coef": 0.01}),

@@ -18,6 +18,7 @@ from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.experience import (
     anchors,
+    compared_expert_row,
     imitation_row,
     policy_row,
     policy_rows,
@@ -383,6 +384,26 @@ def test_an_expert_row_by_hand() -> None:
         assert not absent.any()
     assert not batch.truncated.any()
     assert batch.source == [Source.EXPERT]
+
+
+@pytest.mark.parametrize(
+    ("own", "judged", "expert"),
+    [
+        ([1.0, 0.0, 0.0], [0.8659, -0.8659, -0.8659], 0.8659),  # of 1, 0, 0, 1: mean 1/2, deviation 0.57735
+        ([0.0, 0.0, 0.0], [-0.4999, -0.4999, -0.4999], 1.4997),  # of 0, 0, 0, 1: mean 1/4, deviation 1/2
+        ([1.0, 1.0, 1.0], [0.0, 0.0, 0.0], 0.0),
+    ],
+)
+def test_an_expert_is_judged_within_the_group_of_its_task(own: list[float], judged: list[float], expert: float) -> None:
+    """LUFFY, arXiv 2504.14945, section 3.1: mean and deviation of a group are of its own and the expert's returns."""
+    solved = episode([0.0, 1.0], source=Source.EXPERT)
+    rows = [*policy_rows([episode([r], T, "g", ONE) for r in own]), compared_expert_row(CHAT, solved, 0)]
+    found = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
+    assert [max(row.advantages, key=abs) for row in found] == pytest.approx([*judged, expert], abs=2e-4)
+    assert not any(found[-1].rl_weight)  # it has no log-probs to make a ratio of
+    assert [bool(a) for a in found[-1].advantages] == [bool(w) and expert != 0 for w in found[-1].ce_weight]
+    alone = assign_credit([*rows[:-1], imitation_row(CHAT, solved)], build_algorithm(AlgorithmSettings()))
+    assert not any(alone[-1].advantages)
 
 
 def test_a_solved_episode_of_any_source_can_be_imitated_as_an_experts() -> None:
