@@ -14,23 +14,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from real_envs.trajectory import StopReason, Trajectory
+import numpy as np
 
-Z95 = 1.959963984540054  # the 97.5 % quantile of the standard normal distribution
-Interval = tuple[float, float]
+from real_envs.trajectory import StopReason, Trajectory
+from worldmodel.fidelity.intervals import Interval, over_tasks, wilson
+
+FEWEST_PAIRS = 10  # tasks; the correlation of fewer is too uncertain to narrow an interval by
 
 
 @dataclass(frozen=True, slots=True)
 class Proportion:
-    """``successes`` of ``n`` independent trials.
+    """``successes`` of ``n`` trials.
 
     Attributes:
         successes: how many trials succeeded.
         n: how many trials count. Failures (a crashed environment) are no trials.
         failures: trials that were started and say nothing; carried along so that nobody overlooks them.
+        by_task: successes and trials of each task; without tasks the trials are independent.
 
     Raises:
         ValueError: a count is negative, or there are more successes than trials.
@@ -39,6 +42,7 @@ class Proportion:
     successes: int
     n: int
     failures: int = 0
+    by_task: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.successes <= self.n or self.failures < 0:
@@ -51,56 +55,70 @@ class Proportion:
 
     @property
     def ci95(self) -> Interval | None:
-        """Wilson's score interval at 95 %; ``None`` where nothing was tried.
+        """At 95 %, for tasks like these (``over_tasks``); Wilson's for independent trials; ``None`` without any.
 
-        With p = successes / n and z = 1.96::
-
-            (p + z²/2n  ±  z · sqrt(p(1 - p)/n + z²/4n²)) / (1 + z²/n)
-
-        Unlike p ± z · sqrt(p(1 - p)/n) it stays within [0, 1] and has a width at 0 and n successes, which is where a
-        policy that never or always succeeds sits. Wilson, JASA 22 (1927) 209-212; recommended for small n by Brown,
-        Cai and DasGupta, Statistical Science 16 (2001) 101-133, eq. 4.
+        Wilson's is recommended for small n by Brown, Cai and DasGupta, Statistical Science 16 (2001) 101-133, eq. 4.
         """
         if not self.n:
             return None
-        p, z2_n = self.successes / self.n, Z95**2 / self.n
-        centre = (p + z2_n / 2) / (1 + z2_n)
-        half = Z95 / (1 + z2_n) * math.sqrt(p * (1 - p) / self.n + z2_n / (4 * self.n))
-        low = 0.0 if self.successes == 0 else centre - half  # exact, where rounding would leave 1e-17
-        high = 1.0 if self.successes == self.n else centre + half
-        return low, high
+        share = self.successes / self.n
+        return over_tasks(share, len(self.by_task)) if self.by_task else wilson(share, self.n)
 
     def to_json(self) -> dict[str, Any]:
-        """``{"success": rate, "n": .., "ci95": [low, high], "failures": ..}``; rate and interval null for n = 0."""
+        """``{"success": rate, "n": .., "ci95": [low, high], "failures": ..}``; rate and interval null for n = 0.
+
+        With tasks also ``tasks``, their number, and ``by_task``, a list of ``[task, successes, trials]``.
+        """
         interval = self.ci95
         return {
             "success": self.rate,
             "n": self.n,
             "ci95": None if interval is None else list(interval),
             "failures": self.failures,
-        }
+        } | (
+            {"tasks": len(self.by_task), "by_task": [[task, *counts] for task, counts in self.by_task.items()]}
+            if self.by_task
+            else {}
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Proportion:
         """The inverse of ``to_json``; a rounded rate finds its way back to the count."""
         successes = 0 if data["success"] is None else round(data["success"] * data["n"])
-        return cls(successes=successes, n=int(data["n"]), failures=int(data.get("failures") or 0))
+        by_task = {str(task): (int(good), int(n)) for task, good, n in data.get("by_task") or ()}
+        return cls(successes, int(data["n"]), int(data.get("failures") or 0), by_task)
 
 
 def difference_ci95(a: Proportion, b: Proportion) -> Interval | None:
-    """95 % interval of ``a.rate - b.rate`` for independent samples; ``None`` where either has no trials.
+    """95 % interval of ``a.rate - b.rate``, paired where both were measured on the same tasks; ``None`` without trials.
 
-    Newcombe's hybrid score interval: with Wilson's limits (l, u) of each and d = pa - pb::
+    Newcombe's hybrid interval: with the limits (l, u) of each, d = pa - pb and the correlation r of the tasks' rates::
 
-        d - sqrt((pa - la)² + (ub - pb)²)   to   d + sqrt((ua - pa)² + (pb - lb)²)
+        d - sqrt((pa - la)² - 2 r (pa - la)(ub - pb) + (ub - pb)²)
+        d + sqrt((ua - pa)² - 2 r (ua - pa)(pb - lb) + (pb - lb)²)
 
-    Newcombe, Statistics in Medicine 17 (1998) 873-890, method 10. Where both were measured on the same tasks and
-    seeds the samples are paired, and the interval is a little wider than it needs to be.
+    Newcombe, Statistics in Medicine 17 (1998) 873-890, method 10, and 2635-2650, method 10, for pairs. Samples that
+    share no tasks have r = 0.
     """
     if a.rate is None or b.rate is None or a.ci95 is None or b.ci95 is None:
         return None
     (low_a, high_a), (low_b, high_b), d = a.ci95, b.ci95, a.rate - b.rate
-    return d - math.hypot(a.rate - low_a, high_b - b.rate), d + math.hypot(high_a - a.rate, b.rate - low_b)
+    r = _correlation(a, b)
+
+    def half(x: float, y: float) -> float:
+        return math.sqrt(max(x**2 - 2 * r * x * y + y**2, 0.0))
+
+    return d - half(a.rate - low_a, high_b - b.rate), d + half(high_a - a.rate, b.rate - low_b)
+
+
+def _correlation(a: Proportion, b: Proportion) -> float:
+    """Of the rates of tasks that both were measured on, if these are all; 0 where it is negative or not defined."""
+    if a.by_task.keys() != b.by_task.keys() or len(a.by_task) < FEWEST_PAIRS:
+        return 0.0
+    rates = np.array([[good / n for good, n in (a.by_task[task], b.by_task[task])] for task in a.by_task])
+    if (rates.std(0) == 0).any():
+        return 0.0
+    return max(float(np.corrcoef(rates.T)[0, 1]), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +154,12 @@ def summarise(trajectories: Iterable[Trajectory]) -> EpisodeSummary:
     episodes = list(trajectories)
     counted = [t for t in episodes if not t.stop.is_outage]
     turns = sum(len(t.own_turns) for t in counted)
+    by_task: dict[str, tuple[int, int]] = {}
+    for t in counted:
+        good, n = by_task.get(t.task_id, (0, 0))
+        by_task[t.task_id] = good + t.solved, n + 1
     return EpisodeSummary(
-        success=Proportion(
-            successes=sum(t.solved for t in counted), n=len(counted), failures=len(episodes) - len(counted)
-        ),
+        success=Proportion(sum(t.solved for t in counted), len(counted), len(episodes) - len(counted), by_task),
         mean_turns=turns / len(counted) if counted else None,
         stops=dict(Counter(t.stop for t in episodes).most_common()),
     )

@@ -42,8 +42,8 @@ def test_the_success_length_reward_and_gap_of_a_policy() -> None:
     assert result["dream"]["tokens_per_action"] == pytest.approx((2 + 4 + 2) / 3)
     assert result["optimism_gap"]["value"] == 0.5
     low, high = result["optimism_gap"]["ci95"]
-    # Wilson by hand: 1 of 2 is [0.0945, 0.9055], 0 of 2 is [0, 0.6576]; Newcombe: 0.5 - hypot(0.4055, 0.6576), ...
-    assert (low, high) == pytest.approx((0.5 - math.hypot(0.405465, 0.657620), 0.5 + 0.405465), abs=1e-4)
+    # all of one task: half of it is [0.0004, 0.9996], none of it [0, 0.975]; Newcombe: 0.5 - hypot(0.4996, 0.975), ...
+    assert (low, high) == pytest.approx((0.5 - math.hypot(0.499614, 0.975), 0.5 + 0.499614), abs=1e-4)
 
 
 def test_without_reality_nothing_is_made_up() -> None:

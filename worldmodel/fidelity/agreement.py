@@ -96,7 +96,7 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
             return Estimate(None, n).to_json()
         sums = sums_by_cluster(rows, cluster)
         value = statistic(sums.sum(0))
-        return Estimate(value, n, None if value is None else bootstrap(sums, statistic, seed)).to_json()
+        return Estimate(value, n, None if value is None else bootstrap(sums, statistic, seed, (-1.0, 1.0))).to_json()
 
     solved = int(sum(sum(row[many : 2 * many]) for row in rows))
     result = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -104,6 +105,8 @@ def behaviour_metrics(
     cluster = clusters(tasks, names)
     return {
         "behr": estimate(rows, cluster, ratio, seed).to_json(),
-        "absolute": estimate([(abs(d), one) for d, one in rows], cluster, ratio, seed).to_json(),
+        "absolute": estimate(
+            [(abs(d), one) for d, one in rows], cluster, ratio, seed, bounds=(0.0, math.inf)
+        ).to_json(),
         "differing": sum(not j.text_right for j in asked),
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.fidelity.intervals import Estimate, estimate
+from worldmodel.fidelity.intervals import SHARE, Estimate, estimate
 
 BINS = 10
 Pair = tuple[float, bool]  # confidence, whether it was right
@@ -38,7 +38,7 @@ def _gap(total: np.ndarray) -> float | None:
 
 def ece(pairs: Sequence[Pair], cluster: Sequence[str], seed: int, bins: int = BINS) -> Estimate:
     """``expected_calibration_error`` with its interval. Chance alone makes it positive, more so for few pairs."""
-    return estimate([_row(pair, bins) for pair in pairs], cluster, _gap, seed)
+    return estimate([_row(pair, bins) for pair in pairs], cluster, _gap, seed, bounds=SHARE)
 
 
 def reliability(pairs: Sequence[Pair], bins: int = BINS) -> list[dict[str, Any]]:

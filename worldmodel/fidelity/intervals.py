@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ _FEW = (12.706205, 4.302653, 3.182446, 2.776445)  # of Student's t with 1, 2, 3 
 FEW_TASKS = 5  # fewer tasks than this are no sample of tasks: then episodes are the clusters
 RESAMPLES = 1000
 Interval = tuple[float, float]
+ANYWHERE: Interval = (-math.inf, math.inf)
+SHARE: Interval = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,66 @@ def wilson(share: float, n: float) -> Interval:
     return low, high
 
 
+@lru_cache(maxsize=4096)
+def over_tasks(share: float, tasks: int) -> Interval:
+    """A 95 % interval for success on *tasks like these*, of which ``tasks`` were drawn: each counts as one trial.
+
+    Clopper and Pearson's interval (Biometrika 26, 1934, 404-413) of x = share * tasks successes, a fraction allowed:
+    the 2.5 % quantile of Beta(x, n - x + 1) to the 97.5 % quantile of Beta(x + 1, n - x). How alike episodes of a task
+    are is not known, and estimated from a handful of tasks it is far off; the worst case is that a task is either
+    always solved or never. So the interval covers whatever the case is, and is too wide where episodes of a task
+    differ as much as those of different ones: more tasks narrow it, more episodes of the same tasks do not.
+
+    Args:
+        share: mean success, in [0, 1].
+        tasks: at least 1.
+
+    Example::
+
+        over_tasks(0.9, 10)  # (0.555, 0.9975): nine of ten
+    """
+    x = share * tasks
+    low = 0.0 if x <= 0 else _beta_quantile(0.025, x, tasks - x + 1)
+    high = 1.0 if x >= tasks else _beta_quantile(0.975, x + 1, tasks - x)
+    return low, high
+
+
+def _beta_quantile(p: float, a: float, b: float) -> float:
+    """By bisection: the distribution function rises."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if beta_cdf(middle, a, b) < p else (low, middle)
+    return (low + high) / 2
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22), to 1e-12.
+
+    The fraction converges fast for x < (a + 1) / (a + b + 2); elsewhere I_x(a, b) = 1 - I_{1-x}(b, a).
+    """
+    if not 0 < x < 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):
+        return 1 - beta_cdf(1 - x, b, a)
+    front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
+    # the convergents A / B by their recurrence A_k = A_{k-1} + d_k A_{k-2}, scaled so that nothing overflows
+    # of 1 / (1 + d_1 / (1 + d_2 / ...)): the convergents before the first one are 0 / 1 and 1 / 1
+    before, now, last = (0.0, 1.0), (1.0, 1.0), math.inf
+    for k in range(1, 10_000):
+        m = k // 2
+        if k % 2:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        before, now = now, (now[0] + d * before[0], now[1] + d * before[1])
+        before, now = (before[0] / now[1], before[1] / now[1]), (now[0] / now[1], 1.0)
+        if abs(now[0] - last) < 1e-14:
+            break
+        last = now[0]
+    return math.exp(front) / a * now[0]
+
+
 def student_quantile(degrees: int) -> float:
     """The 97.5 % quantile of Student's t, to 0.2 %: a table up to four degrees of freedom, a series from
     five on (Abramowitz and Stegun 26.7.5), which is 24 % too small at one."""
@@ -82,7 +145,7 @@ def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
     without bias, so that it is 1 where each trial is its own cluster. Where it exceeds 1, n is divided by it and by
     (t/z)², t having one degree of freedom less than there are clusters (Korn and Graubard, Survey Methodology 24, 1998,
     193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019). Shares of exactly 0 or 1 do not tell how far
-    clusters differ: their trials count as independent, and their intervals are too narrow where clusters do.
+    clusters differ: there each cluster counts as one trial, which is the worst case.
 
     Args:
         hits: one entry a trial.
@@ -101,6 +164,8 @@ def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
         effect = spread / (share * (1 - share) / (n - 1))
         if effect > 1 + 1e-9:  # what rounding leaves is no effect
             effective = max(1.0, n / effect * (Z95 / student_quantile(many - 1)) ** 2)
+    elif many:
+        effective = float(many)
     return Estimate(share, n, wilson(share, effective))
 
 
@@ -114,17 +179,24 @@ def sums_by_cluster(rows: Sequence[Sequence[float]], cluster: Sequence[str]) -> 
 
 
 def bootstrap(
-    sums: np.ndarray, statistic: Callable[[np.ndarray], float | None], seed: int, resamples: int = RESAMPLES
+    sums: np.ndarray,
+    statistic: Callable[[np.ndarray], float | None],
+    seed: int,
+    bounds: Interval = ANYWHERE,
+    resamples: int = RESAMPLES,
 ) -> Interval | None:
-    """The percentile interval of a function of sums, over clusters drawn with replacement.
+    """The percentile interval of a function of sums, over clusters drawn with replacement, widened where they are few.
 
     Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3; clusters whole, as Davison and Hinkley,
-    Bootstrap Methods (1997), section 3.8. With few clusters it is too narrow rather than too wide.
+    Bootstrap Methods (1997), section 3.8. Percentiles of n clusters are too narrow by the factor
+    ``sqrt((n - 1) / n) z / t`` (Hesterberg, The American Statistician 69, 2015, 371-386, section 5.2): both ends are
+    moved away from the median by it, within what the statistic can be.
 
     Args:
         sums: ``[clusters, columns]``, what each cluster adds to the sums.
         statistic: of the sums ``[columns]``; ``None`` where they define none (nothing to divide by). Such resamples are
             left out.
+        bounds: what the statistic can be at least and at most.
 
     Returns:
         ``None`` for fewer than two clusters, or where hardly any resample defines the statistic.
@@ -136,8 +208,11 @@ def bootstrap(
     values = [value for total in drawn @ sums if (value := statistic(total)) is not None]
     if len(values) < resamples / 2:
         return None
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
+    low, middle, high = np.quantile(values, [0.025, 0.5, 0.975])
+    wider = math.sqrt(many / (many - 1)) * student_quantile(many - 1) / Z95
+    return max(bounds[0], float(middle - wider * (middle - low))), min(
+        bounds[1], float(middle + wider * (high - middle))
+    )
 
 
 def estimate(
@@ -146,13 +221,14 @@ def estimate(
     statistic: Callable[[np.ndarray], float | None],
     seed: int,
     n: int | None = None,
+    bounds: Interval = ANYWHERE,
 ) -> Estimate:
     """A function of the sums of ``rows`` with its bootstrap interval.
 
     Args:
         rows: ``[trials, columns]``.
         cluster: of each trial.
-        statistic: see ``bootstrap``.
+        statistic, bounds: see ``bootstrap``.
         n: what to report as n; the number of trials by default.
     """
     size = len(rows) if n is None else n
@@ -160,7 +236,7 @@ def estimate(
         return Estimate(None, size)
     sums = sums_by_cluster(rows, cluster)
     value = statistic(sums.sum(0))
-    return Estimate(value, size, None if value is None else bootstrap(sums, statistic, seed))
+    return Estimate(value, size, None if value is None else bootstrap(sums, statistic, seed, bounds))
 
 
 def ratio(total: np.ndarray) -> float | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from worldmodel.fidelity.intervals import clusters, estimate, proportion
+from worldmodel.fidelity.intervals import SHARE, clusters, estimate, proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,10 @@ def success_metrics(triples: Sequence[Triple], seed: int) -> dict[str, Any]:
         "replay": proportion([bool(t.replayed) for t in whole], names).to_json(),
         "real": proportion([bool(t.real) for t in whole], names).to_json(),
         "guarded": proportion([bool(t.guarded) for t in guarded], _clusters(guarded)).to_json(),
-        "gap": estimate(rows, names, gap, seed).to_json(),
-        "guarded_gap": estimate(guard_rows, _clusters(guarded), gap, seed).to_json(),
-        "cr": estimate(rows, names, consistency_ratio, seed).to_json(),
-        "cr_pairwise": estimate(rows, names, pairwise_ratio, seed, n=sum(bool(t.real) for t in whole)).to_json(),
+        "gap": estimate(rows, names, gap, seed, bounds=(-1.0, 1.0)).to_json(),
+        "guarded_gap": estimate(guard_rows, _clusters(guarded), gap, seed, bounds=(-1.0, 1.0)).to_json(),
+        "cr": estimate(rows, names, consistency_ratio, seed, bounds=(0.0, math.inf)).to_json(),
+        "cr_pairwise": estimate(rows, names, pairwise_ratio, seed, sum(bool(t.real) for t in whole), SHARE).to_json(),
     }
 
 

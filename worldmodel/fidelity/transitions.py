@@ -12,7 +12,7 @@ from typing import Any
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.fidelity.calibration import expected_calibration_error
-from worldmodel.fidelity.intervals import Estimate, clusters, estimate, proportion, ratio
+from worldmodel.fidelity.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
 
 
@@ -213,7 +213,7 @@ def transition_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
         "tasks": len({j.task_id for j in judged}),
         "exact": share(judged, [j.exact for j in judged]).to_json(),
         "text": share(judged, [j.text_right for j in judged]).to_json(),
-        "token_f1": estimate(f1, cluster_of(judged), ratio, seed).to_json(),
+        "token_f1": estimate(f1, cluster_of(judged), ratio, seed, bounds=SHARE).to_json(),
         "malformed": share(judged, [j.predicted is None for j in judged]).to_json(),
         "by_step": _exact_by(judged, lambda j: j.index),
         "by_changes": _exact_by(judged, change_size),
