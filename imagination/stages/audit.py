@@ -144,6 +144,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         seed=config.seed,
         horizon=config.evaluate.max_turns,
         apart=greedy.excluding,
+        sampled=world.excluding if config.dream.temperature else None,
     )
     try:
         found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))

@@ -219,6 +219,9 @@ def test_a_tiny_run_is_audited_in_real_games(tmp_path: Path, capsys: pytest.Capt
     assert (folder / "models" / "kept" / "clone-00010" / "config.json").exists()
     assert [p["name"] for p in found["policies"]] == ["policy-clone@0.5", "clone-00010", "policy-clone"]
     assert set(found["sets"]) == {"held_out", "on_policy", "on_policies"}
+    sampled, greedy = found["sets"]["held_out"]["sampled"], found["sets"]["held_out"]
+    assert sampled["exact"]["n"] == greedy["exact"]["n"]
+    assert sampled.keys() == {"exact", "text", "token_f1", "malformed", "reward"}
     assert found["real_steps"] > 0
     assert json.loads((folder / "summary.json").read_text())["real_steps"]["audit"] == found["real_steps"]
     undecided = {target["key"] for target in found["targets"] if target["met"] is None}

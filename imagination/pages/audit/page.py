@@ -111,6 +111,11 @@ def _plots(found: Mapping[str, Any]) -> str:
 
 MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
     ("Exact match", "words, reward and end are right", ("exact",)),
+    (
+        "The same, as dreams sample",
+        "at dream.temperature; all other rows are of its likeliest answers",
+        ("sampled", "exact"),
+    ),
     ("Observation", "the words are right", ("text",)),
     ("The same, not in the log", "of turns that no logged episode has; the rest it may know by heart", ("new", "text")),
     ("Token F1", "overlap of its words with the real ones", ("token_f1",)),

@@ -20,6 +20,7 @@ null}``; null is "not measured", never 0::
         new               {"exact", "text"}: estimates, of turns that no episode the model was fitted to has (the same
                           task, actions so far and action); only for "held_out"
         exact, text, token_f1, malformed            estimates; exact is text, reward and end
+        sampled           the same four and "reward", of the model as dreams sample it; missing where that is greedily
         by_step, by_changes, by_task                exact, as {name: estimate}
         reward            {"precision", "recall", "accuracy"}: estimates, and "by_task": {task: the same three}
         end               {"precision", "recall", "accuracy"}: estimates
@@ -77,6 +78,7 @@ class Subject:
         model: predicts greedily.
         apart: the same model for judging it by given episodes, of which it must be shown nothing (one that looks up a
             log would find the answer there); ``None`` for a model that looks up nothing.
+        sampled: as ``apart``, but at the temperature of dreams; ``None`` where they are greedy, too.
         log: real episodes that it was fitted to; refusals and what each task answers are learned from them.
         held: real episodes that it was not fitted to.
         contestants: policies, oldest first; the last is the one whose own actions are judged apart.
@@ -93,6 +95,7 @@ class Subject:
     seed: int
     horizon: int
     apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
+    sampled: Callable[[Sequence[Trajectory]], WorldModel] | None = None
 
     def judged_by(self, episodes: Sequence[Trajectory]) -> WorldModel:
         return self.model if self.apart is None else self.apart(episodes)
@@ -186,6 +189,11 @@ async def _section(
         "drift": drift_metrics(rolled),
         "failures": failure_groups(judged, episodes, refusals, known),
     }
+    if subject.sampled is not None:
+        drawn = await judge(subject.sampled(episodes), episodes)
+        words = transition_metrics(drawn, subject.seed)
+        section["sampled"] = {key: words[key] for key in ("exact", "text", "token_f1", "malformed")}
+        section["sampled"]["reward"] = outcome_metrics(drawn, subject.seed)["reward"]
     if fresh:
         new = in_new_situations(judged, episodes, subject.log)
         hits = {"exact": [j.exact for j in new], "text": [j.text_right for j in new]}
