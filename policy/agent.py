@@ -8,6 +8,7 @@ from typing import Protocol
 
 from policy.lm.engine import Completion, Engine, Sampling
 from policy.lm.render import ChatFormat, append_observation, policy_prompt
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation, Owner, Trace
 
 
@@ -84,7 +85,7 @@ class LanguageModelActor:
             EngineFailure: generation broke.
         """
         agent = self._agent
-        seed = (self._seed * 1_000_003 + self._turn) % (1 << 63)
+        seed = stream_seed("policy", self._seed, self._turn)
         completion = await agent.engine.complete(self._tokens.ids, agent.sampling, seed, self._session)
         self._append(completion)
         content = completion.ids[:-1] if completion.stopped else completion.ids

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation
 
 _PREPOSITIONS = frozenset({"from", "on", "into", "with"})
@@ -346,7 +347,7 @@ def _garble_once(command: str, rng: random.Random, other: str, seen: str) -> str
 
 
 def _rng(name: str, seed: int) -> random.Random:
-    return random.Random(f"{name}/{seed}")  # a string is hashed with SHA-512: the same in every process
+    return random.Random(stream_seed(name, seed))
 
 
 def _skill(rng: random.Random, low: float, high: float | None) -> float:

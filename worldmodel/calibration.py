@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from real_envs.files import write_atomically
+from real_envs.streams import stream_seed
 from worldmodel.fidelity import Judged, expected_calibration_error
 from worldmodel.world_model import Prediction
 
@@ -221,7 +222,7 @@ def calibration_metrics(judged: Sequence[Judged], folds: int = 5, seed: int = 0)
     fewer than two episodes, or no predictions.
     """
     episodes = sorted({j.trajectory_id for j in judged})
-    random.Random(seed).shuffle(episodes)
+    random.Random(stream_seed("folds", seed)).shuffle(episodes)
     fold = {name: i % folds for i, name in enumerate(episodes)}
     raw: list[tuple[Judged, Prediction]] = [(j, j.predicted) for j in judged if j.predicted is not None]
     mapped: list[tuple[float, bool]] = []

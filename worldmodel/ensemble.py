@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from policy.lm.engine import Engine, scorer
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.text import TextWorldModel, Written
 from worldmodel.world_model import Prediction
@@ -99,7 +100,7 @@ class EnsembleWorldModel:
         """Which member predicts a turn with this seed."""
         if self.lead == "first" or self.members[0].sampling.temperature == 0:
             return 0
-        return random.Random(f"member/{seed}").randrange(len(self.members))
+        return random.Random(stream_seed("leader", seed)).randrange(len(self.members))
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None

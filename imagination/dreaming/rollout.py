@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from policy.agent import Actor, Agent
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import Env, EnvFailure, Task
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 
 
@@ -25,7 +26,7 @@ class Episode:
 def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Episode]:
     """``count`` episodes of each task, ``<prefix>/<task>/<k>``; their seeds depend on run, task and k alone."""
     return [
-        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", seed=seed * 1_000_000 + n * 1000 + k)
+        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", stream_seed("plan", seed, n, k))
         for n, task in enumerate(tasks)
         for k in range(count)
     ]

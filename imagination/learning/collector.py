@@ -37,6 +37,7 @@ from policy.lm.batch import Row
 from policy.lm.engine import Engine
 from policy.lm.render import ChatFormat
 from real_envs.env import Env, Task
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
@@ -106,7 +107,7 @@ class ExperienceCollector:
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
         settings = self.plan.train
-        rng = random.Random(f"{self.plan.seed}/{index}")
+        rng = random.Random(stream_seed("starts", self.plan.seed, index))
         longest = longest_turns(self.plan.dream, index)
         played = self._rollouts(index, rng, longest)
         beside = self._beside(index, rng, longest)
@@ -167,7 +168,7 @@ class ExperienceCollector:
             return
         index = self.plan.train.updates
         played = self._rollouts(
-            index, random.Random(f"{self.plan.seed}/{index}"), longest_turns(self.plan.dream, index)
+            index, random.Random(stream_seed("starts", self.plan.seed, index)), longest_turns(self.plan.dream, index)
         )
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
         self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
@@ -305,7 +306,7 @@ class ExperienceCollector:
             spec = {**real.spec, "start": name}
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
-                seed = ((self.plan.seed * 10_007 + index) * 1009 + g) * 101 + k
+                seed = stream_seed("episode", self.plan.seed, index, g, k)
                 episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
         return episodes
 

@@ -27,6 +27,7 @@ from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import Row, collate, padded
 from policy.lm.forward import micro_batches
 from policy.value import ValueHead
+from real_envs.streams import stream_seed
 
 # Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
 _EXACT = 1.01
@@ -118,7 +119,7 @@ class PolicyModule(L.LightningModule):
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
         rows = trained(judged_rows)
-        chance = torch.Generator().manual_seed(self.seed * 1_000_003 + update.index)
+        chance = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
         collected: list[LossTerms] = []
         norms: list[float] = []
         size = math.ceil(len(rows) / settings.minibatches)

@@ -12,6 +12,7 @@ from imagination.learning.advantages import ProgressEstimator, attribution_error
 from imagination.settings import ProgressSettings
 from policy.lm.batch import Row, collate, padded
 from policy.lm.forward import encode, micro_batches
+from real_envs.streams import stream_seed
 
 
 def ends_of_turns(row: Row) -> dict[int, int]:
@@ -58,7 +59,7 @@ class Progress:
     def __init__(self, model: Any, settings: ProgressSettings, seed: int) -> None:
         self._model, self._settings = model, settings
         with torch.random.fork_rng():
-            torch.manual_seed(seed)
+            torch.manual_seed(stream_seed("progress", seed))
             estimator = ProgressEstimator(model.config.hidden_size, settings.hidden)
         for parameter in estimator.layers[-1].parameters():
             nn.init.zeros_(parameter)  # at first no turn contributes anything, instead of anything at random

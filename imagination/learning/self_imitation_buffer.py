@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from imagination.learning.advantages import SelfImitationBuffer
 from imagination.settings import SelfImitationSettings
 from policy.lm.batch import Row
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source
 
 # What a row is in a checkpoint: plain lists of the tokens, who made them, with which log-probs, and what each counts.
@@ -48,7 +49,7 @@ class Replays(Callback):
 
         Call it before ``add``: what this update played is learned from once already.
         """
-        chance = random.Random(f"{self._seed}/{update}/replay")
+        chance = random.Random(stream_seed("replay", self._seed, update))
         return [
             replace(row, advantages=[advantage if w else 0.0 for w in row.replay_weight])
             for row, advantage in self._buffer.draw(count, update, chance)

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from imagination.learning.policy_module import Update
 from policy.lm.batch import Row, TokenBatch, by_length, collate
+from real_envs.streams import stream_seed
 
 
 class _Steps(IterableDataset):
@@ -67,7 +68,7 @@ class SupervisedBatches:
         return collate(self._epochs[epoch_index][step - self._first_step[epoch_index]], self._pad)
 
     def _make_epoch(self, epoch: int) -> list[list[Row]]:
-        chance = random.Random(f"{self._seed}/{epoch}")
+        chance = random.Random(stream_seed("batches", self._seed, epoch))
         shuffled = list(self._rows)
         chance.shuffle(shuffled)
         batches: list[list[Row]] = []

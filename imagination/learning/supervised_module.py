@@ -16,6 +16,7 @@ from imagination.learning.optimizers import MuonAdamW
 from imagination.settings import FitSettings
 from policy.lm.batch import TokenBatch
 from policy.lm.forward import hidden_before, token_logits
+from real_envs.streams import stream_seed
 
 Record = Callable[[int, Mapping[str, float]], None]
 BETAS = (0.9, 0.98)
@@ -54,7 +55,8 @@ class SupervisedModule(L.LightningModule):
         self._average = WeightAverage(model, settings.average) if settings.average else None
 
     def training_step(self, batch: TokenBatch, _: int) -> Tensor:
-        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout of adapters, the same after a resume
+        # dropout of adapters, the same after a resume
+        torch.manual_seed(stream_seed("dropout", self.seed, self.global_step))
         mask = batch.ce_weight != 0
         predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
         logits = token_logits(self.model, predictors.states)

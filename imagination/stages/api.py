@@ -47,6 +47,7 @@ from imagination.trust.evaluation import Proportion
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import TrajectoryStore
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 
 Stage = Callable[[Config, Path], None]
@@ -288,7 +289,7 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
     for k in range(count):
         start = starts[names[k % len(names)]]
         task = Task(start.task_id, {"start": names[k % len(names)]})
-        seed = config.seed * 1_000_000 + k
+        seed = stream_seed("api", config.seed, k)
         episodes.append(Episode(f"api/{start.task_id}/{k}", task, f"api/{start.task_id}", seed))
     return await play_with_bar(
         f"dream {policy}",

@@ -13,6 +13,7 @@ from imagination.runs.models import context_of
 from imagination.settings import Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from policy.lm.render import ChatFormat
+from real_envs.streams import stream_seed
 
 
 def clone(config: Config, folder: Path) -> None:
@@ -28,9 +29,8 @@ def clone(config: Config, folder: Path) -> None:
         if learned:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
         else:
-            model, tokenizer = initial_model(
-                run, config.worldmodel, config.vocab_size, config.policy, train, config.seed + 2
-            )
+            weights = stream_seed("policy weights", config.seed)
+            model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
         check_lengths("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
@@ -42,7 +42,7 @@ def clone(config: Config, folder: Path) -> None:
             tokenizer,
             rows,
             config.clone,
-            config.seed,
+            stream_seed("clone", config.seed),
             keep_every=config.clone.keep_every,
             from_scratch=not (learned or config.policy.model),
         )

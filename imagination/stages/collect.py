@@ -16,6 +16,7 @@ from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
 from real_envs.registry import find_world
 from real_envs.store import TrajectoryStore
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 
 
@@ -67,7 +68,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
             for k, agent in enumerate(deal(world.behaviours(commands), per_task, seed=config.seed * 1000 + number)):
                 name = f"{task.id}/{agent.name}/{k}"
                 if name not in known:
-                    seed = config.seed * 1_000_000 + number * 10_000 + k
+                    seed = stream_seed(f"collect/{split}", config.seed, number, k)
                     episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                     agents[name] = agent
     before = real_steps_taken()

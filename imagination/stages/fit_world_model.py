@@ -17,10 +17,9 @@ from imagination.trust.held_out import measure
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
-
-MEMBER_SEEDS = 100_003  # between the random starts of two members of an ensemble
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
@@ -37,7 +36,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"world_model_form": UNFINISHED})
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
-            seed = config.seed + 1 + member * MEMBER_SEEDS
+            seed = stream_seed("world model weights", config.seed, member)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, settings, train, seed)
             if not rows:  # members share the tokenizer
                 chat = ChatFormat(tokenizer)
@@ -49,9 +48,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 rows = fitting(rows, context, "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
             random = not settings.model
-            supervise(
-                run, config.logger, name, model, tokenizer, rows, config.fit, config.seed, seed - 1, from_scratch=random
-            )
+            order = stream_seed("fit", config.seed)  # of all members
+            supervise(run, config.logger, name, model, tokenizer, rows, config.fit, order, seed, from_scratch=random)
             save_checkpoint(model, tokenizer, member_folder(run, member))
         run.update({"world_model_form": trained_as(settings)})
         measured = {

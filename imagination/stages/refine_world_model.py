@@ -43,6 +43,7 @@ from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling
 from policy.lm.render import ChatFormat
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory, Turn
 from worldmodel.form import Form, prompt_tokens
 from worldmodel.objective import transition_weights, world_model_rows
@@ -137,7 +138,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
             process_coef=0.0,
         ),
         lambda step, metrics: run.record(NAME, step, metrics),
-        seed=config.seed,
+        seed=stream_seed("refine", config.seed),
     )
     stream = StepStream(settings.updates, module.done, answers.update)
     trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", module.done, bar=bar, logger=config.logger)
@@ -195,7 +196,7 @@ class Answers:
         """A pure function of the update's index, the seed and the model's weights."""
         settings = self.config.refine
         self.engine.update_weights()
-        chance = random.Random(f"{self.config.seed}/refine/{index}")
+        chance = random.Random(stream_seed("refine", self.config.seed, index))
         asked = self._choose(chance, settings.turns)
         found = asyncio.run(self._ask(asked, index))
         rows, metrics = self._rows(asked, found)
@@ -230,8 +231,8 @@ class Answers:
             episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
             form = self.form.excluding([episode])
             ids = prompt_tokens(self.chat, form, episode.start, history, one_asked.turn.action).ids
-            first = ((self.config.seed * 10_007 + index) * 100_003 + number) * settings.group_size
-            return ids, list(await asyncio.gather(*(one(ids, first + k) for k in range(settings.group_size))))
+            seeds = [stream_seed("answer", self.config.seed, index, number, k) for k in range(settings.group_size)]
+            return ids, list(await asyncio.gather(*(one(ids, seed) for seed in seeds)))
 
         return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))
 

@@ -19,6 +19,7 @@ from itertools import combinations
 from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.fidelity.intervals import clusters, proportion
 from worldmodel.fidelity.refusals import answer
@@ -64,7 +65,7 @@ def action_pairs(
                     way.setdefault(key, (trajectory, k))
                     states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
                 history = (*history, turn.action)
-    chance = random.Random(seed)
+    chance = random.Random(stream_seed("action pairs", seed))
     found: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
     for key in sorted(states):
         kinds: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.fidelity.calibration import expected_calibration_error
 from worldmodel.fidelity.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
@@ -168,7 +168,7 @@ def _situations(trajectory: Trajectory) -> list[tuple[str, ...]]:
 
 def _seed(trajectory_id: str, turn: int) -> int:
     """Of its own for each turn: with one for all, a model that samples would make the same choices everywhere."""
-    return zlib.crc32(f"{trajectory_id}/{turn}".encode())
+    return stream_seed(f"logged turn of {trajectory_id}", turn)
 
 
 def changed_lines(before: str, after: str) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 
 from imagination.trust.divergence import jensen_shannon
 from imagination.trust.evaluation import difference_ci95, summarise
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
 
 ACTIONS = 12  # rows of the table of actions
@@ -127,7 +128,7 @@ def token_divergence(
     mine, total = table[: len(dreams)].sum(0), table.sum(0)
     result: dict[str, Any] = {"jsd_bits": None, "by_chance": None, "by_chance_p95": None}
     if mine.sum() and (total - mine).sum():
-        chance, order, shuffled = random.Random(seed), list(range(len(rows))), []
+        chance, order, shuffled = random.Random(stream_seed("shuffles", seed)), list(range(len(rows))), []
         for _ in range(SHUFFLES):
             chance.shuffle(order)
             part = table[order[: len(dreams)]].sum(0)

@@ -19,6 +19,7 @@ from imagination.trust.tripwires.wires import Measured, Tripped, check, first_tr
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.isolation import real_steps_taken
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 
 
@@ -43,7 +44,7 @@ class Probe:
         tasks = self._open()
         known: Sequence[Task] = tasks.tasks("train")
         episodes = [
-            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", ((self._seed * 10_007 + update) * 1009) + k)
+            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", stream_seed("probe", self._seed, update, k))
             for k in range(self._settings.real_episodes)
         ]
 

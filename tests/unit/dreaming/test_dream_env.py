@@ -13,6 +13,7 @@ import pytest
 
 from imagination.dreaming.dream_env import DreamEnv, Guard, Start, starts_from_log
 from imagination.dreaming.rollout import Episode, Provenance, play
+from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.render import ChatFormat, world_model_prompt
 from policy.lm.tokenizer import train_tokenizer
@@ -243,6 +244,31 @@ def test_a_dream_starts_anew_after_a_reset() -> None:
     dream(env, ["c"], BRANCH)
     dream(env, ["d"])
     assert [asked[1] for asked in model.asked] == [(), (Turn("a", "on", 0.0, False),), HISTORY, ()]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**62])
+def test_policy_and_world_model_draw_different_numbers(seed: int) -> None:
+    """In an episode of seed 0, equal uniforms would choose the action and, by the same luck, what it brings about."""
+
+    class Engine:
+        context = 100
+
+        def __init__(self) -> None:
+            self.seeds: list[int] = []
+
+        async def complete(
+            self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+        ) -> Completion:
+            self.seeds.append(seed)
+            return Completion((sampling.stop,), (-1.0,), True)
+
+        def release(self, session: Hashable) -> None: ...
+
+    engine, model = Engine(), Model()
+    agent = LanguageModelAgent(engine, CHAT)  # type: ignore[arg-type]
+    episode = Episode("e", BEGIN, "g", seed)
+    asyncio.run(play(DreamEnv(model, STARTS), agent, episode, Provenance(Source.DREAM), max_turns=4))
+    assert len({*engine.seeds, *(asked[3] for asked in model.asked)}) == 8
 
 
 def test_chance_comes_from_the_episodes_seed_and_the_turn() -> None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
+from real_envs.streams import stream_seed
 from tests.support.plain import (
     DEFAULTS,
     EXPERTS,
@@ -97,16 +98,22 @@ def test_minibatches_that_come_later_remember_the_policy_from_before_the_first_s
     with torch.no_grad():
         after.lm_head.weight.mul_(1.2)
     (first, second), _ = update(model, rows, train=replace(DEFAULTS, minibatches=2), tis_cap=CAP, nudge=0.2, seed=3)
-    order = torch.randperm(5, generator=torch.Generator().manual_seed(3 * 1_000_003)).tolist()
+    order = shuffled(5, seed=3)
     early, late = [rows[i] for i in order[:3]], [rows[i] for i in order[3:]]
     assert_same(first, gradients_of(corrected(before, before, early), before))
     assert_same(second, gradients_of(corrected(after, before, late), after))
 
 
+def shuffled(n: int, seed: int) -> list[int]:
+    """The rows of update 0 in the order in which a run of this seed takes them."""
+    chance = torch.Generator().manual_seed(stream_seed("minibatches", seed, 0))
+    return list(torch.randperm(n, generator=chance).tolist())
+
+
 def outlier_in_the_second_half(model: PreTrainedModel, seed: int) -> tuple[list[Row], list[Row], list[Row]]:
     """Five rows of an engine that is right but for two tokens of the second minibatch, which the trainer finds 3 times
     and half as likely; with the rows of both minibatches."""
-    order = torch.randperm(5, generator=torch.Generator().manual_seed(seed * 1_000_003)).tolist()
+    order = shuffled(5, seed)
     rows = exact(model, grpo_rows(model))
     late = order[4]
     one, other = [t for t, w in enumerate(rows[late].rl_weight) if w][:2]
@@ -202,9 +209,7 @@ def test_a_first_minibatch_of_experts_alone_leaves_nothing_uncorrected() -> None
     before, after = copy.deepcopy(model), copy.deepcopy(model)
     with torch.no_grad():
         after.lm_head.weight.mul_(1.2)
-    seed = next(
-        s for s in range(99) if torch.randperm(2, generator=torch.Generator().manual_seed(s * 1_000_003)).tolist()[0]
-    )
+    seed = next(s for s in range(99) if shuffled(2, s)[0])
     (_, second), _ = update(model, rows, train=replace(DEFAULTS, minibatches=2), tis_cap=CAP, nudge=0.2, seed=seed)
     assert_same(second, gradients_of(corrected(after, before, rows[:1]), after))
 
