@@ -131,7 +131,7 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
         log=world.log[::2],
         held=world.log[1::2][:24],
         contestants=[
-            *(skilled(error) for error in (1.0, 0.8, 0.5, 0.3)),
+            *(skilled(error) for error in (1.0, 0.65, 0.5, 0.35)),
             RankedPolicy("never errs", lambda: LoadedPolicy(last_with_tokens, MODEL, "v")),
         ],
         arena=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),

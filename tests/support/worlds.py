@@ -36,12 +36,12 @@ class Corridors(Planted):
 
 
 class Lottery(Planted):
-    """Whatever is done, the second turn of every fourth episode wins: some of each group stand out."""
+    """Whatever is done, the second turn wins in a quarter of the episodes: some of each group stand out."""
 
     async def predict(
         self, begin: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
-        wins = len(history) >= 1 and (seed - len(history)) % 4 == 0  # a seed is a multiple of the episode's, plus turns
+        wins = len(history) == 1 and seed % 4 == 0
         return Prediction("You win." if wins else "Nothing new.", float(wins), wins, 0.9, 0.8)
 
 
