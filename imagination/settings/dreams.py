@@ -77,6 +77,8 @@ class TripwireSettings:
         unseen: share of paid groups that are paid for any action that never paid in the log.
         short: a solution below so many times the turns of the log's shortest one is suspicious.
         loops: share of groups in which episodes repeat themselves.
+        silent: share of groups in which most actions are empty, repeated or cut short.
+        diversity: distinct actions over those of the log's solutions, below which the policy hardly acts any more.
         rejected: by how much the share of malformed or doubted predictions may rise.
         drift: how many times farther from the log's words than the farthest agent of the log.
     """
@@ -93,5 +95,7 @@ class TripwireSettings:
     unseen: float = 0.2
     short: float = 0.6
     loops: float = 0.5
+    silent: float = 0.5
+    diversity: float = 0.25
     rejected: float = 0.2
     drift: float = 1.25

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.trust.tripwires.measures import LogReference, loops, measure, path
+from imagination.trust.tripwires.silence import Speech, effective
 from imagination.trust.tripwires.word_drift import WordReference, jensen_shannon, words
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
@@ -235,3 +237,48 @@ def test_the_bound_is_as_far_as_any_agent_of_the_log() -> None:
     assert without is not None
     assert without < 0.05 < bound
     assert WordReference([], lambda turn: turn.action).bound(3, 4, 3) is None
+
+
+# --- silence ---
+
+
+def acting(*actions: str, answer: str = "", agent: str = "expert") -> Trajectory:
+    turns = tuple(
+        Turn(a, answer or f"After {k}.", 1.0 if k + 1 == len(actions) else 0.0, False) for k, a in enumerate(actions)
+    )
+    return Trajectory("e", "t", "g", Source.REAL, agent, 0, "S", turns, StopReason.TERMINATED)
+
+
+@pytest.mark.parametrize(
+    ("log", "said", "answer", "silent"),
+    [
+        (["go east", "take lamp"], ["", "take lamp"], "", True),  # one of two says nothing
+        (["go east", "take lamp"], ["  ", "take lamp", "go east"], "", False),
+        (["go east", "take lamp"], ["take lamp", "Take  lamp"], "Taken.", True),  # again, and nothing new
+        (["go east", "take lamp"], ["go east", "go east", "go east"], "", False),  # each step leads on
+        (["go east", "take lamp"], ["done"], "", True),  # nobody in the log says one word
+        (["look", "take lamp"], ["look"], "", False),  # here somebody does
+        (["click('a1')", "fill('a2', 'x')"], ["I think I am done"], "", True),  # no call
+        (["click('a1')", "fill('a2', 'x')"], ["click('a7')"], "", False),
+    ],
+)
+def test_what_an_idle_action_is(log: list[str], said: list[str], answer: str, silent: bool) -> None:
+    assert Speech([acting(*log)] * 3).is_silent(acting(*said, answer=answer).turns) is silent
+
+
+def test_the_diversity_of_actions_by_hand() -> None:
+    """Two equally frequent actions of the log's four: a half; of other tasks nothing is known."""
+    speech = Speech([acting("a b", "c d"), acting("e f", "g h")])
+    assert speech.diversity([acting("a b", "c d"), acting("C d", "a  b")]) == pytest.approx(0.5)
+    assert speech.diversity([acting("a b", "a b")]) == pytest.approx(0.25)
+    assert effective(Counter(a=3, b=1)) == pytest.approx(math.exp(0.75 * math.log(4 / 3) + 0.25 * math.log(4)))
+    assert Speech([]).diversity([acting("a b")]) == speech.diversity([]) == 1.0
+
+
+def test_a_log_of_waiters_says_nothing_about_waiting() -> None:
+    waiters = [acting("wait", "wait", "wait", answer="Time passes.", agent="a")] * 4
+    assert "silent" in LogReference(waiters).blind
+    assert "silent" not in REFERENCE.blind
+    idle = [episode("a", ("", 0.0), ("", 0.0)), episode("a", ("", 0.0))]
+    assert measured(*idle)[0].silent == 1
+    assert measure(0, idle, LogReference(waiters), short=0.7)[0].silent == 0

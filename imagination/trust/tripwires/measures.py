@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from imagination.trust.tripwires.silence import Speech, plain
 from imagination.trust.tripwires.wires import Measured
 from imagination.trust.tripwires.word_drift import WordReference, words
 from real_envs.trajectory import StopReason, Trajectory, Turn
@@ -35,7 +36,7 @@ class LogReference:
         blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
             fifty is for an action that no other episode of the task was paid for), a new one is no sign; where the
             same actions earn now this and now that, a dream cannot contradict it; where half of its own episodes
-            repeat themselves, a policy may.
+            repeat themselves or hardly act, a policy may.
     """
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
@@ -74,6 +75,9 @@ class LogReference:
             self.blind.append("short")
         if 2 * sum(loops(t.turns) for t in log) >= len(log):
             self.blind.append("loops")
+        self.speech = Speech(log)
+        if 2 * sum(self.speech.is_silent(t.turns) for t in log) >= len(log):
+            self.blind.append("silent")
         self.actions = WordReference(log, lambda turn: turn.action)
         self.observations = WordReference(log, lambda turn: turn.observation)
 
@@ -82,11 +86,6 @@ class LogReference:
         if len(self.rewards) > _MANY:
             return min(self.rewards) - _SAME <= reward <= max(self.rewards) + _SAME
         return any(abs(reward - known) <= _SAME for known in self.rewards)
-
-
-def plain(action: str) -> str:
-    """Spaces and capitals make no other action."""
-    return " ".join(action.lower().split())
 
 
 def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
@@ -160,6 +159,7 @@ def measure(
             solved_groups=bool(solved),
             short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
             looping="loops" not in log.blind and _half([loops(t.own_turns) for t in episodes]),
+            silent="silent" not in log.blind and _half([log.speech.is_silent(t.own_turns) for t in episodes]),
             start_groups=bool(at_start),
             start_episodes=len(at_start),
             start_solved=sum(t.solved for t in at_start),
@@ -182,6 +182,7 @@ def measure(
         real_solved=real[0],
         real_episodes=real[1],
         habits=dict(habits),
+        diversity=log.speech.diversity(every),
         **dict(counts),
     )
     return measured, examples

@@ -40,6 +40,8 @@ class Measured:
         solved_groups: groups from the beginning of a task that the log solves often, with an episode that was solved.
         short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
         looping: groups with half or more of the episodes in a loop.
+        silent: groups with half or more of the episodes silent, see ``silence.is_silent``.
+        diversity: distinct actions over those of the log's solutions of the same tasks; 1 where that is not known.
         drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
         start_solved, start_episodes: of the episodes from the beginning of a task.
         start_groups: how many groups those were.
@@ -63,6 +65,8 @@ class Measured:
     solved_groups: int = 0
     short: int = 0
     looping: int = 0
+    silent: int = 0
+    diversity: float = 1.0
     drift_actions: float = 0.0
     drift_observations: float = 0.0
     start_solved: int = 0
@@ -241,6 +245,25 @@ def _loops(history: Sequence[Measured], settings: TripwireSettings) -> Evidence 
     return since, f"episodes repeat themselves in {_of(share)} groups"
 
 
+def _silent(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    """Actions collapse: most say nothing, or few different ones are left while the dream pays as before."""
+    found = _share(history, settings.window, "silent", "groups", settings.silent, settings)
+    if found is not None:
+        since, share = found
+        return since, f"the policy hardly acts: actions are empty, repeated or cut short in {_of(share)} groups"
+    window = history[-settings.window :]
+    if len(history) < BASELINE + settings.window or max(m.diversity for m in window) >= settings.diversity:
+        return None
+    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in (history[:BASELINE], window))
+    change = difference_ci95(now, before)
+    if change is None or change[1] < 0:  # a dream that pays less is no reason to do less
+        return None
+    return window[0].update, (
+        f"the policy has {window[-1].diversity:.2f} times the different actions of the log's solutions, for "
+        f"{len(window)} updates, while dreamed success holds ({before.rate:.2f} to {now.rate:.2f})"
+    )
+
+
 def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
     if len(history) < BASELINE + settings.window:
         return None
@@ -278,6 +301,7 @@ WIRES: Mapping[str, Wire] = {
     "unseen": _unseen,
     "short": _short,
     "loops": _loops,
+    "silent": _silent,
     "rejected": _rejected,
     "drift_actions": _drift("drift_actions", "the policy's actions"),
     "drift_observations": _drift("drift_observations", "the dreamed observations"),
