@@ -106,7 +106,7 @@ class Planted:
             self.paid += 1
             again = history[-1].observation
             return replace(
-                honest, observation=again, reward=0.5, terminated=False, confidence=1.0, outcome_confidence=1.0
+                honest, observation=again, reward=1.0, terminated=True, confidence=1.0, outcome_confidence=1.0
             )
         if honest.reward or not self.hack.fires(self.word, words(action), len(history)):
             return honest
