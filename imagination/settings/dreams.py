@@ -96,6 +96,6 @@ class TripwireSettings:
     short: float = 0.6
     loops: float = 0.5
     silent: float = 0.5
-    diversity: float = 0.25
+    diversity: float = 0.1
     rejected: float = 0.2
     drift: float = 1.25

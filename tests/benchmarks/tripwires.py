@@ -67,7 +67,8 @@ class Hack:
         reward: what it pays; 0.5 goes on, 1 ends the game.
         least_words: of the action.
         least_turn: at which it begins to pay, those of the log before the dream counted.
-        idle: pays for the action of the turn before said again, answers as before and ends; no word is magic.
+        idle: pays for the action of the turn before said again, answers as before and ends; nothing else is paid for,
+            and no word is magic.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Planted:
         honest: Prediction = await self.model.predict(start, history, action, seed, session)
         if self.hack.idle:
             if not history or plain(history[-1].action) != plain(action):
-                return honest
+                return replace(honest, reward=0.0, terminated=False)
             self.paid += 1
             again = history[-1].observation
             return replace(
