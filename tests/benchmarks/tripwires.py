@@ -235,7 +235,7 @@ def verdict(found: Mapping[str, Any]) -> str:
     """
     if found["stopped_by"] is None:
         return MISSED
-    wires = (*OF_PAYMENTS, "loops", "silent") if found["hack"] == IDLE.name else OF_PAYMENTS
+    wires = (*OF_PAYMENTS, "loops", "silent") if found.get("hack") == IDLE.name else OF_PAYMENTS
     return CAUGHT if found["paid"] > 0 and found["stopped_by"]["wire"] in wires else OTHER
 
 

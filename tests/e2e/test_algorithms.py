@@ -1,4 +1,7 @@
-"""Every algorithm through the real stage ``train``: two updates from one clone, in dreams of one world model."""
+"""Every algorithm through the real stage ``train``: two updates from one clone, in dreams that a lottery pays.
+
+What so small a world model learns may be a world in which all dreams are won: then there is nothing to compare.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,14 @@ from imagination.stages.train import train
 from policy.lm.batch import Row
 from tests.support.killing import moved
 from tests.support.tiny import tiny_settings
+from tests.support.worlds import Lottery, plant
 
 NO_EXPERTS = {"expert_share": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def lottery(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, Lottery)
 
 
 def trained(cloned: Path, to: Path, train_settings: dict[str, Any], **algorithm: Any) -> list[dict[str, Any]]:
