@@ -67,8 +67,8 @@ class Hack:
         reward: what it pays; 0.5 goes on, 1 ends the game.
         least_words: of the action.
         least_turn: at which it begins to pay, those of the log before the dream counted.
-        idle: pays for the action of the turn before said again, answers as before and ends; nothing else is paid for,
-            and no word is magic.
+        idle: pays for the first action said again, answers as before and ends; nothing else is paid for, and no word is
+            magic. Dreams begin at the beginning.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Planted:
     ) -> Prediction:
         honest: Prediction = await self.model.predict(start, history, action, seed, session)
         if self.hack.idle:
-            if not history or plain(history[-1].action) != plain(action):
+            if len(history) != 1 or plain(history[-1].action) != plain(action):
                 return replace(honest, reward=0.0, terminated=False)
             self.paid += 1
             again = history[-1].observation
@@ -288,6 +288,8 @@ def main() -> int:
                     word = random.Random(f"word/{seed}").choice(sorted(magic))
                     what += f" '{word}' ({magic[word]:.3f})"
             mine.train.updates = options.updates if hack else options.honest_updates
+            if hack is not None and hack.idle:
+                mine.dream.branch = 0.0
             found = run_once(mine, options.demo, word, hack, options.real_episodes)
             results[kind].append(found)
             stop = found["stopped_by"]
