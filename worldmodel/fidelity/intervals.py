@@ -141,34 +141,16 @@ def clusters(tasks: Sequence[str], episodes: Sequence[str]) -> Sequence[str]:
 
 
 def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
-    """A share, with Wilson's interval for the number of independent trials that the clusters are worth.
-
-    The design effect is the variance of the share between clusters over that of independent trials, both estimated
-    without bias, so that it is 1 where each trial is its own cluster. Where it exceeds 1, n is divided by it and by
-    (t/z)², t having one degree of freedom less than there are clusters (Korn and Graubard, Survey Methodology 24, 1998,
-    193-201; with Wilson's interval as in Franco et al., JSSAM 7, 2019). Shares of exactly 0 or 1 do not tell how far
-    clusters differ: there each cluster counts as one trial, which is the worst case.
+    """A share of trials, with the interval in which each cluster counts as one trial (``over_tasks``).
 
     Args:
         hits: one entry a trial.
         cluster: of each trial.
     """
-    n = len(hits)
-    if not n:
+    if not hits:
         return Estimate(None, 0)
-    counts: dict[str, tuple[int, int]] = {}
-    for hit, name in zip(hits, cluster, strict=True):
-        good, size = counts.get(name, (0, 0))
-        counts[name] = good + bool(hit), size + 1
-    share, effective, many = sum(hits) / n, float(n), len(counts)
-    if many > 1 and 0 < share < 1:
-        spread = sum((good - share * size) ** 2 for good, size in counts.values()) / n**2 * many / (many - 1)
-        effect = spread / (share * (1 - share) / (n - 1))
-        if effect > 1 + 1e-9:  # what rounding leaves is no effect
-            effective = max(1.0, n / effect * (Z95 / student_quantile(many - 1)) ** 2)
-    elif many:
-        effective = float(many)
-    return Estimate(share, n, wilson(share, effective))
+    share = sum(hits) / len(hits)
+    return Estimate(share, len(hits), over_tasks(share, len(set(cluster))))
 
 
 def sums_by_cluster(rows: Sequence[Sequence[float]], cluster: Sequence[str]) -> np.ndarray:
