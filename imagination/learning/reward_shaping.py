@@ -126,11 +126,12 @@ def worst_returns(paid: Iterable[Sequence[float]], longest: int) -> tuple[float,
 
         worst_returns([[-0.1, -0.1, 1.0], [0.0, -0.3]], 4)  # 0, -0.3, -0.3, -0.3, -0.6
     """
-    episodes = [list(rewards) for rewards in paid]
-    known = min(max(map(len, episodes), default=0), longest)
+    costly = [rewards for rewards in paid if min(rewards, default=0.0) < 0]
+    upto = [[0.0, *accumulate(rewards)] for rewards in costly]
+    known = min(max(map(len, costly), default=0), longest)
     worst = [0.0]
     for n in range(1, known + 1):
-        sums = [sum(rewards[k : k + n]) for rewards in episodes for k in range(len(rewards) - n + 1)]
+        sums = [after - before for sums in upto for before, after in zip(sums, sums[n:], strict=False)]
         worst.append(min([worst[-1], *sums]))
     for n in range(known + 1, longest + 1):
         worst.append(worst[known] + worst[n - known] if known else 0.0)

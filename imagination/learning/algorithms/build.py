@@ -25,7 +25,7 @@ def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) 
 
     Example::
 
-        chosen(AlgorithmSettings("ppo", gamma=0.99, value_clip=0.0))  # without a bound for values
+        build_algorithm(AlgorithmSettings("ppo", gamma=0.99, value_clip=0.0))  # without a bound for values
     """
     changes = changed(settings)
     for key in changes:
