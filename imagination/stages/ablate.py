@@ -139,7 +139,7 @@ def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
         lines.append(f"| **mean of {len(results)}** | | {means} |")
     lines += [
         "",
-        "Success in the real training games, with 95 % Wilson intervals; in brackets what the last update's dreams "
+        "Success in the real training games, with 95 % intervals over tasks; in brackets what the last update's dreams "
         "believed.",
     ]
     for name in names:

@@ -183,7 +183,7 @@ def _free(split: Mapping[str, Any]) -> str:
             ["dreamed minus real", f"{signed(gap['value'])} {interval(gap['ci95'], with_sign=True)}", *[""] * 4]
         )
     head = ["", "success", "turns", "reward", "tokens an observation", "tokens an action"]
-    lead = "95 % intervals: Wilson’s for rates, Newcombe’s for the difference."
+    lead = "95 % intervals for tasks like these: each task counts as one trial."
     divergences = [
         f"of {what} {number(data['jsd_bits'], 4)} bits (by chance up to {number(data['by_chance_p95'], 4)})"
         for what, data in tokens.items()

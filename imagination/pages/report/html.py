@@ -16,7 +16,7 @@ from imagination.pages.report.plots import Plot, draw_curves
 from imagination.pages.report.text import audit_table, calibration_sentence, plain, tripwire_note
 from imagination.pages.style import document
 from imagination.trust.compare.twins import Row, find_twins
-from imagination.trust.format import interval, number, signed
+from imagination.trust.format import count, interval, number, signed
 
 MEASURES = {
     "train_tasks": ("Training tasks", "real environment", "real"),
@@ -100,18 +100,19 @@ def _results(report: Mapping[str, Any]) -> str:
 {chr(10).join(rows)}
 </tbody>
 </table>
-<p class="note">Intervals: Wilson's for rates, Newcombe's for differences. They take episodes as independent; episodes
-that share a task are not quite, so read them as the least doubt there is. Episodes that crashed are left out of n.</p>
+<p class="note">Intervals are of 95 %, for tasks like these: each task counts as one trial, so more tasks narrow them
+and more episodes of the same do not. Episodes that crashed are left out of n.</p>
 </section>"""
 
 
 def _measured(name: str, data: Mapping[str, Any] | None) -> str:
     if data is None:
         return f'<td class="num" data-name="{name}">–<small>not measured</small></td>'
+    tasks = f", {count(data['tasks'], 'task')}" if data.get("tasks") else ""
     failures = f", {data['failures']} failed" if data.get("failures") else ""
     return (
         f'<td class="num" data-name="{name}"><b>{number(data["success"])}</b>'
-        f"<small>{interval(data['ci95'])}</small><small>n = {data['n']}{failures}</small></td>"
+        f"<small>{interval(data['ci95'])}</small><small>n = {data['n']}{tasks}{failures}</small></td>"
     )
 
 

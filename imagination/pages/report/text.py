@@ -105,7 +105,11 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     for which in ("before", "after"):
         cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS]
         lines.append(f"| {which} training | " + " | ".join(cells) + f" | {_gap(report, which)} |")
-    lines += ["", "Brackets: 95 % intervals (Wilson; Newcombe for the gap). Gap: dreamed minus real success.", ""]
+    lines += [
+        "",
+        "Brackets: 95 % intervals for tasks like these, each of them one trial. Gap: dreamed minus real success.",
+        "",
+    ]
 
     columns, rows = audit_table(report)
     calibrated = calibration_sentence(report)
@@ -188,14 +192,21 @@ def _change(
     if ci95 is not None and ci95[1] < 0:
         return f"fell {numbers}", None
     n = f"{before['n']} and {after['n']}" if before["n"] != after["n"] else str(after["n"])
+    tasks = after.get("tasks")
+    of = f"{n} episodes" + (f" of {count(tasks, 'task')}" if tasks else "")
     return (
         f"went {numbers}",
-        f"That change {interval(ci95, with_sign=True)} may be chance: {n} episodes cannot tell it from none.",
+        f"That change {interval(ci95, with_sign=True)} may be chance: {of} cannot tell it from none.",
     )
 
 
 def _with_n(data: Mapping[str, Any] | None) -> str:
-    return "–" if data is None else f"{proportion(data)} n={data['n']}"
+    return "–" if data is None else f"{proportion(data)} n={_n(data)}"
+
+
+def _n(data: Mapping[str, Any]) -> str:
+    """``240``, or ``240, 6 tasks``."""
+    return f"{data['n']}, {count(data['tasks'], 'task')}" if data.get("tasks") else str(data["n"])
 
 
 def _gap(report: Mapping[str, Any], which: str) -> str:
