@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from imagination.learning.advantages import turn_bounds, with_process_rewards
 from imagination.learning.algorithms import Algorithm, Episodes
@@ -18,19 +19,19 @@ _SOURCES = tuple(Source)
 
 @dataclass(frozen=True, slots=True)
 class ModelOutputs:
-    """What models said of the played rows of an update, one entry per row, in their order.
+    """What models said of the played rows of an update, in their order; columns beside what the rows hold themselves.
 
     Attributes:
-        values: the critic before each token; ``None`` without one.
-        bootstrap: the critic's value of the state after the last token, 0.0 where the episode ended.
-        kl: an estimate of the KL to the reference for each token; ``None`` where the KL is no reward.
-        turn_rewards: what each turn is judged by in place of what it earned; ``None`` for just that.
+        values: ``[row, longest]``, the critic before each token; ``None`` without one.
+        bootstrap: ``[row]``, the critic's value of the state after the last token, 0.0 where the episode ended.
+        kl: ``[row, longest]``, an estimate of the KL to the reference; ``None`` where the KL is no reward.
+        turn_rewards: ``[row, turns]``, what each turn is judged by in place of what it earned; ``None`` for just that.
     """
 
-    values: Sequence[Sequence[float]] | None = None
-    bootstrap: Sequence[float] = ()
-    kl: Sequence[Sequence[float]] | None = None
-    turn_rewards: Sequence[Sequence[float]] | None = None
+    values: Tensor | None = None
+    bootstrap: Tensor | None = None
+    kl: Tensor | None = None
+    turn_rewards: Tensor | None = None
 
 
 def played(rows: Sequence[Row]) -> list[int]:
@@ -72,8 +73,6 @@ def assign_credit(
         return list(rows)
     mine = [*own, *_compared(rows)]
     said = said or ModelOutputs()
-    if said.kl is not None and len(mine) > len(own):
-        said = replace(said, kl=[*said.kl, *([0.0] * len(rows[i].ids) for i in mine[len(own) :])])
     episodes = _episodes([rows[i] for i in mine], said, process_coef)
     if not (loss_mask and advantage_mask):
         everything = padded([[False, *[True] * (len(rows[i].ids) - 1)] for i in mine], False, torch.bool)
@@ -95,7 +94,7 @@ def assign_credit(
             advantages=found.advantages[r, :n].tolist(),
             # what the world said has no weight of its own, and counts fully where it is trained on
             rl_weight=[(w if loss_mask else w or 1.0) if trains else 0.0 for trains, w in weight],
-            values=() if said.values is None else said.values[r],
+            values=() if said.values is None else said.values[r, :n].tolist(),
             returns=() if found.returns is None else found.returns[r, :n].tolist(),
             learned=() if found.learned is None else found.learned[r, :n].tolist(),
         )
@@ -118,8 +117,7 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
     turns = max(int(index.max()) + 1, 1)
     # a reward stands on one token of its turn, so this moves it and adds nothing to it
     per_turn = rewards.new_zeros(len(rows), turns).scatter_add(1, index.clamp(min=0), rewards)
-    critic = said.values is not None
-    shaped = None if said.turn_rewards is None else padded(said.turn_rewards, 0.0, torch.float32, turns)
+    shaped = None if said.turn_rewards is None else _widened(said.turn_rewards, len(rows), turns)
     if process_coef:
         process = padded([list(row.process[:turns]) for row in rows], math.nan, torch.float32, turns)
         exists = turn_bounds(index, turns)[0] >= 0
@@ -135,10 +133,15 @@ def _episodes(rows: Sequence[Row], said: ModelOutputs, process_coef: float) -> E
         group_ids=torch.tensor([row.group for row in rows]),
         valid=torch.ones(len(rows), dtype=torch.bool),
         anchors=padded([list(row.anchors[:turns]) for row in rows], -1, torch.long, turns),
-        values=padded(said.values, 0.0, torch.float32) if said.values is not None else None,
-        bootstrap_value=torch.tensor(said.bootstrap) if critic else None,
-        kl=padded(said.kl, 0.0, torch.float32) if said.kl is not None else None,
+        values=said.values,
+        bootstrap_value=said.bootstrap,
+        kl=None if said.kl is None else _widened(said.kl, *index.shape),
         shaped=shaped,
         # an expert belongs to the world of the group that it is compared with
         sources=torch.tensor([_SOURCES.index(of_group.get(row.group, row.source)) for row in rows]),
     )
+
+
+def _widened(x: Tensor, rows: int, width: int) -> Tensor:
+    """``[rows, width]``, zero where ``x`` has nothing: of experts, which no model was asked about."""
+    return torch.nn.functional.pad(x, (0, width - x.shape[1], 0, rows - x.shape[0]))

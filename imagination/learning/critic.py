@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from policy.lm.batch import Row, collate
 from policy.lm.forward import encode, micro_batches
@@ -13,20 +14,18 @@ from policy.value import ValueHead
 
 
 @torch.no_grad()
-def critic_values(
-    rows: Sequence[Row], model: Any, value: ValueHead, max_tokens: int
-) -> tuple[list[list[float]], list[float]]:
+def critic_values(rows: Sequence[Row], model: Any, value: ValueHead, max_tokens: int) -> tuple[Tensor, Tensor]:
     """Values before each token of each row, in units of return, and of the states in which truncated rows stop.
 
     Args:
         max_tokens: bound of a forward pass.
 
     Returns:
-        ``(values, bootstrap)``: lists of the rows' lengths, 0.0 before the first token, of which there is no state; one
-        number a row, 0.0 for rows that ended.
+        ``(values, bootstrap)``: ``[row, longest]``, 0.0 before the first token, of which there is no state, and on
+        padding; ``[row]``, 0.0 for rows that ended. Both on the CPU.
     """
-    values: list[list[float]] = [[] for _ in rows]
-    bootstrap = [0.0] * len(rows)
+    values = torch.zeros(len(rows), max((len(row.ids) for row in rows), default=0))
+    bootstrap = torch.zeros(len(rows))
     device = next(value.parameters()).device
     for micro in micro_batches(model, [row.ids for row in rows], max_tokens):
         batch = collate([rows[i] for i in micro], pad=0).to(device)
@@ -36,6 +35,7 @@ def critic_values(
         last = batch.attention_mask.sum(1, keepdim=True) - 1
         follows = torch.where(batch.truncated, after.gather(1, last)[:, 0], 0.0)
         for r, i in enumerate(micro):
-            values[i] = before[r, : len(rows[i].ids)].tolist()
-            bootstrap[i] = float(follows[r])
+            n = len(rows[i].ids)
+            values[i, :n] = before[r, :n].cpu()
+        bootstrap[micro] = follows.cpu()
     return values, bootstrap

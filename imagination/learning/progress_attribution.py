@@ -66,14 +66,14 @@ class Progress:
         self.estimator = estimator.to(next(model.parameters()).device)
         self._optimizer = torch.optim.AdamW(self.estimator.parameters(), lr=settings.lr)
 
-    def turn_rewards(self, rows: Sequence[Row], max_tokens: int) -> tuple[list[list[float]], dict[str, float]]:
+    def turn_rewards(self, rows: Sequence[Row], max_tokens: int) -> tuple[Tensor, dict[str, float]]:
         """Learns from what the episodes earned, then says what each turn is to be judged by.
 
         Args:
             rows: all played rows of an update.
 
         Returns:
-            for each row a number per turn, zero for turns that the policy did not play; and the mean squared error of
+            ``[row, turns]``, zero for turns that the policy did not play; and the mean squared error of
             an episode's sum before (on episodes that the estimator had not seen) and after it learned from them.
         """
         states, exists = turn_states(rows, self._model, max_tokens)
@@ -87,7 +87,7 @@ class Progress:
         with torch.no_grad():
             contributions = self.estimator(states, exists)
         found = progress_rewards(contributions, grounded, exists, self._settings.carried_out)
-        return found.tolist(), errors
+        return found.cpu(), errors
 
     def _learn(self, states: Tensor, exists: Tensor, earned: Tensor) -> dict[str, float]:
         valid, n = torch.ones(len(states), dtype=torch.bool, device=states.device), len(states)

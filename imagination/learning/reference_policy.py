@@ -26,8 +26,8 @@ def logprobs_under(model: Any, batch: TokenBatch, mask: Tensor, temperature: flo
 @torch.no_grad()
 def reference_kl(
     rows: Sequence[Row], reference: Any, estimator: Estimator, temperature: float, max_tokens: int
-) -> list[list[float]]:
-    """An estimate of KL(policy || reference) for each token that RL trains, 0.0 for all others, per row.
+) -> Tensor:
+    """An estimate of KL(policy || reference) for each token that RL trains, 0.0 for all others: ``[row, longest]``.
 
     The policy is the one that acted, by the log-probs that came with its tokens.
 
@@ -35,12 +35,13 @@ def reference_kl(
         max_tokens: bound of a forward pass.
     """
     device = next(reference.parameters()).device
-    found = [[0.0] * len(row.ids) for row in rows]
+    found = torch.zeros(len(rows), max((len(row.ids) for row in rows), default=0))
     for micro in micro_batches(reference, [row.ids for row in rows], max_tokens):
         batch = collate([rows[i] for i in micro], pad=0).to(device)
         mask = batch.rl_weight != 0
         kl = torch.zeros_like(batch.behavior_logprobs)
         kl[mask] = _KL[estimator](batch.behavior_logprobs[mask], logprobs_under(reference, batch, mask, temperature))
         for r, i in enumerate(micro):
-            found[i] = kl[r, : len(rows[i].ids)].tolist()
+            n = len(rows[i].ids)
+            found[i, :n] = kl[r, :n].cpu()
     return found

@@ -12,6 +12,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
+import torch
 
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.algorithms.build import build_algorithm
@@ -267,10 +268,12 @@ def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed
 def test_a_full_context_of_the_world_is_no_loss_where_values_stay_the_same(name: str) -> None:
     """V = 0.8 throughout and nothing earned: every turn kept what there was to be had, so no advantage is negative."""
     rows = policy_rows([episode([0.0] * 3, C, trace=trace("S" + "AES" * 3 + "AA", [0, 1, 2, 3, 3]))] * 2)
-    values = [[0.8] * len(row.ids) for row in rows]
+    said = ModelOutputs(
+        torch.full((2, len(rows[0].ids)), 0.8), torch.tensor([0.8 if row.truncated else 0.0 for row in rows])
+    )
     undiscounted = {k: 1.0 for k in ("gamma", "turn_gamma") if k in ALGORITHMS[name].settings}
     algorithm = build_algorithm(AlgorithmSettings(name, whiten=False, **undiscounted))  # type: ignore[arg-type]
-    for row in assign_credit(rows, algorithm, ModelOutputs(values, [0.8 if row.truncated else 0.0 for row in rows])):
+    for row in assign_credit(rows, algorithm, said):
         assert row.advantages == pytest.approx([0.0] * len(row.ids), abs=1e-6)
 
 
