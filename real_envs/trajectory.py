@@ -22,6 +22,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 
+# Status lines and logs keep six decimals of a reward: two that differ by less are one and the same. So are two returns
+# that differ by less than ten times as much, which are sums of such rewards.
+REWARD_ROUNDING = 1e-5
+RETURN_ROUNDING = 1e-4
+
+
+def same_reward(a: float, b: float) -> bool:
+    """Whether two rewards are one and the same, rounding aside: 1/3 is written, and at best predicted, as 0.333333."""
+    return abs(a - b) < REWARD_ROUNDING
+
 
 class Source(StrEnum):
     """Where the turns of an episode come from; losses and metrics are kept apart by it.
@@ -198,7 +208,7 @@ class Trajectory:
 
         The tolerance is for dreams, whose rewards were written with six decimals: nine times 0.111111 solves a task.
         """
-        return not self.stop.is_failure and self.total_reward >= 1.0 - 1e-4
+        return not self.stop.is_failure and self.total_reward >= 1.0 - RETURN_ROUNDING
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:

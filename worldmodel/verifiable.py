@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Literal
 
-from real_envs.trajectory import Turn
-from worldmodel.fidelity.transitions import same_reward
+from real_envs.trajectory import Turn, same_reward
 
 Metric = Literal["exact", "diff_f1"]
 Parsed = tuple[str, float, bool]  # observation, reward, end

@@ -43,8 +43,8 @@ class Guard:
         ValueError: there is a least probability, and no calibration to have one from.
     """
 
-    min_confidence: float = 0.0
-    min_outcome_confidence: float = 0.0
+    min_confidence: float
+    min_outcome_confidence: float
     ends: bool = True
     min_probability: float = 0.0
     calibration: Calibration | None = None
@@ -62,6 +62,9 @@ class Guard:
         return not decides or prediction.outcome_confidence >= self.min_outcome_confidence
 
 
+NO_GUARD = Guard(min_confidence=0.0, min_outcome_confidence=0.0)
+
+
 class DreamEnv:
     """One dreamed episode at a time; to the rollout it looks like any other environment.
 
@@ -76,12 +79,12 @@ class DreamEnv:
         self,
         world_model: WorldModel,
         starts: Mapping[str, Start],
-        guard: Guard | None = None,
+        guard: Guard = NO_GUARD,
         calibration: Calibration | None = None,
     ) -> None:
         self._model = world_model
         self._starts = starts
-        self._guard = guard or Guard()
+        self._guard = guard
         self._calibration = calibration
         self._start: Start | None = None
         self._history: list[Turn] = []

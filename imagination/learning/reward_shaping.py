@@ -12,13 +12,11 @@ import torch
 
 from imagination.learning.advantages import tiered_rewards
 from imagination.settings import UserError
-from real_envs.trajectory import StopReason, Trajectory
+from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory
 
 # Rewards of tiers are multiples of it: differences and sums of such numbers are exact, in fp32 too, up to 256. Two ways
 # up to one tier would differ by rounding otherwise, and a group of equal outcomes would look informative.
 GRAIN = 2.0**-16
-# Dreamed rewards are written with six decimals: nine times 0.111111 reaches a threshold of 1, as in Trajectory.solved.
-_ROUNDING = 1e-4
 _DOUBT = (StopReason.UNSURE, StopReason.PREDICTION_INVALID)
 
 
@@ -56,7 +54,8 @@ class RewardShaping:
         """
         paid = [turn.reward or 0.0 for turn in episode.turns]
         if self.tiers:
-            reached = torch.tensor([0.0, *accumulate(paid)], dtype=torch.float64) + _ROUNDING
+            reached = torch.tensor([0.0, *accumulate(paid)], dtype=torch.float64)
+            reached += RETURN_ROUNDING  # nine times 0.111111 reaches a threshold of 1, as in Trajectory.solved
             steps = [(threshold, round(reward / GRAIN) * GRAIN) for threshold, reward in self.tiers]
             paid = [after - before for before, after in pairwise(tiered_rewards(reached, steps).tolist())]
         own = range(episode.prefix_turns, len(paid))

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.dreaming.dream_env import Guard, Start
+from imagination.dreaming.dream_env import NO_GUARD, Start
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.pages.audit.page import render_audit, terminal_audit
@@ -212,7 +212,7 @@ def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory]
     guard = guard_of(run, config.worldmodel, config.dream, name=config.audit.world_model)
     return PlaySetup(
         dream=world,
-        guard=None if guard == Guard() else guard,
+        guard=None if guard == NO_GUARD else guard,
         starts=starts,
         tasks=[task for task in tasks.tasks("train") if task.id in starts],
         make_env=tasks.make_env,

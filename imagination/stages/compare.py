@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from imagination.dreaming.dream_env import Guard, Start, starts_from_log
+from imagination.dreaming.dream_env import NO_GUARD, Start, starts_from_log
 from imagination.dreaming.engines import Engines, Meter, make_agent
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.pages.compare.page import render_page
@@ -97,7 +97,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     engines = Engines(config.engine, ledger.meter)
     train = read_log(run, config.collect.validation)[0] if store else []
     world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
-    guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else Guard()
+    guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else NO_GUARD
     player = ComparisonPlayer(
         config.compare.episodes,
         config.evaluate.max_turns,

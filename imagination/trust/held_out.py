@@ -13,8 +13,8 @@ from imagination.settings import DreamSettings, WorldModelSettings
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
-from worldmodel.calibration import calibration_metrics, fit_calibration
 from worldmodel.fidelity import audit_metrics, in_new_situations, judge
+from worldmodel.fidelity.calibration import calibration_metrics, fit_calibration
 
 
 def measure(

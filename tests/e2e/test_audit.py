@@ -31,7 +31,8 @@ from policy.lm.render import ChatFormat
 from real_envs.env import Task
 from real_envs.textworld import TextWorldGame, TextWorldTasks
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
-from tests.support.engines import CONTEXT, MODEL, TOKENIZER
+from tests.support.asking import TOKENIZER
+from tests.support.engines import CONTEXT, MODEL
 from worldmodel.oracle import OracleWorldModel
 from worldmodel.world_model import Prediction
 

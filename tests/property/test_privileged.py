@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.dreaming.dream_env import DreamEnv, Guard, Start
+from imagination.dreaming.dream_env import NO_GUARD, DreamEnv, Start
 from imagination.dreaming.rollout import Episode, Provenance, play
 from imagination.learning.experience import policy_row
 from policy.agent import LanguageModelAgent
@@ -106,7 +106,7 @@ def task(hidden: Sequence[str]) -> Task:
 def dream(hidden: Sequence[str], model: WorldModel) -> DreamEnv:
     past = (Turn("go east", "A hall.", 0.0, False, {"judge": hidden[0], "reasoning": hidden[1]}),)
     calibration = Calibration(Score(), Isotonic((0.5,), (0.5,)), Isotonic((0.5,), (0.5,)), 1.0, 1)
-    return DreamEnv(model, {"s": Start("t", "You see a hall.", past)}, Guard(), calibration)
+    return DreamEnv(model, {"s": Start("t", "You see a hall.", past)}, NO_GUARD, calibration)
 
 
 def seen_by_policy(env: Env, hidden: Sequence[str]) -> tuple[str, Trajectory]:

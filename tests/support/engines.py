@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +12,8 @@ from transformers import PreTrainedModel
 from policy.lm.backbone import build_model
 from policy.lm.engine import Completion
 from policy.lm.settings import ModelSettings
-from policy.lm.tokenizer import train_tokenizer
+from tests.support.asking import TOKENIZER
 
-TOKENIZER = train_tokenizer(["a"], 270)
-VOCAB = len(TOKENIZER)
 NEVER = -1  # a stop token that is never sampled, for completions of a known length
 CONTEXT = 160
 
@@ -43,20 +40,6 @@ def make_model(kv_heads: int = 2, seed: int = 0, std: float = 0.12) -> PreTraine
 
 
 MODEL = make_model()
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(5, VOCAB, (length,), generator=rng).tolist()
-
-
-def together(*requests: Coroutine[Any, Any, Completion]) -> list[Any]:
-    """What concurrent callers get, exceptions included; all of them run at once if the engine has slots for them."""
-
-    async def run() -> list[Any]:
-        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
-
-    return asyncio.run(run())
 
 
 def teacher_forced(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> list[float]:

@@ -5,8 +5,7 @@ One forward pass without any cache for log-probs, ``generate`` for greedy text.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,10 +16,8 @@ import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not
 from policy.lm.backbone import build_model
 from policy.lm.engine import Completion
 from policy.lm.settings import ModelSettings
-from policy.lm.tokenizer import train_tokenizer
+from tests.support.asking import TOKENIZER
 
-TOKENIZER = train_tokenizer(["a"], 270)
-VOCAB = len(TOKENIZER)
 NEVER = -1  # a stop token that is never sampled, for completions of a known length
 CONTEXT = 192
 # vLLM's kernels add up in another order than torch's; log-probs of float32 models differ by no more than this
@@ -46,20 +43,6 @@ def randomise(model: Any, seed: int) -> None:
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.12)
         model.model.embed_tokens.weight.mul_(3)
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = torch.Generator().manual_seed(seed)
-    return torch.randint(5, VOCAB, (length,), generator=rng).tolist()
-
-
-def together(*requests: Coroutine[Any, Any, Completion]) -> list[Any]:
-    """What concurrent callers get, exceptions included."""
-
-    async def run() -> list[Any]:
-        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
-
-    return asyncio.run(run())
 
 
 def processed(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:

@@ -98,6 +98,17 @@ def test_imports_go_one_way() -> None:
     assert violations(ROOT) == []
 
 
+def test_world_models_do_not_import_what_judges_them() -> None:
+    """``worldmodel.fidelity`` reads predictions and calibrations; a kind of world model knows nothing of it."""
+    upwards = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in (ROOT / "worldmodel").glob("*.py")
+        for line, name in imported(path, f"worldmodel.{path.stem}")
+        if name.startswith("worldmodel.fidelity")
+    ]
+    assert upwards == []
+
+
 def test_no_test_leans_on_another_test() -> None:
     """What tests share lies in tests/support: a test that moves or goes must not take another one with it."""
     tests = ROOT / "tests"

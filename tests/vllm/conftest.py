@@ -18,8 +18,9 @@ from imagination.stages.fit_world_model import fit_world_model
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
+from tests.support.asking import TOKENIZER
 from tests.support.tiny import TASKS, logged_episode
-from tests.support.vllm_oracle import CONTEXT, TOKENIZER, make_model, randomise
+from tests.support.vllm_oracle import CONTEXT, make_model, randomise
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,17 +13,8 @@ from transformers import PreTrainedModel
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
-from tests.support.vllm_oracle import (
-    CONTEXT,
-    NEVER,
-    TOKENIZER,
-    VOCAB,
-    assert_scored,
-    generate,
-    processed,
-    prompt,
-    together,
-)
+from tests.support.asking import TOKENIZER, VOCAB, prompt, together
+from tests.support.vllm_oracle import CONTEXT, NEVER, assert_scored, generate, processed
 
 
 @pytest.mark.parametrize("which", ["tied", "untied"])

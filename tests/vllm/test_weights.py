@@ -19,18 +19,16 @@ from policy.lm.engine import Sampling
 from policy.lm.engines import vllm as vllm_engine
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings, LoraSettings
+from tests.support.asking import TOKENIZER, prompt, together
 from tests.support.vllm_oracle import (
     CONTEXT,
     NEVER,
-    TOKENIZER,
     TOLERANCE,
     assert_scored,
     generate,
     make_model,
-    prompt,
     randomise,
     teacher_forced,
-    together,
 )
 
 HISTORY = prompt(150, seed=6)  # long enough to leave whole blocks in the prefix cache

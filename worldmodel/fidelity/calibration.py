@@ -1,61 +1,57 @@
-"""Does the model know when it is right? Confidence beside accuracy."""
+"""A calibration fitted on real turns, and what it is worth on others."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
-from worldmodel.fidelity.intervals import SHARE, Estimate, estimate
-
-BINS = 10
-Pair = tuple[float, bool]  # confidence, whether it was right
+from real_envs.streams import stream_seed
+from worldmodel.calibration import Calibration, disagreement_of, fit_isotonic, fit_score
+from worldmodel.fidelity.confidence import expected_calibration_error
+from worldmodel.fidelity.transitions import Judged
+from worldmodel.world_model import Prediction
 
 
-def expected_calibration_error(pairs: Sequence[Pair], bins: int = BINS) -> float | None:
-    """Mean gap between confidence and accuracy over equal-width bins, weighted by size (Naeini et al. 2015)."""
-    if not pairs:
+def fit_calibration(judged: Sequence[Judged], temperature: float, goal: str = "") -> Calibration | None:
+    """The maps for what was predicted of real turns; ``None`` where nothing was. ``goal``: see ``Calibration``."""
+    seen = [(j.predicted, j.exact, j.outcome_right) for j in judged if j.predicted is not None]
+    if not seen:
         return None
-    return _gap(np.sum([_row(pair, bins) for pair in pairs], axis=0))
+    score = fit_score([(p.confidence, disagreement_of(p), exact) for p, exact, _ in seen])
+    return Calibration(
+        score,
+        fit_isotonic([(score(p.confidence, disagreement_of(p)), exact) for p, exact, _ in seen]),
+        fit_isotonic([(p.outcome_confidence, right) for p, _, right in seen]),
+        temperature,
+        len(seen),
+        goal,
+    )
 
 
-def _row(pair: Pair, bins: int) -> list[float]:
-    """What a prediction adds to the sums: count, then per bin its confidence less its rightness."""
-    row = [1.0, *[0.0] * bins]
-    row[1 + bin_of(pair[0], bins)] = pair[0] - pair[1]
-    return row
+def calibration_metrics(judged: Sequence[Judged], folds: int = 5, seed: int = 0) -> dict[str, float | int | None]:
+    """Expected calibration errors before and after, each turn mapped by a fit on the *other* episodes.
 
-
-def bin_of(confidence: float, bins: int = BINS) -> int:
-    """Index of the bin; a bound belongs to the upper of its two bins, and 1 to the last."""
-    return min(int(confidence * bins), bins - 1)
-
-
-def _gap(total: np.ndarray) -> float | None:
-    return float(np.abs(total[1:]).sum() / total[0]) if total[0] else None
-
-
-def ece(pairs: Sequence[Pair], cluster: Sequence[str], seed: int, bins: int = BINS) -> Estimate:
-    """``expected_calibration_error`` with its interval. Chance alone makes it positive, more so for few pairs."""
-    return estimate([_row(pair, bins) for pair in pairs], cluster, _gap, seed, bounds=SHARE)
-
-
-def reliability(pairs: Sequence[Pair], bins: int = BINS) -> list[dict[str, Any]]:
-    """The reliability diagram, one entry for each bin that is not empty (DeGroot and Fienberg 1983).
-
-    ``[{"low": 0.9, "high": 1.0, "n": 412, "confidence": 0.98, "right": 0.93}, ...]``
+    Whole episodes are dealt to the folds, as turns of one episode share what is hard about it. ``None`` where there are
+    fewer than two episodes, or no predictions.
     """
-    groups: dict[int, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(bin_of(pair[0], bins), []).append(pair)
-    return [
-        {
-            "low": k / bins,
-            "high": (k + 1) / bins,
-            "n": len(groups[k]),
-            "confidence": sum(c for c, _ in groups[k]) / len(groups[k]),
-            "right": sum(r for _, r in groups[k]) / len(groups[k]),
-        }
-        for k in sorted(groups)
-    ]
+    episodes = sorted({j.trajectory_id for j in judged})
+    random.Random(stream_seed("folds", seed)).shuffle(episodes)
+    fold = {name: i % folds for i, name in enumerate(episodes)}
+    raw: list[tuple[Judged, Prediction]] = [(j, j.predicted) for j in judged if j.predicted is not None]
+    mapped: list[tuple[float, bool]] = []
+    outcome: list[tuple[float, bool]] = []
+    for k in range(folds):
+        fit = fit_calibration([j for j in judged if fold[j.trajectory_id] != k], 0.0)
+        for j, p in raw if fit is not None else ():
+            if fold[j.trajectory_id] == k:
+                assert fit is not None
+                mapped.append((fit.probability(p), j.exact))
+                outcome.append((fit.outcome_probability(p), j.outcome_right))
+    return {
+        "ece_before": expected_calibration_error([(p.confidence, j.exact) for j, p in raw]),
+        "ece_after": expected_calibration_error(mapped),
+        "outcome_ece_before": expected_calibration_error([(p.outcome_confidence, j.outcome_right) for j, p in raw]),
+        "outcome_ece_after": expected_calibration_error(outcome),
+        "right": sum(j.exact for j, _ in raw) / len(raw) if raw else None,
+        "n": len(raw),
+    }

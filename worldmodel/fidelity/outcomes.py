@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worldmodel.fidelity.calibration import ece, reliability
+from worldmodel.fidelity.confidence import ece, reliability
 from worldmodel.fidelity.transitions import Judged, cluster_of, share
 
 

@@ -20,10 +20,9 @@ from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Trajectory, Turn
+from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.intervals import clusters, proportion
 from worldmodel.fidelity.refusals import answer
-from worldmodel.fidelity.transitions import same_reward
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 PER_STATE = 20  # most pairs of each kind from one state: the first states have thousands

@@ -10,8 +10,8 @@ from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Trajectory, Turn
-from worldmodel.fidelity.calibration import expected_calibration_error
+from real_envs.trajectory import Trajectory, Turn, same_reward
+from worldmodel.fidelity.confidence import expected_calibration_error
 from worldmodel.fidelity.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
 
@@ -50,11 +50,6 @@ class Judged:
     def outcome_right(self) -> bool:
         """The reward and the end are right, whatever the words."""
         return self.reward_right and self.end_right
-
-
-def same_reward(a: float, b: float) -> bool:
-    """Whether two rewards are one and the same, rounding aside."""
-    return abs(a - b) < 1e-5  # a status line keeps six decimals: 1/3 is written, and at best predicted, as 0.333333
 
 
 def token_f1(predicted: str, true: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import DreamEnv, Guard, Start
+from imagination.dreaming.dream_env import NO_GUARD, DreamEnv, Guard, Start
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode, Provenance, plan, play_all
 from policy.agent import LanguageModelAgent
@@ -118,7 +118,7 @@ async def play_three_ways(arena: PlaySetup, name: str, loaded: LoadedPolicy) -> 
             concurrency=128,
         )
 
-    dreamed = await dreams("dream", Guard())
+    dreamed = await dreams("dream", NO_GUARD)
     guarded: Sequence[Trajectory | None] = [None] * len(dreamed)
     if arena.guard is not None:
         guarded = await dreams("guarded", arena.guard)

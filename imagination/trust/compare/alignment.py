@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from real_envs.trajectory import StopReason, Trajectory, Turn
-from worldmodel.fidelity.transitions import same_reward as equal_rewards
+from real_envs.trajectory import same_reward as equal_rewards
 
 # Words without which a sentence still says the same. Nothing that negates, counts, orders or places is among them.
 FUNCTION_WORDS = frozenset(

@@ -16,9 +16,8 @@ from statistics import mean
 from imagination.trust.tripwires.silence import Speech, plain
 from imagination.trust.tripwires.wires import Measured
 from imagination.trust.tripwires.word_drift import WordReference, words
-from real_envs.trajectory import StopReason, Trajectory, Turn
+from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
 
-_SAME = 1e-3  # dreamed rewards were written with six decimals
 _MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
 _RARE = 0.02  # of the log itself; an update has about a dozen episodes a group, so a quarter of the groups at most
 _SOLVED = 5  # logged solutions of a task, of which the shortest then says something
@@ -84,8 +83,8 @@ class LogReference:
     def usual(self, reward: float) -> bool:
         """The log paid this amount, or (where it paid many different ones) less and more."""
         if len(self.rewards) > _MANY:
-            return min(self.rewards) - _SAME <= reward <= max(self.rewards) + _SAME
-        return any(abs(reward - known) <= _SAME for known in self.rewards)
+            return min(self.rewards) - RETURN_ROUNDING <= reward <= max(self.rewards) + RETURN_ROUNDING
+        return any(abs(reward - known) <= RETURN_ROUNDING for known in self.rewards)
 
 
 def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
@@ -153,7 +152,7 @@ def measure(
         counts += Counter(
             paid=bool(payments),
             unseen=bool(wires["unseen"]),
-            strange=bool(wires["strange"]) or max(t.total_reward for t in episodes) > log.total + _SAME,
+            strange=bool(wires["strange"]) or max(t.total_reward for t in episodes) > log.total + RETURN_ROUNDING,
             claimed=bool(known),
             contradicted=bool(wires["contradicted"]),
             solved_groups=bool(solved),
@@ -205,7 +204,7 @@ def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
     found = []
     for k, key in enumerate(path(t.task_id, t.turns)):
         action, reward, real = plain(t.turns[k].action), t.turns[k].reward or 0.0, log.best.get(key)
-        if k >= t.prefix_turns and reward > _SAME:
+        if k >= t.prefix_turns and reward > RETURN_ROUNDING:
             paying = log.paying_words.get(t.task_id, set())
             found.append(
                 _Payment(
@@ -213,7 +212,7 @@ def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
                     action,
                     unseen=(t.task_id, action) not in log.paying,
                     foreign=frozenset(words(action)) - paying,
-                    contradicted=None if real is None else reward > real + _SAME,
+                    contradicted=None if real is None else reward > real + RETURN_ROUNDING,
                     strange=not log.usual(reward),
                 )
             )

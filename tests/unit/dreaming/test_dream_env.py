@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagination.dreaming.dream_env import DreamEnv, Guard, Start, starts_from_log
+from imagination.dreaming.dream_env import NO_GUARD, DreamEnv, Guard, Start, starts_from_log
 from imagination.dreaming.rollout import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
@@ -88,14 +88,14 @@ def test_whom_the_guard_trusts(
 ) -> None:
     guard = Guard(min_confidence=0.3, min_outcome_confidence=0.6)
     assert guard.trusts(Prediction("x", reward, terminated, confidence, outcome_confidence)) is trusted
-    assert Guard().trusts(Prediction("x", reward, terminated, 1e-9, 1e-9))
+    assert NO_GUARD.trusts(Prediction("x", reward, terminated, 1e-9, 1e-9))
 
 
 def test_an_unsure_prediction_ends_the_dream_unpaid_and_truncated() -> None:
     """Paid, the policy would learn to go where the model is wrong; terminated, a critic would learn that the world ends
     there. The observation is kept, as the state to bootstrap from."""
     sure, unsure = Prediction("HALL", 0.25, False, 0.9, 0.9), Prediction("GOLD", 1.0, True, 0.2, 0.3)
-    env = DreamEnv(Model([sure, unsure]), STARTS, Guard(min_outcome_confidence=0.5))
+    env = DreamEnv(Model([sure, unsure]), STARTS, Guard(0.0, 0.5))
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert first == StepResult(
         Observation("HALL"),
@@ -134,7 +134,7 @@ def test_an_unsure_dream_in_the_rollout() -> None:
         def close(self) -> None: ...
 
     model = Model([Prediction("x", 0.111111, False, 1.0, 1.0)] * 9 + [Prediction("y", 1.0, True, 1.0, 0.1)])
-    env = DreamEnv(model, STARTS, Guard(min_outcome_confidence=0.5))
+    env = DreamEnv(model, STARTS, Guard(0.0, 0.5))
 
     def rollout(max_turns: int) -> Trajectory:
         model.asked.clear()
@@ -169,19 +169,19 @@ def test_the_guard_can_go_by_the_calibrated_probability() -> None:
     halves = Isotonic((0.0, 1.0), (0.0, 0.5))
     agreed, disputed = (Prediction("x", 0.0, False, 0.9, 1.0, disagreement=d) for d in (0.0, 2.0))
     plain = Calibration(Score(), halves, halves, 1.0, 9)
-    assert Guard(0.8, min_probability=0.44, calibration=plain).trusts(agreed)  # 0.45
-    assert not Guard(0.8, min_probability=0.46, calibration=plain).trusts(agreed)
+    assert Guard(0.8, 0.0, min_probability=0.44, calibration=plain).trusts(agreed)  # 0.45
+    assert not Guard(0.8, 0.0, min_probability=0.46, calibration=plain).trusts(agreed)
     both = Calibration(Score(1.0, 1.0), halves, halves, 1.0, 9)  # sigma(logit 0.9 - 2) = 0.55, so 0.27
-    assert Guard(0.8, min_probability=0.3, calibration=both).trusts(agreed)
-    assert not Guard(0.8, min_probability=0.3, calibration=both).trusts(disputed)
+    assert Guard(0.8, 0.0, min_probability=0.3, calibration=both).trusts(agreed)
+    assert not Guard(0.8, 0.0, min_probability=0.3, calibration=both).trusts(disputed)
     with pytest.raises(ValueError, match="needs a calibration"):
-        Guard(min_probability=0.1)
+        Guard(0.0, 0.0, min_probability=0.1)
 
 
 def test_a_calibrated_dream_says_how_likely_each_turn_is_to_be_right() -> None:
     """The guard still judges the model's own confidence, in which its thresholds are set."""
     calibration = Calibration(Score(), Isotonic((0.0, 1.0), (0.0, 0.5)), Isotonic((0.0, 1.0), (0.5, 1.0)), 1.0, 9)
-    env = DreamEnv(Model([Prediction("HALL", 0.0, False, 0.8, 0.4)]), STARTS, Guard(0.7), calibration)
+    env = DreamEnv(Model([Prediction("HALL", 0.0, False, 0.8, 0.4)]), STARTS, Guard(0.7, 0.0), calibration)
     _, result = dream(env, ["a"])
     assert result.stop is None
     assert {key: value for key, value in result.info.items() if key != "outcome_by"} == pytest.approx(

@@ -23,18 +23,8 @@ from policy.lm.engines.inprocess.feed import Feed
 from policy.lm.forward import decoder, token_logits
 from policy.lm.native.decoding import SWITCH
 from policy.lm.settings import LoraSettings
-from tests.support.engines import (
-    CONTEXT,
-    NEVER,
-    VOCAB,
-    assert_scored,
-    generate,
-    make_model,
-    prompt,
-    shake,
-    teacher_forced,
-    together,
-)
+from tests.support.asking import VOCAB, prompt, together
+from tests.support.engines import CONTEXT, NEVER, assert_scored, generate, make_model, shake, teacher_forced
 
 SHAPE = {
     "vocab_size": VOCAB,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.drafts import LENGTHS, Draft, Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from tests.support.engines import CONTEXT, MODEL, NEVER, VOCAB, assert_scored, generate, make_model, prompt, together
+from tests.support.asking import VOCAB, prompt, together
+from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, generate, make_model
 
 NO_STOP = -5
 

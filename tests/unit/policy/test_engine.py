@@ -16,18 +16,8 @@ import torch
 
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from tests.support.engines import (
-    CONTEXT,
-    MODEL,
-    NEVER,
-    VOCAB,
-    assert_scored,
-    generate,
-    make_model,
-    prompt,
-    teacher_forced,
-    together,
-)
+from tests.support.asking import VOCAB, prompt, together
+from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, generate, make_model, teacher_forced
 
 # --- tokens and their log-probs ---
 

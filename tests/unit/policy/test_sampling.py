@@ -11,7 +11,8 @@ import torch
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.engines.inprocess.sampling import sample, truncated
-from tests.support.engines import CONTEXT, MODEL, NEVER, TOKENIZER, generate, prompt, together
+from tests.support.asking import TOKENIZER, prompt, together
+from tests.support.engines import CONTEXT, MODEL, NEVER, generate
 
 # Probabilities .5 .25 .15 .1, in another order than that of the ids.
 LOGITS = torch.tensor([0.15, 0.5, 0.1, 0.25]).log()

@@ -14,7 +14,8 @@ from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess import engine as inprocess
 from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
 from policy.lm.engines.inprocess.requests import DeviceScheduler
-from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, prompt, together
+from tests.support.asking import prompt, together
+from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored
 
 
 async def until_it_runs(engine: InProcessEngine) -> None:

@@ -25,7 +25,8 @@ from policy.lm.engine import (
 from policy.lm.engines.inprocess import engine as inprocess
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.engines.openai import OpenAIEngine
-from tests.support.engines import CONTEXT, MODEL, NEVER, VOCAB, assert_scored, make_model, prompt, together
+from tests.support.asking import VOCAB, prompt, together
+from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, make_model
 
 
 def oracle(model: Any, ids: Sequence[int], start: int) -> list[float]:

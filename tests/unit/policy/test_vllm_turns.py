@@ -23,7 +23,8 @@ from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
 from tests.benchmarks.dreaming import Shape
 from tests.benchmarks.rollouts_worker import make_engines
-from tests.support.engines import CONTEXT, MODEL, NEVER, TOKENIZER
+from tests.support.asking import TOKENIZER
+from tests.support.engines import CONTEXT, MODEL, NEVER
 
 CHAT = ChatFormat(TOKENIZER)
 SETTINGS = EngineSettings(name="vllm")

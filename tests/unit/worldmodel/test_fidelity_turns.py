@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.fidelity.calibration import reliability
+from worldmodel.fidelity.confidence import reliability
 from worldmodel.fidelity.drift import drift_metrics, horizon, roll
 from worldmodel.fidelity.failures import failure_groups, group, known_answers
 from worldmodel.fidelity.outcomes import outcome_metrics
