@@ -119,7 +119,7 @@ class PolicyModule(L.LightningModule):
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
         rows = trained(judged_rows)
-        chance = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
+        rng = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
         collected: list[LossTerms] = []
         norms: list[float] = []
         size = math.ceil(len(rows) / settings.minibatches)
@@ -128,7 +128,7 @@ class PolicyModule(L.LightningModule):
         if remembered:
             rows = self._with_old_logprobs(rows, range(len(rows)))
         for _epoch in range(settings.epochs if rows else 0):
-            order = torch.randperm(len(rows), generator=chance).tolist()
+            order = torch.randperm(len(rows), generator=rng).tolist()
             for start in range(0, len(rows), size):
                 optimizer.zero_grad()
                 unchanged = not norms

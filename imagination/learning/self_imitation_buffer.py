@@ -49,10 +49,10 @@ class Replays(Callback):
 
         Call it before ``add``: what this update played is learned from once already.
         """
-        chance = random.Random(stream_seed("replay", self._seed, update))
+        rng = random.Random(stream_seed("replay", self._seed, update))
         return [
             replace(row, advantages=[advantage if w else 0.0 for w in row.replay_weight])
-            for row, advantage in self._buffer.draw(count, update, chance)
+            for row, advantage in self._buffer.draw(count, update, rng)
         ]
 
     def add(self, update: int, rows: Sequence[Row]) -> dict[str, float]:

@@ -68,12 +68,12 @@ class SupervisedBatches:
         return collate(self._epochs[epoch_index][step - self._first_step[epoch_index]], self._pad)
 
     def _make_epoch(self, epoch: int) -> list[list[Row]]:
-        chance = random.Random(stream_seed("batches", self._seed, epoch))
+        rng = random.Random(stream_seed("batches", self._seed, epoch))
         shuffled = list(self._rows)
-        chance.shuffle(shuffled)
+        rng.shuffle(shuffled)
         batches: list[list[Row]] = []
         for start in range(0, len(shuffled), 512):  # sorted by length within a window only, so that epochs differ
             window = shuffled[start : start + 512]
             batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], self._batch_tokens))
-        chance.shuffle(batches)
+        rng.shuffle(batches)
         return batches

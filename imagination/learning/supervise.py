@@ -51,20 +51,20 @@ def supervise(
     rows: Sequence[Row],
     settings: FitSettings,
     seed: int,
-    chance: int | None = None,
+    noise_seed: int | None = None,
     keep_every: int = 0,
     from_scratch: bool = False,
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
 
-    ``seed`` decides the order of the rows, ``chance`` (by default the same) what else is random. Every ``keep_every``
+    ``seed`` decides the order of the rows, ``noise_seed`` (by default the same) what else is random. Every ``keep_every``
     steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights are random.
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
-    chance = seed if chance is None else chance
+    noise_seed = seed if noise_seed is None else noise_seed
     module = SupervisedModule(
-        model, settings, lambda step, metrics: run.record(stage, step, metrics), chance, from_scratch=from_scratch
+        model, settings, lambda step, metrics: run.record(stage, step, metrics), noise_seed, from_scratch=from_scratch
     )
     pad = tokenizer.pad_token_id
     batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)

@@ -196,22 +196,22 @@ class Answers:
         """A pure function of the update's index, the seed and the model's weights."""
         settings = self.config.refine
         self.engine.update_weights()
-        chance = random.Random(stream_seed("refine", self.config.seed, index))
-        asked = self._choose(chance, settings.turns)
+        rng = random.Random(stream_seed("refine", self.config.seed, index))
+        asked = self._choose(rng, settings.turns)
         found = asyncio.run(self._ask(asked, index))
         rows, metrics = self._rows(asked, found)
         extra = added_episodes(len(rows), settings.supervised_share)
-        for k in chance.sample(range(len(self.log)), min(extra, len(self.log))):
+        for k in rng.sample(range(len(self.log)), min(extra, len(self.log))):
             logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
             logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
             if logged:  # several where reasoning was logged; the share counts rows
-                rows.append(logged[0] if len(logged) == 1 else chance.choice(logged))
+                rows.append(logged[0] if len(logged) == 1 else rng.choice(logged))
         return Update(index, rows, metrics, exact=self.engine.exact)
 
-    def _choose(self, chance: random.Random, n: int) -> list[_Asked]:
+    def _choose(self, rng: random.Random, n: int) -> list[_Asked]:
         places = [(t, k) for t, weights in enumerate(self.weights) for k, w in enumerate(weights) if w > 0]
         weights = [self.weights[t][k] for t, k in places]
-        return [_Asked(self.log[t], k) for t, k in chance.choices(places, weights, k=n)]
+        return [_Asked(self.log[t], k) for t, k in rng.choices(places, weights, k=n)]
 
     async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
         """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""

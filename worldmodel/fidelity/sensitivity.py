@@ -64,7 +64,7 @@ def action_pairs(
                     way.setdefault(key, (trajectory, k))
                     states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
                 history = (*history, turn.action)
-    chance = random.Random(stream_seed("action pairs", seed))
+    rng = random.Random(stream_seed("action pairs", seed))
     found: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
     for key in sorted(states):
         kinds: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
@@ -73,8 +73,8 @@ def action_pairs(
                 same = answer(one) == answer(other)
                 kinds[same].append((*way[key], one, other, same))
         for same, pairs in kinds.items():
-            found[same] += chance.sample(pairs, min(PER_STATE, len(pairs)))
-    return [pair for same in (False, True) for pair in chance.sample(found[same], min(limit, len(found[same])))]
+            found[same] += rng.sample(pairs, min(PER_STATE, len(pairs)))
+    return [pair for same in (False, True) for pair in rng.sample(found[same], min(limit, len(found[same])))]
 
 
 async def judge_pairs(

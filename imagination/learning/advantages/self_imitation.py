@@ -58,14 +58,14 @@ class SelfImitationBuffer(Generic[Episode]):
                 self._kept.append(Kept(episode, total, step))
         self._forget(step)
 
-    def draw(self, count: int, step: int, chance: random.Random) -> list[tuple[Episode, float]]:
+    def draw(self, count: int, step: int, rng: random.Random) -> list[tuple[Episode, float]]:
         """At most ``count`` different episodes, none older than ``max_age``, with their advantages over the median.
 
         All advantages are positive; what has fallen to the median is not drawn.
         """
         self._forget(step)
         better = [kept for kept in self._kept if kept.total > self._baseline()]
-        chosen = chance.sample(better, min(count, len(better)))
+        chosen = rng.sample(better, min(count, len(better)))
         return [(kept.episode, kept.total - self._baseline()) for kept in chosen]
 
     def state(self) -> tuple[list[tuple[Episode, float, int]], list[float]]:

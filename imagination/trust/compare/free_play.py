@@ -128,9 +128,9 @@ def token_divergence(
     mine, total = table[: len(dreams)].sum(0), table.sum(0)
     result: dict[str, Any] = {"jsd_bits": None, "by_chance": None, "by_chance_p95": None}
     if mine.sum() and (total - mine).sum():
-        chance, order, shuffled = random.Random(stream_seed("shuffles", seed)), list(range(len(rows))), []
+        rng, order, shuffled = random.Random(stream_seed("shuffles", seed)), list(range(len(rows))), []
         for _ in range(SHUFFLES):
-            chance.shuffle(order)
+            rng.shuffle(order)
             part = table[order[: len(dreams)]].sum(0)
             if part.sum() and (total - part).sum():
                 shuffled.append(jensen_shannon(part, total - part))

@@ -1,7 +1,9 @@
 """Dreams beside reality: a dreamed episode and its twin, the same actions replayed in the real game.
 
 Both start alike and are given the same actions, so the first turn at which they answer differently is the world
-model's first mistake. What comes after it is not comparable: the two worlds are then in different states.
+model's first mistake. What comes after it is not comparable: the two worlds are then in different states. The report's
+few examples need no more than that; ``alignment`` also grades later turns and tells wording from content, and
+``worldmodel.fidelity.drift`` asks for the exact text along real episodes. All three call rewards the same alike.
 
 Example, rows of ``rollouts.jsonl``::
 

@@ -80,14 +80,14 @@ class WordReference:
         return self._bounds[key]
 
     def _bootstrap(self, groups: int, group_size: int, length: int, draws: int) -> float | None:
-        chance = random.Random(stream_seed("word drift", groups, group_size, length))
+        rng = random.Random(stream_seed("word drift", groups, group_size, length))
         agents, found = sorted(self._episodes), []
         for draw in range(draws if agents else 0):
             tasks = self._episodes[agents[draw % len(agents)]]  # each agent equally often, the rare ones too
             sample: list[NDArray[np.int64]] = []
-            for task in chance.choices(sorted(tasks), k=groups):
-                for episode in chance.choices(tasks[task], k=group_size):
-                    start = chance.randrange(max(len(episode) - length, 0) + 1)
+            for task in rng.choices(sorted(tasks), k=groups):
+                for episode in rng.choices(tasks[task], k=group_size):
+                    start = rng.randrange(max(len(episode) - length, 0) + 1)
                     sample += episode[start : start + length]
             counts = self._histogram(sample)
             if counts.sum() > 0:

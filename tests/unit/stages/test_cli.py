@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 import types
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 
 from imagination import cli
 from imagination import settings as real_settings
+from imagination.learning.algorithms import ALGORITHMS
 from imagination.settings import compose
 from imagination.settings.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
 from imagination.stages.catalogue import STAGES
@@ -530,3 +532,13 @@ def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_comma
     assert compose.load_config(["env=textworld_express"], Config).env.options["game"] == "coin"
     with pytest.raises(ConfigError, match="unknown engine"):
         compose.load_config(["engine=my_engine-2"], Config)
+
+
+def test_help_tells_the_defaults_that_algorithms_have() -> None:
+    """Help is composed without torch, so it cannot ask the registry: every default stands in its words."""
+    words = explanations(real_settings.Config)
+    for name, member in ALGORITHMS.items():
+        for key, value in member.settings.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                told = re.findall(r"\d[\d.]*", words[f"algorithm.{key}"])
+                assert value in [float(number.rstrip(".")) for number in told], (name, key, value)
