@@ -57,8 +57,9 @@ def supervise(
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
 
-    ``seed`` decides the order of the rows, ``noise_seed`` (by default the same) what else is random. Every ``keep_every``
-    steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights are random.
+    ``seed`` decides the order of the rows, ``noise_seed`` (by default the same) what else is random. Every
+    ``keep_every`` steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights
+    are random.
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
