@@ -18,8 +18,6 @@ can do without (``worldmodel.edited_in_full=false``); what they hold must then b
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -30,10 +28,6 @@ from worldmodel.edits import EditInvalid, apply, diff
 from worldmodel.form import Form, WholeText
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
-
-_ADDRESS = re.compile(r"(?:-[^ ]+|[~+][^ ]+ |\|)")
-_FREQUENT = 10  # what the log has as often is worth a token
-_MOST_PHRASES = 64
 
 
 @lru_cache(maxsize=1 << 16)
@@ -89,19 +83,7 @@ class Edits:
             raise PredictionInvalid(f"the edit was rejected: {error}", InvalidReason.EDIT) from error
 
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
-        """First lines of edits, and operations with their addresses, that the log has often.
-
-        As single tokens they cost little, and the words behind them are cut into the same tokens as elsewhere.
-        """
-        times: Counter[str] = Counter()
-        for trajectory in log:
-            for answer in self.answers(trajectory.start, trajectory.turns):
-                if answer.startswith("="):
-                    head, *ops = answer.split("\n")[:-1]
-                    found = [op for line in ops if (op := _ADDRESS.match(line))]
-                    times.update([head, *(f"\n{op[0]}" for op in found)])
-        del times["="]  # one character is a token already, and as a phrase it would cut the titles that it ends
-        return [phrase for phrase, n in times.most_common(_MOST_PHRASES) if n >= _FREQUENT]
+        return []
 
     def excluding(self, episodes: Sequence[Trajectory]) -> Form:
         return self

@@ -106,16 +106,6 @@ def test_what_cannot_be_applied_is_typed_counted_and_never_shown(text: str, reas
     assert model.rejected[reason] == 3
 
 
-def test_frequent_references_and_operations_become_phrases() -> None:
-    """But not the bare "=": as a token of its own it would cut every title that ends with it."""
-    phrases = Edits().phrases([EPISODE] * 10)
-    assert sorted(phrases) == ["\n-2", "=-= Hall =-"]
-    assert Edits().phrases([EPISODE] * 9) == []
-    chat = ChatFormat(train_tokenizer(["-= Hall =-\n", "Go east."], 300, phrases))
-    assert len(chat.encode("=-= Hall =-\n-2")) == 2
-    assert chat.decode(chat.encode(ANSWERS[1])) == ANSWERS[1]
-
-
 def test_another_edit_for_the_same_text_leads_to_the_same_prompt() -> None:
     """A model may write the whole room where the canonical edit is shorter: what follows reads what it trained on."""
     engine = Says("-= Hall =-\nGo east.\n[reward=0]", "=\n[reward=0]")
