@@ -21,6 +21,7 @@ from real_envs.trajectory import Trajectory
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.delta import Edits
 from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.facts import FactIndex, WithFacts
 from worldmodel.form import Form, WholeText
 from worldmodel.outcome import GoalWorldModel
 from worldmodel.reasoning import INSTRUCTION, Reasoned
@@ -36,12 +37,15 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     """How the world model writes transitions.
 
     Args:
-        log: what ``kind=retrieval`` retrieves from: the episodes it is trained on.
+        log: what ``kind=retrieval`` retrieves from and ``facts`` are known from: the episodes it is trained on, and
+            those of further tasks.
 
     Raises:
         UserError: there is nothing to retrieve from.
     """
     form = _form_of_answers(settings, log)
+    if settings.facts:
+        form = WithFacts(FactIndex(log), settings.facts, form)
     if not settings.reasoning_tokens:
         return form
     # what starts at random reads no instruction, and would only have it in its context
@@ -66,6 +70,8 @@ def trained_as(settings: WorldModelSettings) -> str:
         form += f"-{settings.neighbours}"
     if form == "delta":  # the word alone is of models from before texts stood there in full
         form += "-full" if settings.edited_in_full else "-brief"
+    if settings.facts:
+        form += "+facts"
     return f"{form}+reasoning" if settings.reasoning_tokens else form
 
 
@@ -89,7 +95,7 @@ def load_world_model(
     Args:
         name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and must
             have been trained in the same form.
-        log: what to retrieve from, and where to look up guesses at its predictions.
+        log: what to retrieve from and to know facts by, and where to look up guesses at its predictions.
         served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
 
     Raises:

@@ -58,7 +58,7 @@ def run_tokenizer(
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
     form = form_of(worldmodel, log)
-    kind = worldmodel.kind + ("+reasoning" if form.reasoning else "")
+    kind = worldmodel.kind + ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning else "")
     made = {"vocab_size": vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():

@@ -10,6 +10,72 @@ import torch
 from torch import nn
 
 
+class Muon(torch.optim.Muon):
+    """``torch.optim.Muon``, whose products are computed in fp32 on CPUs, and those of equal matrices at once.
+
+    torch computes them in bf16, for which most CPUs have no instructions: on an AMD EPYC of the third generation such a
+    step takes more than twice as long as the forward and backward pass before it.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """See ``torch.optim.Muon``; other devices than the CPU go there."""
+        on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
+        if not on_cpu:
+            return super().step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[torch.Tensor]] = {}
+            for p in group["params"]:
+                if p.grad is not None:
+                    alike.setdefault(p.shape, []).append(p)
+            for shape, params in alike.items():
+                self._update(group, shape, params)
+        return loss
+
+    def _update(self, group: dict[str, Any], shape: torch.Size, params: list[torch.Tensor]) -> None:
+        directions = []
+        for p in params:
+            assert p.grad is not None
+            state = self.state[p]
+            momentum = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
+            momentum.lerp_(p.grad, 1 - group["momentum"])
+            directions.append(p.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
+        steps = orthogonalize(torch.stack(directions), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        lr = group["lr"]
+        scale = (
+            0.2 * max(shape) ** 0.5
+            if group["adjust_lr_fn"] == "match_rms_adamw"
+            else max(1, shape[0] / shape[1]) ** 0.5
+        )
+        for p, step in zip(params, steps, strict=True):
+            p.mul_(1 - lr * group["weight_decay"]).sub_(step, alpha=lr * scale)
+
+
+def orthogonalize(
+    matrices: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> torch.Tensor:
+    """Nearly the nearest orthogonal matrix of each, by Newton-Schulz iteration (Jordan et al. 2024).
+
+    ``X <- a X + (b A + c A A) X`` with ``A = X X^T``, from ``X / |X|``; singular values end between 0.7 and 1.2.
+
+    Args:
+        matrices: ``[n, rows, columns]``, of the dtype to compute in.
+        coefficients: ``a, b, c``.
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.flatten(1).norm(dim=1).clamp(min=eps)[:, None, None]
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
 class MuonAdamW(torch.optim.Optimizer):
     """Muon for the matrices inside the layers, AdamW for all else, as one optimiser with one state.
 
@@ -30,9 +96,7 @@ class MuonAdamW(torch.optim.Optimizer):
         matrices, rest = split_matrices(model)
         self._parts: list[torch.optim.Optimizer] = []
         if matrices:
-            self._parts.append(
-                torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-            )
+            self._parts.append(Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"))
         if rest:
             self._parts.append(torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=betas))
         super().__init__(matrices + rest, {})

@@ -20,6 +20,8 @@ class WorldModelSettings(ModelSettings):
         members: of an ensemble that differ in their random start; 1 is a single model.
         lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
         neighbours: transitions of the log before each action (retrieval).
+        facts: how many facts of a task, which other logged episodes of it have shown, it reads at most; 0 is off.
+        facts_share: share of the logged episodes that it is trained on with facts, so that it can do without.
         edited_in_full: what an edit has made follows it in the prompt (delta); false keeps prompts of long pages short.
         rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
         unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
@@ -33,6 +35,8 @@ class WorldModelSettings(ModelSettings):
     members: int = 1
     lead: Literal["drawn", "first"] = "drawn"
     neighbours: int = 3
+    facts: int = 0
+    facts_share: float = 0.75
     edited_in_full: bool = True
     rarity: float = 0.5
     unchanged_share: float | None = None
@@ -43,6 +47,8 @@ class WorldModelSettings(ModelSettings):
     def __post_init__(self) -> None:
         if self.members < 1 or self.neighbours < 1:
             raise ValueError("members and neighbours must be at least 1")
+        if self.facts < 0 or not 0 <= self.facts_share <= 1:
+            raise ValueError("facts must be 0 (off) or more, and facts_share lie in [0, 1]")
         if self.reasoning_tokens < 0:
             raise ValueError(f"reasoning_tokens must be 0 (off) or more, got {self.reasoning_tokens}")
         if self.rarity < 0:

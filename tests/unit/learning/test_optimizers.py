@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from imagination.learning.optimizers import MuonAdamW, split_matrices
+from imagination.learning.optimizers import MuonAdamW, orthogonalize, split_matrices
 from imagination.learning.supervised_module import SupervisedModule
 from imagination.settings import FitSettings
 from policy.lm.backbone import build_model
@@ -54,8 +54,25 @@ def test_it_is_both_optimisers_side_by_side() -> None:
     for step in range(3):
         train(theirs, muon, range(step, step + 1))
         adamw.step()
+    by_muon = {id(p) for p in matrices}
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b), name
+        if id(b) in by_muon:  # torch multiplies in bf16; its step differs by a few parts in a thousand
+            assert torch.allclose(a, b, atol=3 * 0.01 * 0.2 * math.sqrt(max(a.shape)) * 0.02), name
+        else:
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (24, 16), (8, 8)])
+def test_matrices_are_made_orthogonal_all_at_once_as_one_by_one(shape: tuple[int, int]) -> None:
+    """By the singular values: each goes through the same polynomial, and the vectors stay."""
+    matrices = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b, c = 3.4445, -4.775, 2.0315
+    together = orthogonalize(matrices, (a, b, c), 5, 1e-7)
+    for matrix, made in zip(matrices, together, strict=True):
+        u, s, v = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+        for _ in range(5):
+            s = a * s + b * s**3 + c * s**5
+        assert torch.allclose(made, u @ torch.diag(s) @ v, atol=1e-9)
 
 
 def test_a_step_of_a_matrix_is_orthogonal_and_as_large_as_one_of_adamw() -> None:

@@ -1,0 +1,119 @@
+"""A form that begins with what is known of the task: facts of its world, which the policy never reads.
+
+An unseen room cannot be predicted from the history of an episode; a world model that reads the initial state of the
+world is exact where one without it guesses (Word2World, arXiv 2512.18832, table 1). Here the facts are what logged
+episodes of the same task have shown: the places that they came through, and what paid. They stand before the first
+action, trained by nobody. An episode is never shown what only it has seen, or the model would learn to copy.
+
+A fitted model so dreams in tasks that it was not fitted to: a few logged episodes of a task are enough to know it by.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policy.lm.render import prediction_text
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.form import Form, WholeText
+from worldmodel.retrieval import content
+
+KNOWN, NOW = "[known] ", "[now] "
+_COMMON = 0.1  # what more than this share of the tasks has shown says nothing of any one of them
+
+
+@dataclass(slots=True)
+class _Fact:
+    """When an episode first showed it, at the earliest, and which episodes did."""
+
+    turn: int
+    episodes: set[str] = field(default_factory=set)
+
+
+class FactIndex:
+    """What a log has shown of each task. Tasks are told apart by their start, which the world model reads."""
+
+    def __init__(self, log: Sequence[Trajectory]) -> None:
+        self._episodes = {episode.id: content(episode) for episode in log}
+        self._facts: dict[str, dict[str, _Fact]] = {}
+        for episode in log:
+            facts = self._facts.setdefault(episode.start, {})
+            for k, turn in enumerate(episode.turns):
+                if turn.reward is not None and turn.observation not in episode.start:
+                    fact = facts.setdefault(_line(turn), _Fact(k))
+                    fact.turn = min(fact.turn, k)
+                    fact.episodes.add(episode.id)
+        tasks = Counter(line for facts in self._facts.values() for line in facts)
+        most = max(1.0, _COMMON * len(self._facts))
+        self._common = {line for line, n in tasks.items() if n > most}
+
+    def hidden_by(self, episodes: Sequence[Trajectory]) -> frozenset[str]:
+        """The ids of these episodes and of others with the same content."""
+        ids, contents = {e.id for e in episodes}, {content(e) for e in episodes}
+        return frozenset(name for name, what in self._episodes.items() if name in ids or what in contents)
+
+    def of(self, start: str, most: int, hidden: frozenset[str]) -> list[str]:
+        """At most ``most`` facts, those of most episodes, in the order in which episodes meet them.
+
+        Args:
+            hidden: ids of episodes that count as if they were not in the log.
+        """
+        shown = [
+            (-len(fact.episodes - hidden), fact.turn, line)
+            for line, fact in self._facts.get(start, {}).items()
+            if line not in self._common and fact.episodes - hidden
+        ]
+        return [line for _, _, line in sorted(sorted(shown)[:most], key=lambda fact: fact[1:])]
+
+
+def _line(turn: Turn) -> str:
+    """What a turn has shown; what was done for it only where that paid or ended the episode."""
+    return f"{turn.action}: {prediction_text(turn)}" if turn.reward or turn.terminated else turn.observation
+
+
+class WithFacts:
+    """Another form, with facts of the task before the first action.
+
+    Args:
+        index: where they are from.
+        most: how many of them; fewer where fewer are known.
+        form: how answers are written.
+        hidden: ids of episodes of the index that must not be shown.
+    """
+
+    reasoning = 0
+
+    def __init__(
+        self, index: FactIndex, most: int, form: Form | None = None, hidden: frozenset[str] = frozenset()
+    ) -> None:
+        if most < 1:
+            raise ValueError(f"most must be at least 1, got {most}")
+        self.index, self.most, self.form, self.hidden = index, most, form or WholeText(), hidden
+        self._known: dict[str, str] = {}
+
+    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
+        return self.form.answers(start, turns)
+
+    def notes(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``Form``. Only the first note has facts, so that a prompt is the prefix of the next one."""
+        first, *others = self.form.notes(start, history, action) or [""] * (len(history) + 1)
+        if start not in self._known:
+            lines = self.index.of(start, self.most, self.hidden)
+            self._known[start] = KNOWN + "\n".join(lines) + "\n" + NOW if lines else ""
+        return [self._known[start] + first, *others]
+
+    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
+        """See ``Form``."""
+        return self.form.read(text, start, history)
+
+    def phrases(self, log: Sequence[Trajectory]) -> list[str]:
+        return [KNOWN, NOW, *(phrase for phrase in self.form.phrases(log) if phrase != NOW)]
+
+    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
+        """See ``Form``. What was hidden before stays hidden."""
+        hidden = self.hidden | self.index.hidden_by(episodes)
+        return WithFacts(self.index, self.most, self.form.excluding(episodes), hidden)
+
+
+__all__ = ["FactIndex", "WithFacts"]
