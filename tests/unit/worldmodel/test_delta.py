@@ -7,8 +7,6 @@ import asyncio
 import pytest
 
 from imagination.dreaming.dream_env import DreamEnv, Start
-from policy.lm.render import ChatFormat
-from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import CHAT, Says
