@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
@@ -19,6 +21,7 @@ from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.form import Form
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
 
 
@@ -44,7 +47,12 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
                 check_thoughts(config.dream.max_tokens, thoughts, train, chat, form, context)
-                rows = [row for t, w in zip(train, weights, strict=True) for row in world_model_rows(chat, t, w, form)]
+                forms = _forms(settings, form, train, config.seed)
+                rows = [
+                    row
+                    for t, w, shown in zip(train, weights, forms, strict=True)
+                    for row in world_model_rows(chat, t, w, shown)
+                ]
                 rows = fitting(rows, context, "worldmodel.context")
             name = f"fit_world_model-{member}" if member else "fit_world_model"
             random = not settings.model
@@ -59,6 +67,15 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
+
+
+def _forms(settings: WorldModelSettings, form: Form, log: Sequence[Trajectory], seed: int) -> list[Form]:
+    """The form of each episode: some without facts, so that the model also dreams in tasks that nothing is known of."""
+    if not settings.facts:
+        return [form] * len(log)
+    bare = form_of(replace(settings, facts=0), log)
+    rng = random.Random(stream_seed("facts", seed))
+    return [form if rng.random() < settings.facts_share else bare for _ in log]
 
 
 def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:

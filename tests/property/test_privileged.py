@@ -21,8 +21,9 @@ from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import Env, StepResult, Task
-from real_envs.trajectory import Observation, Source, Trajectory, Turn
+from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration, Isotonic, Score
+from worldmodel.facts import FactIndex, WithFacts
 from worldmodel.form import WholeText
 from worldmodel.reasoning import Reasoned
 from worldmodel.text import TextWorldModel
@@ -64,6 +65,18 @@ class Thinks(Notes):
     ) -> Completion:
         self.prompts.append(list(ids))
         said = (*CHAT.encode(f"{self.thought}\n[prediction]\nA lamp.\n[reward=0.5]"), CHAT.stop)
+        return Completion(said, (-0.5,) * len(said), True)
+
+
+@dataclass
+class Plain(Notes):
+    """An engine that writes a prediction."""
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        self.prompts.append(list(ids))
+        said = (*CHAT.encode("A lamp.\n[reward=0.5]"), CHAT.stop)
         return Completion(said, (-0.5,) * len(said), True)
 
 
@@ -154,6 +167,20 @@ def test_no_thought_of_the_world_model_reaches_the_policy_or_a_later_turn(hidden
     assert not [secret for secret in hidden if secret in text + asked]
     assert "A lamp." in text
     assert [turn.info["reasoning"] for turn in trajectory.own_turns] == [hidden[2]] * 3
+
+
+@quick
+@given(secrets)
+def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: list[str]) -> None:
+    """What other episodes of the task have shown is the initial state of the world, which the policy must find out."""
+    engine = Plain()
+    shown = tuple(Turn("look", secret, 0.0, False) for secret in hidden)
+    log = [Trajectory("l", "t", "g", Source.REAL, "a", 0, "A hall.", shown, StopReason.TURN_LIMIT)]
+    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, WithFacts(FactIndex(log), 99))
+    text, _ = seen_by_policy(DreamEnv(model, {"s": Start("t", "A hall.")}, Guard()), hidden)
+    assert not [secret for secret in hidden if secret in text]
+    for ids in engine.prompts:
+        assert [secret for secret in hidden if secret in CHAT.tokenizer.decode(ids)] == hidden
 
 
 @quick

@@ -1,0 +1,112 @@
+"""If these fail, a world model reads the answer that it should predict, or nothing of the task that it dreams in."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.lm.render import ChatFormat, prediction_text
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from worldmodel.delta import Edits
+from worldmodel.facts import FactIndex, WithFacts
+from worldmodel.form import episode_tokens, prompt_tokens
+from worldmodel.retrieval import Retrieval, TransitionIndex
+
+CHAT = ChatFormat(train_tokenizer(["HALL"], 270, ["[known] ", "[now] "]))
+EAST, KEY, WON = (
+    Turn("go east", "A cellar.", 0.0, False),
+    Turn("look", "A key.", 0.0, False),
+    Turn("take key", "Yes.", 1.0, True),
+)
+
+
+def episode(name: str, *turns: Turn, start: str = "A hall.") -> Trajectory:
+    return Trajectory(name, "t", "g", Source.REAL, "a", 0, start, turns, StopReason.TURN_LIMIT)
+
+
+LOG = [
+    episode("a", EAST, KEY, WON),
+    episode("b", KEY, EAST),
+    episode("c", EAST),
+    *(episode(f"other-{k}", Turn("wait", "Time passes.", 0.0, False), start=f"Room {k}.") for k in range(9)),
+    episode("d", Turn("wait", "Time passes.", 0.0, False)),
+]
+
+
+def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
+    """Places by what is seen there; what paid, with the action that it paid for; nothing of other tasks, nothing that
+    every task shows; the commonest first where there is not room for all, in the order of an episode."""
+    index = FactIndex(LOG)
+    assert index.of("A hall.", 9, frozenset()) == ["A cellar.", "A key.", f"take key: {prediction_text(WON)}"]
+    assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
+    assert index.of("Room 1.", 9, frozenset()) == []
+    assert index.of("A place never seen.", 9, frozenset()) == []
+
+
+def test_an_episode_is_not_shown_what_only_it_has_seen() -> None:
+    """By its id, and by its content under another id: the log may have it twice."""
+    index = FactIndex(LOG)
+    form = WithFacts(index, 9)
+    own = form.excluding([LOG[0]]).notes("A hall.", [], "look")[0]
+    assert "A cellar." in own
+    assert "A key." in own
+    assert "take key" not in own
+    twin = episode("another name", EAST, KEY, WON)
+    assert form.excluding([twin]).notes("A hall.", [], "look")[0] == own
+    twice = FactIndex([*LOG, twin])
+    assert WithFacts(twice, 9).excluding([LOG[0]]).notes("A hall.", [], "look")[0] == own
+    assert form.excluding(LOG).excluding([]).notes("A hall.", [], "look") == [""]
+
+
+names = st.sampled_from(["A cellar.", "A key.", "An attic.", "A well."])
+walks = st.lists(st.lists(names, min_size=1, max_size=5), min_size=2, max_size=5)
+
+
+@settings(deadline=None, max_examples=60)
+@given(walks)
+def test_what_the_training_row_of_an_episode_shows_others_have_seen(walks: list[list[str]]) -> None:
+    log = [episode(str(n), *(Turn("go", seen, 0.0, False) for seen in walk)) for n, walk in enumerate(walks)]
+    for own in log:
+        others = {
+            turn.observation
+            for e in log
+            if [t.observation for t in e.turns] != [t.observation for t in own.turns]
+            for turn in e.turns
+        }
+        note = WithFacts(FactIndex(log), 9).excluding([own]).notes(own.start, [], "go")[0]
+        shown = set(note.removeprefix("[known] ").removesuffix("[now] ").split("\n")) - {""}
+        assert shown <= others
+
+
+def test_facts_stand_once_before_the_first_action_and_train_nobody() -> None:
+    """So that a prompt is the prefix of the next one, and the loss is what it is without them."""
+    form = WithFacts(FactIndex(LOG), 9).excluding([LOG[1]])
+    row, bare = episode_tokens(CHAT, LOG[1], form), episode_tokens(CHAT, LOG[1], Edits())
+    text = CHAT.decode(row.ids)
+    assert text.count("[known] ") == text.count("[now] ") == 1
+    assert text.index("A hall.") < text.index("[known] ") < text.index("[now] ") < text.index("look")
+    facts = row.ids[: row.ids.index(CHAT.encode("[now] ")[0])]
+    assert not {Owner.ENV, Owner.AGENT} & set(row.owners[: len(facts)])
+    own = [i for i, owner in zip(row.ids, row.owners, strict=True) if owner == Owner.ENV]
+    plain = episode_tokens(CHAT, LOG[1], WithFacts(FactIndex([]), 1))
+    assert own == [i for i, owner in zip(plain.ids, plain.owners, strict=True) if owner == Owner.ENV]
+    assert len(plain.ids) < len(row.ids)
+    assert bare.ids
+    first = prompt_tokens(CHAT, form, "A hall.", [], "look").ids
+    second = prompt_tokens(CHAT, form, "A hall.", [KEY], "go east").ids
+    assert second[: len(first)] == first
+
+
+def test_it_goes_around_the_other_forms() -> None:
+    """Around edits, whose answers stay edits; around retrieval, whose notes follow the facts."""
+    edits = WithFacts(FactIndex(LOG), 9, Edits())
+    assert edits.answers("A hall.", [EAST]) == Edits().answers("A hall.", [EAST])
+    retrieval = WithFacts(FactIndex(LOG), 9, Retrieval(TransitionIndex(LOG), 1))
+    first, second = retrieval.notes("A hall.", [EAST], "look")
+    assert first.startswith("[known] ")
+    assert first.count("[now] ") == 2
+    assert "[seen] go east" in first
+    assert second.startswith("[seen] look")
+    assert "[known] " not in second
+    assert sorted(retrieval.phrases(LOG)) == ["[known] ", "[now] ", "[seen] "]
