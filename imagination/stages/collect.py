@@ -64,13 +64,17 @@ async def _collect(config: Config, run: RunFolder) -> None:
     agents = {}
     commands = await _commands(tasks)
     for split, per_task in plan.items():
-        for number, task in enumerate(tasks.tasks(split)):
-            for k, agent in enumerate(deal(world.behaviours(commands), per_task, seed=config.seed * 1000 + number)):
-                name = f"{task.id}/{agent.name}/{k}"
-                if name not in known:
-                    seed = stream_seed(f"collect/{split}", config.seed, number, k)
-                    episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
-                    agents[name] = agent
+        played = tasks.tasks(split)
+        # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
+        dealt = deal(world.behaviours(commands), per_task * len(played), stream_seed(f"agents/{split}", config.seed))
+        for place, agent in enumerate(dealt):
+            number, k = divmod(place, per_task)
+            task = played[number]
+            name = f"{task.id}/{agent.name}/{k}"
+            if name not in known:
+                seed = stream_seed(f"collect/{split}", config.seed, number, k)
+                episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
+                agents[name] = agent
     before = real_steps_taken()
     earlier = run.summary.get("real_steps", {}).get("collect", 0)
     try:

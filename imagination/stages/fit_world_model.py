@@ -15,7 +15,8 @@ from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
 from imagination.settings import Config, UserError, WorldModelSettings
-from imagination.trust.held_out import measure
+from imagination.trust.held_out import heldout_tasks, measure
+from imagination.trust.language import language_metrics
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
@@ -65,6 +66,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             "unchanged_share": share,
         }
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
+        run.update({"language": language_metrics(chat, train, heldout_tasks(run))})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
 

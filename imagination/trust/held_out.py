@@ -28,8 +28,10 @@ def measure(
 ) -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games.
 
-    ``new`` of it are the turns that no training episode has. A declared goal is what pays in predictions, so it also
-    says what they should have paid. Writes the calibration beside the model. ``name``: of the folder under ``models/``.
+    ``new`` of it are the turns that no training episode has. A model that reads facts is also judged on the last
+    episodes of each held-out game with the others in reach (``heldout_tasks_known``). A declared goal is what pays in
+    predictions, so it also says what they should have paid. Writes the calibration beside the model. ``name``: of the
+    folder under ``models/``.
     """
     goal = settings.goal
     held = [goal.paid(t) for t in held] if goal.declared else held
@@ -46,14 +48,42 @@ def measure(
     if calibration is not None:
         calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
-    store = TrajectoryStore.open(run.log)
-    try:
-        elsewhere = [t for t in store.read("heldout") if t.turns and not t.stop.is_failure]
-    except ValueError:  # a log of one's own may have no held-out tasks
+    elsewhere = heldout_tasks(run)
+    if not elsewhere:
         return metrics
     elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
     apart = world_model.excluding(elsewhere)
     failed = []
     there = asyncio.run(judge(apart, elsewhere, failed=failed))
     metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
+    if settings.facts:
+        reach, judged_there = in_reach(elsewhere)
+        known = load_world_model(
+            Engines(engine), run, settings, dream, 0.0, [*train, *reach], served=False, name=name
+        ).excluding(judged_there)
+        metrics["heldout_tasks_known"] = {**audit_metrics(asyncio.run(judge(known, judged_there))), "failed": 0}
     return metrics
+
+
+def heldout_tasks(run: RunFolder) -> list[Trajectory]:
+    """Logged episodes of tasks that nothing is trained on; a log of one's own may have none."""
+    try:
+        return [t for t in TrajectoryStore.open(run.log).read("heldout") if t.turns and not t.stop.is_failure]
+    except ValueError:
+        return []
+
+
+def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The first three quarters of each task's episodes, to know the task by, and the rest, to judge by.
+
+    A task with a single episode is judged without knowing it.
+    """
+    tasks: dict[str, list[Trajectory]] = {}
+    for episode in log:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    reach, judged = [], []
+    for episodes in tasks.values():
+        cut = len(episodes) * 3 // 4
+        reach += episodes[:cut]
+        judged += episodes[cut:]
+    return reach, judged

@@ -137,7 +137,11 @@ def _check(report: dict[str, Any]) -> dict[str, list[str]]:
             missing.setdefault(stage, []).append(path)
             holder[key] = {} if kind == "seconds" else None
         holder[key] = _value(path, holder[key], kind)
-    for elsewhere in ("heldout_tasks", "on_policy"):  # the same audit on other turns, where a run made it
+    for elsewhere in (
+        "heldout_tasks",
+        "heldout_tasks_known",
+        "on_policy",
+    ):  # the same audit on other turns, where a run made it
         audit = report["world_model"].get(elsewhere)
         for key in AUDIT if audit else ():
             audit[key] = _value(f"world_model.{elsewhere}.{key}", audit.get(key), "count" if key == "n" else "share")

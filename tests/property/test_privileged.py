@@ -177,7 +177,7 @@ def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: lis
     shown = tuple(Turn("look", secret, 0.0, False) for secret in hidden)
     log = [Trajectory("l", "t", "g", Source.REAL, "a", 0, "A hall.", shown, StopReason.TURN_LIMIT)]
     model = TextWorldModel(engine, CHAT, "w", 400, 1.0, WithFacts(FactIndex(log), 99))
-    text, _ = seen_by_policy(DreamEnv(model, {"s": Start("t", "A hall.")}, Guard()), hidden)
+    text, _ = seen_by_policy(DreamEnv(model, {"s": Start("t", "A hall.")}, NO_GUARD), hidden)
     assert not [secret for secret in hidden if secret in text]
     for ids in engine.prompts:
         assert [secret for secret in hidden if secret in CHAT.tokenizer.decode(ids)] == hidden

@@ -13,7 +13,7 @@ from typing import Any
 
 from imagination.pages.report.episodes import choose, render_episodes, render_pair
 from imagination.pages.report.plots import Plot, draw_curves
-from imagination.pages.report.text import audit_table, calibration_sentence, plain, tripwire_note
+from imagination.pages.report.text import audit_table, calibration_sentence, language_sentence, plain, tripwire_note
 from imagination.pages.style import document
 from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, signed
@@ -212,8 +212,8 @@ def _audit(report: Mapping[str, Any]) -> str:
         if "on_policy" in report["world_model"]
         else ""
     )
-    sentence = calibration_sentence(report)
-    calibrated = f'<p class="note">{escape(sentence)}</p>\n' if sentence else ""
+    sentences = (language_sentence(report), calibration_sentence(report))
+    notes = "".join(f'<p class="note">{escape(sentence)}</p>\n' for sentence in sentences if sentence)
     return f"""<section>
 <h2>How good the world model is</h2>
 <p class="lead">One turn ahead of a real history, on turns it was not fitted to{hard}.</p>
@@ -221,7 +221,7 @@ def _audit(report: Mapping[str, Any]) -> str:
 <thead><tr><td></td>{"".join(f'<th class="right">{column}</th>' for column in columns)}</tr></thead>
 <tbody>{"".join(body)}</tbody>
 </table>
-{calibrated}{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
+{notes}{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ AUDIT_ROWS = {
 AUDIT_COLUMNS = {
     "": "on held-out episodes",
     "heldout_tasks": "on held-out tasks",
+    "heldout_tasks_known": "the same, tasks known by other episodes",
     "on_policy": "on the policy’s actions",
 }
 POLICY_COLUMNS = {"train_tasks": "training tasks", "heldout_tasks": "held-out tasks", "dream_success": "in the dream"}
@@ -112,10 +113,11 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     ]
 
     columns, rows = audit_table(report)
-    calibrated = calibration_sentence(report)
+    notes = [sentence for sentence in (language_sentence(report), calibration_sentence(report)) if sentence]
     lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
     lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
-    lines += ["", calibrated] if calibrated else []
+    for sentence in notes:
+        lines += ["", sentence]
     twins = report["twins"]
     if twins["n"]:
         lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
@@ -169,6 +171,21 @@ def calibration_sentence(report: Mapping[str, Any]) -> str:
         f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
         f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
     )
+
+
+def language_sentence(report: Mapping[str, Any]) -> str:
+    """How long what the models write is, and how new the words of held-out tasks; empty where it was not measured."""
+    language = report.get("language")
+    if not language or language["tokens_per_action"] is None:
+        return ""
+    sentence = (
+        f"An action has {language['tokens_per_action']:.1f} tokens, an observation "
+        f"{language['tokens_per_observation']:.0f}"
+    )
+    if language["unread_words"] is None:
+        return f"{sentence}."
+    share = f"{100 * language['unread_words']:.1f} % of {language['n']:,} observations of held-out tasks"
+    return f"{sentence}; {share} hold a word that the log never had."
 
 
 def plain(value: Any) -> str:

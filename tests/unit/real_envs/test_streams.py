@@ -11,9 +11,8 @@ from pathlib import Path
 from real_envs.streams import stream_seed
 
 ROOT = Path(__file__).parents[3]
-# Seeds that are names: the id of a game holds the seed that made it, that of a logged episode who was dealt to play it.
-# With other ones an old run would generate and collect anew.
-NAMES = ("_SEEDS_OF_A_RUN", "_RESEED", "deal(", "shuffle(dealt)")
+# Seeds that are names: the id of a game holds the seed that made it. With other ones an old run would generate anew.
+NAMES = ("_SEEDS_OF_A_RUN", "_RESEED", "shuffle(dealt)")
 
 
 def test_a_seed_is_the_same_everywhere() -> None:
