@@ -33,37 +33,33 @@ POLICY_COLUMNS = {"train_tasks": "training tasks", "heldout_tasks": "held-out ta
 
 
 def verdict(report: Mapping[str, Any]) -> list[str]:
-    """What the run showed, in plain sentences; the first one is the headline.
+    """What the run showed, in plain sentences; the first is the headline, of tasks never trained on if there are any.
 
     "Rose" and "fell" are said only where the 95 % interval of the change excludes zero.
     """
     before, after = report["policy"]["before"], report["policy"]["after"]
     trained = f"Trained with {count(report['real_steps']['train'], 'real step')}: "
-    sentences = []
-    if _measured(before["train_tasks"], after["train_tasks"]):
-        change, doubt = _change(before["train_tasks"], after["train_tasks"], report["change_ci95"]["train_tasks"])
-        believed = after["dream_success"]
-        dream = f"; the dream believed {number(believed['success'])}" if _measured(believed) else ""
-        sentences.append(f"{trained}real success on training tasks {change}{dream}.")
-        if doubt:
-            sentences.append(doubt)
-    elif _measured(before["train_tasks"]):
+    sentences: list[str] = []
+    for key, where in (("heldout_tasks", "tasks it never trained on"), ("train_tasks", "training tasks")):
+        if not _measured(before[key], after[key]):
+            continue
+        change, doubt = _change(before[key], after[key], report["change_ci95"][key])
+        believed = after["dream_success"] if key == "train_tasks" else None  # dreams are of training tasks
+        dream = f"; the dream believed {number(believed['success'])}" if believed and _measured(believed) else ""
+        lead = f"On {where}, it" if sentences else f"{trained}real success on {where}"
+        sentences += [f"{lead} {change}{dream}.", *([doubt] if doubt else [])]
+    if not sentences and _measured(before["train_tasks"]):
         sentences.append(
             f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "
             "there is no evaluation after training yet."
         )
-    elif _measured(after["train_tasks"]):
+    elif not sentences and _measured(after["train_tasks"]):
         sentences.append(
             f"{trained}real success on training tasks is {proportion(after['train_tasks'])}; "
             "what it was before was not measured."
         )
-    else:
+    elif not sentences:
         sentences.append("The policy has not been evaluated in the real environment yet.")
-    if _measured(before["heldout_tasks"], after["heldout_tasks"]):
-        change, doubt = _change(before["heldout_tasks"], after["heldout_tasks"], report["change_ci95"]["heldout_tasks"])
-        sentences.append(f"On tasks it never trained on, it {change}.")
-        if doubt:
-            sentences.append(doubt)
     if report["real_steps"]["collect"] is not None:
         logged = count(report["real_steps"]["collect"], "real step")
         dreamed = f"; {report['dreamed_turns']:,} turns were dreamed" if report["dreamed_turns"] else ""
