@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from imagination.learning.copying import copying_rows, one_after_the_other
 from imagination.learning.stream import StepStream, SupervisedBatches
 from imagination.learning.supervised_module import SupervisedModule
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
@@ -16,7 +18,9 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, LoggerName, UserError
 from policy.lm.backbone import save_checkpoint
-from policy.lm.batch import Row
+from policy.lm.batch import Row, TokenBatch
+from policy.lm.induction import plant_induction
+from real_envs.streams import stream_seed
 
 
 def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
@@ -59,16 +63,28 @@ def supervise(
 
     ``seed`` decides the order of the rows, ``noise_seed`` (by default the same) what else is random. Every
     ``keep_every`` steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights
-    are random.
+    are random; it then learns to copy first (``settings.copying_steps``).
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
     noise_seed = seed if noise_seed is None else noise_seed
+    words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+    repeats: list[Row] = []
+    if from_scratch and settings.copying_steps:
+        plant_induction(model, seed)
+        share = settings.copying_share * sum(len(row.ids) for row in rows)
+        repeats = copying_rows(words, max(1, int(share)), stream_seed("copying", seed))
+        settings = replace(settings, steps=settings.steps + settings.copying_steps)
     module = SupervisedModule(
         model, settings, lambda step, metrics: run.record(stage, step, metrics), noise_seed, from_scratch=from_scratch
     )
     pad = tokenizer.pad_token_id
-    batches = SupervisedBatches(rows, settings.batch_tokens, seed, pad if isinstance(pad, int) else 0)
+    pad = pad if isinstance(pad, int) else 0
+    batches: Callable[[int], TokenBatch] = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
+    if repeats:
+        nonsense = copying_rows(words, settings.copying_steps * settings.batch_tokens, stream_seed("copying", seed, 1))
+        alone = SupervisedBatches(nonsense, settings.batch_tokens, seed, pad)
+        batches = one_after_the_other(alone, settings.copying_steps, batches)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
     every = max(1, settings.steps // 5)
     keep = KeepCheckpoints(

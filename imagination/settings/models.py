@@ -79,6 +79,9 @@ class FitSettings:
         weight_decay: decoupled.
         warmup: steps until the highest learning rate.
         average: decay of the average of the weights over all steps that is kept in place of the last; 0 keeps the last.
+        copying_steps: before these, on random tokens that repeat, from which a model that starts at random learns to
+            copy what it has just read; 0 is off.
+        copying_share: of the tokens after that, so that it does not forget.
         precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs the packed forward
             pass in fp32 is faster for small models.
     """
@@ -90,9 +93,13 @@ class FitSettings:
     weight_decay: float = 0.01
     warmup: int = 50
     average: float = 0.99
+    copying_steps: int = 150
+    copying_share: float = 0.1
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
+        if self.copying_steps < 0 or self.copying_share < 0:
+            raise ValueError("copying_steps and copying_share must be 0 (off) or more")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must lie in [0, 1); 0 keeps the last weights, got {self.average}")
 
