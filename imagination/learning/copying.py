@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from policy.lm.batch import Row, TokenBatch
 from real_envs.trajectory import Source
 
-_LENGTHS = (48, 192)  # of a row, in tokens
+_LENGTHS = (32, 192)  # of a row, in tokens
 _PHRASE = (2, 12)
 _PHRASES = (3, 8)  # different ones in a row
 
@@ -33,7 +33,7 @@ def copying_rows(vocabulary: Sequence[int], tokens: int, seed: int) -> list[Row]
         ids: list[int] = []
         weights: list[float] = []
         shown: set[int] = set()
-        while len(ids) < length or not any(weights[:length]):
+        while len(ids) < length or not any(weights):
             k = rng.randrange(len(phrases))
             ids += phrases[k]
             weights += [0.0] + [float(k in shown)] * (len(phrases[k]) - 1)

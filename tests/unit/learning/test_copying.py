@@ -41,3 +41,8 @@ def test_one_stream_follows_the_other_from_its_beginning() -> None:
         ("log", 2),
         ("nonsense", 2),
     ]
+
+
+def test_a_row_whose_phrases_are_late_to_return_grows_until_one_does() -> None:
+    """Thousands of them: a short row with long phrases shows none twice within its length."""
+    assert all(any(row.ce_weight) for row in copying_rows(WORDS, 300_000, 0))
