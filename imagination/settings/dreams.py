@@ -41,7 +41,7 @@ class DreamSettings:
     min_confidence: float = 0.8
     min_outcome_confidence: float = 0.9
     min_probability: float = 0.0
-    max_tokens: int = 96
+    max_tokens: int = 192
     on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"
     min_weight: float = 0.05
     extra_groups: float = 1.0

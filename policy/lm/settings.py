@@ -46,7 +46,7 @@ class ModelSettings:
     heads: int = 2
     kv_heads: int = 2
     mlp: int = 384
-    context: int = 1024
+    context: int = 2048
     dtype: str = "float32"
     lora: LoraSettings = field(default_factory=LoraSettings)
 

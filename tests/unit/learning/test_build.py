@@ -114,7 +114,7 @@ def changed_config(**sections: dict[str, Any]) -> Config:
         ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo leaves none out: set it to 0"),
         ({"train": {"epochs": 0}}, r"must be 1 or more"),
         ({"train": {"expert_share": 1.0}}, r"expert_share must lie in \[0, 1\)"),
-        ({"dream": {"max_turns": 64}}, r"64 actions of max_action_tokens=16 do not fit policy\.context=1024"),
+        ({"dream": {"max_turns": 128}}, r"128 actions of max_action_tokens=16 do not fit policy\.context=2048"),
         ({"policy": {"context": 128}}, r"raise the last"),
         ({"train": {"self_imitation": SelfImitationSettings(coef=1.0)}}, r"set train\.self_imitation\.share"),
         ({"train": {"self_imitation": SelfImitationSettings(share=0.9)}}, r"together below 1: lower one"),

@@ -51,17 +51,17 @@ def test_what_cannot_work_is_refused_with_a_sentence() -> None:
     broken = replace(EPISODE, turns=(replace(TURNS[0], info={"reasoning": 1.0}),))
     with pytest.raises(UserError, match=r"take lamp.*not text.*mend the log"):
         thoughts_of(config().worldmodel, [broken])
-    with pytest.raises(UserError, match=r"context=130 has no room.*dream\.max_tokens=96"):
-        check_room(config(context=130).worldmodel, config(context=130).dream)
-    check_room(config(context=130, reasoning_tokens=0).worldmodel, config(context=130, reasoning_tokens=0).dream)
-    check_room(config(context=137).worldmodel, config(context=137).dream)
+    with pytest.raises(UserError, match=r"context=226 has no room.*dream\.max_tokens=192"):
+        check_room(config(context=226).worldmodel, config(context=226).dream)
+    check_room(config(context=226, reasoning_tokens=0).worldmodel, config(context=226, reasoning_tokens=0).dream)
+    check_room(config(context=233).worldmodel, config(context=233).dream)
 
 
 def test_what_needs_the_tokenizer_is_refused_with_a_sentence() -> None:
     form = Reasoned(WholeText(), 40)
     thoughts = ["x" * (40 - LINE)]
     prompt = len(f"{HALL}\n> take lamp") + 3  # and the tokens of the template
-    needed = prompt + 40 + 96
+    needed = prompt + 40 + config().dream.max_tokens
     check_thoughts(config().dream.max_tokens, thoughts, [EPISODE], BYTES, form, needed)
     with pytest.raises(UserError, match=r"1 of 1 logged thoughts are longer than worldmodel\.reasoning_tokens=40"):
         check_thoughts(config().dream.max_tokens, ["x" * (41 - LINE)], [EPISODE], BYTES, form, needed)
