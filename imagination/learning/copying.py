@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from policy.lm.batch import Row, TokenBatch
 from real_envs.trajectory import Source
 
-_LENGTHS = (32, 192)  # of a row, in tokens
+_LENGTHS = (32, 96)  # of a row, in tokens
 _PHRASE = (2, 12)
 _PHRASES = (3, 8)  # different ones in a row
 

@@ -11,7 +11,7 @@ from imagination.settings import Config, EnvSettings
 
 # Names of folders, how many processes work, where losses are logged, and what only looks at a run or starts others from
 # it, decide nothing that is made.
-_ASIDE = ("run", "output", "jobs", "logger", "audit", "compare", "ablation", "listing")
+_ASIDE = ("run", "output", "jobs", "logger", "few_shot", "audit", "compare", "ablation", "listing")
 
 
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)

@@ -4,7 +4,13 @@ from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, Pro
 from imagination.settings.config import Config, LoggerName
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.measuring import AblationSettings, AuditSettings, CompareSettings, EvaluateSettings
+from imagination.settings.measuring import (
+    AblationSettings,
+    AuditSettings,
+    CompareSettings,
+    EvaluateSettings,
+    FewShotSettings,
+)
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
 from imagination.settings.training import SelfImitationSettings, TrainSettings
 from real_envs.errors import UserError
@@ -21,6 +27,7 @@ __all__ = [
     "DreamSettings",
     "EnvSettings",
     "EvaluateSettings",
+    "FewShotSettings",
     "FitSettings",
     "GamesSettings",
     "LoggerName",

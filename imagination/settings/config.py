@@ -13,6 +13,7 @@ from imagination.settings.measuring import (
     AuditSettings,
     CompareSettings,
     EvaluateSettings,
+    FewShotSettings,
     ListingSettings,
 )
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
@@ -58,6 +59,7 @@ class Config:
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    few_shot: FewShotSettings = field(default_factory=FewShotSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
     compare: CompareSettings = field(default_factory=CompareSettings)
     ablation: AblationSettings = field(default_factory=AblationSettings)

@@ -24,6 +24,25 @@ class EvaluateSettings:
 
 
 @dataclass
+class FewShotSettings:
+    """Dreams of tasks that no model was fitted to, known by a few logged episodes.
+
+    Attributes:
+        episodes: at most so many of each held-out task; what they took is all the real steps that are spent.
+        updates: of the policy in dreams of these tasks.
+        control: also train the clone in the real held-out tasks, by about as many real steps as the episodes took.
+    """
+
+    episodes: int = 20
+    updates: int = 16
+    control: bool = True
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.updates < 1:
+            raise ValueError("few_shot.episodes and few_shot.updates must be at least 1")
+
+
+@dataclass
 class AuditSettings:
     """Is the world model good enough to dream in? What is measured, and from where on it is good enough.
 

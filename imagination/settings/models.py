@@ -93,8 +93,8 @@ class FitSettings:
     weight_decay: float = 0.01
     warmup: int = 50
     average: float = 0.99
-    copying_steps: int = 150
-    copying_share: float = 0.1
+    copying_steps: int = 200
+    copying_share: float = 0.15
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:

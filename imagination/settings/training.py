@@ -52,6 +52,9 @@ class TrainSettings:
         reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns what it climbs; [] is as paid (SSL).
         process: number of the turn's record that judges it, such as disagreement, probability; empty is none.
         process_coef: reward per unit of it; below 0 the policy avoids it.
+        tasks: whose tasks are played: those that the models were fitted to, or the held-out ones, by whose logged
+            episodes dreams then begin and facts are known.
+        task_episodes: at most so many logged episodes of each held-out task are known; 0 is all.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
         keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
@@ -75,6 +78,8 @@ class TrainSettings:
     reward_tiers: list[list[float]] = field(default_factory=list)
     process: str = ""
     process_coef: float = 0.0
+    tasks: Literal["train", "heldout"] = "train"
+    task_episodes: int = 0
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
     keep_every: int = 0

@@ -219,6 +219,21 @@ _ALL = (
         run="demo-seeds",
     ),
     Stage(
+        name="few-shot",
+        summary="train in dreams of new tasks, known by a few logged episodes; no model is fitted again",
+        help=(
+            "Takes the run's world model and clone, and at most few_shot.episodes logged episodes of each held-out\n"
+            "task (log them with collect.heldout_episodes=20). Dreams begin where those episodes did; what they have\n"
+            "shown stands in the world model's prompt where it was fitted with worldmodel.facts. Beside it, the same\n"
+            "clone is trained in the real tasks by about as many real steps as the log of them took."
+        ),
+        reads="games/, log/, models/worldmodel/, models/policy-clone/",
+        writes="few-shot/, few-shot.json, few-shot.md",
+        examples=("imagine few-shot run=mine", "imagine few-shot run=mine few_shot.episodes=5 few_shot.control=false"),
+        sections=("few_shot", "dream", "train", "algorithm", "evaluate", "engine"),
+        function="imagination.stages.few_shot:few_shot",
+    ),
+    Stage(
         name="compare",
         summary="put dreams beside reality, turn by turn, and show where they part",
         help=(

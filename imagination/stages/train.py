@@ -28,6 +28,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import AlgorithmSettings, Config, DreamSettings, TripwireSettings, WorldModelSettings
 from imagination.stages.check_train import check, check_experts, longest_episode
+from imagination.trust.held_out import few_episodes, heldout_tasks
 from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
@@ -59,7 +60,8 @@ def _train(run: RunFolder, config: Config) -> None:
     run.forget("last_look")
 
     # build: what the policy learns from, the policy, and the worlds that it plays in
-    log, _ = read_log(run, config.collect.validation)
+    fitted, _ = read_log(run, config.collect.validation)
+    log = fitted if settings.tasks == "train" else few_episodes(heldout_tasks(run), settings.task_episodes)
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
     paid = _paid(log, config.worldmodel.goal) if dreamed else log
@@ -69,8 +71,9 @@ def _train(run: RunFolder, config: Config) -> None:
     probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns)
     steps = _RealSteps(run, probe, fresh=not done, dreamed=dreamed)
     engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0
-    real = _real(open_world(), config.collect.workers) if mixed or not dreamed else None
-    dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, log, starts) if dreamed else None
+    real = _real(open_world(), settings.tasks, config.collect.workers) if mixed or not dreamed else None
+    known = fitted if settings.tasks == "train" else [*fitted, *log]
+    dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, known, starts) if dreamed else None
 
     # play and watch: what an update is made of, and what stops it
     watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state) if dreamed else None
@@ -224,6 +227,6 @@ def _dream(
     return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
 
 
-def _real(tasks: TaskSet, workers: int) -> World:
-    known = {task.id: task for task in tasks.tasks("train")}
+def _real(tasks: TaskSet, split: str, workers: int) -> World:
+    known = {task.id: task for task in tasks.tasks(split)}
     return World(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)

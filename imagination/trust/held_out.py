@@ -9,7 +9,7 @@ from typing import Any
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import DreamSettings, WorldModelSettings
+from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
@@ -71,6 +71,20 @@ def heldout_tasks(run: RunFolder) -> list[Trajectory]:
         return [t for t in TrajectoryStore.open(run.log).read("heldout") if t.turns and not t.stop.is_failure]
     except ValueError:
         return []
+
+
+def few_episodes(log: Sequence[Trajectory], most: int) -> list[Trajectory]:
+    """The first episodes of each task, at most so many; 0 is all.
+
+    Raises:
+        UserError: there are none at all.
+    """
+    tasks: dict[str, list[Trajectory]] = {}
+    for episode in log:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    if not tasks:
+        raise UserError("the log has no episode of a held-out task; log some: collect.heldout_episodes=20")
+    return [episode for episodes in tasks.values() for episode in episodes[: most or None]]
 
 
 def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:

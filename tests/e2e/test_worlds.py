@@ -16,7 +16,8 @@ SIZE = "env.options.params=numLocations=3,includeDoors=0,numDistractorItems=0"
 def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=20", "clone.steps=20"]
     few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
-    few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2", "tripwires.enabled=false", "dream.max_tokens=128"]
+    few += ["worldmodel.facts=4", "collect.heldout_episodes=6", "worldmodel.context=1024", "policy.context=1024"]
+    few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2", "tripwires.enabled=false", "dream.max_tokens=192"]
     assert main(["demo", "preset=tiny", "env=textworld_express", SIZE, *few, f"output={tmp_path}"]) == 0
     folder = tmp_path / "tiny"
     report = json.loads((folder / "report.json").read_text())
@@ -27,6 +28,23 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
     assert manifest["meta"]["environment"] == "textworld_express"
     assert all("-train-" in task for task in manifest["splits"]["train"])
     assert all("-test-" in task for task in manifest["splits"]["heldout"])
-    capsys.readouterr()
+    assert report["language"]["tokens_per_action"] > 1.5  # words, not commands by heart
+    assert {"heldout_tasks", "heldout_tasks_known"} <= report["world_model"].keys()
+
+    # tasks that nothing was fitted to, by two logged episodes each
+    fitted = (folder / "models" / "worldmodel" / "model.safetensors").read_bytes()
+    arms = ["few_shot.episodes=2", "few_shot.updates=1", "train.groups=2", "train.group_size=4"]
+    arms += ["train.real_share=0", "train.expert_share=0"]
+    assert main(["few-shot", "run=tiny", *arms, f"output={tmp_path}"]) == 0
+    result = json.loads((folder / "few-shot.json").read_text())
+    assert (result["tasks"], result["episodes"]) == (2, 4)
+    assert result["dreams"]["real_steps"]["train"] == 0 < result["control"]["real_steps"]["train"]
+    rows = [json.loads(line) for line in (folder / "few-shot" / "dreams" / "rollouts.jsonl").read_text().splitlines()]
+    dreamed = {row["task_id"] for row in rows if row["stage"] == "train"}
+    assert dreamed
+    assert dreamed <= set(manifest["splits"]["heldout"])
+    assert (folder / "few-shot/dreams/models/worldmodel/model.safetensors").read_bytes() == fitted
+    assert "GRPO in the new tasks" in capsys.readouterr().out
+
     assert main(["evaluate", "run=tiny", "env=textworld", f"output={tmp_path}"]) == 2
     assert "is of textworld_express, but env=textworld would be played" in capsys.readouterr().err
