@@ -35,12 +35,13 @@ CORRIDOR = ["corridor-a"]  # one is enough: models this small mix up two, and a 
 
 
 def settings(**tripwires: Any) -> Config:
-    config = Config(run="tiny", seed=SEED, vocab_size=320)
+    config = Config(run="tiny", seed=SEED, vocab_size=512)
     for model in (config.worldmodel, config.policy):
         model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
     config.dream.max_turns, config.dream.min_confidence, config.dream.min_outcome_confidence = 5, 0.5, 0.5
+    config.dream.max_tokens = 96
     for fit in (config.fit, config.clone):
-        fit.batch_tokens, fit.warmup, fit.precision = 1024, 2, "fp32"
+        fit.batch_tokens, fit.warmup, fit.precision, fit.copying_steps = 1024, 2, "fp32", 0
     config.fit.steps, config.fit.lr, config.clone.steps, config.clone.lr = 300, 1e-2, 300, 5e-3
     config.train.updates, config.train.groups, config.train.group_size, config.train.lr = UPDATES, 4, 6, 1e-3
     config.train.checkpoint_every = 1

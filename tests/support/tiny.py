@@ -58,14 +58,14 @@ def logged_episode(task: str, number: int) -> Trajectory:
 
 def tiny_settings() -> Config:
     """Settings under which every stage takes about a second."""
-    config = Config(run="tiny", seed=SEED, vocab_size=320)
+    config = Config(run="tiny", seed=SEED, vocab_size=512)
     for model in (config.worldmodel, config.policy):
-        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 512
+        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 32, 2, 2, 2, 64, 256
     config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
     config.dream.max_tokens = 96
     for fit in (config.fit, config.clone):
         fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.copying_steps = 20, 1024, 2, "fp32", 0
-    config.fit.steps, config.fit.lr, config.dream.min_confidence, config.dream.min_outcome_confidence = 400, 1e-2, 0, 0
+    config.fit.steps, config.fit.lr, config.dream.min_confidence, config.dream.min_outcome_confidence = 150, 1e-2, 0, 0
     config.fit.average = 0.0  # these tests want models that are as good or bad as their few steps make them
     config.fit.optimizer = "adamw"  # Muon learns these corridors so well that whole updates of dreams are alike
     config.clone.agents = ["noisy"]
