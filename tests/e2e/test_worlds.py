@@ -14,7 +14,7 @@ SIZE = "env.options.params=numLocations=3,includeDoors=0,numDistractorItems=0"
 
 
 def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=20", "clone.steps=20"]
+    few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=150", "clone.steps=20"]
     few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
     few += ["worldmodel.facts=4", "collect.heldout_episodes=6", "worldmodel.context=1024", "policy.context=1024"]
     few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2", "tripwires.enabled=false", "dream.max_tokens=192"]

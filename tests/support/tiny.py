@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from imagination.settings import Config
@@ -75,6 +76,7 @@ def tiny_settings() -> Config:
     return config
 
 
-def write_log(folder: Path) -> None:
+def write_log(folder: Path, change: Callable[[Trajectory], Trajectory] = lambda episode: episode) -> None:
+    """Thirty episodes of each corridor in ``folder``/log, ``change`` applied to each."""
     store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
-    store.append(logged_episode(task, number) for task in TASKS for number in range(30))
+    store.append(change(logged_episode(task, number)) for task in TASKS for number in range(30))
