@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -10,7 +11,7 @@ from itertools import count
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Observation, StopReason, Trajectory, Turn
+from real_envs.trajectory import RETURN_ROUNDING, Observation, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
@@ -38,6 +39,7 @@ class Guard:
         min_probability: the same as ``min_confidence`` for the calibrated probability that the prediction is exactly
             right, which the disagreement of an ensemble is part of.
         calibration: where that probability is from.
+        max_return: a turn with which the episode, logged turns before it included, would earn more is wrong for sure.
 
     Raises:
         ValueError: there is a least probability, and no calibration to have one from.
@@ -48,12 +50,16 @@ class Guard:
     ends: bool = True
     min_probability: float = 0.0
     calibration: Calibration | None = None
+    max_return: float = math.inf
 
     def __post_init__(self) -> None:
         if self.min_probability > 0 and self.calibration is None:
             raise ValueError("min_probability needs a calibration")
 
-    def trusts(self, prediction: Prediction) -> bool:
+    def trusts(self, prediction: Prediction, earned: float = 0.0) -> bool:
+        """``earned``: the return of the episode before this turn."""
+        if prediction.reward > 0 and earned + prediction.reward > self.max_return + RETURN_ROUNDING:
+            return False
         if prediction.confidence < self.min_confidence:
             return False
         if self.calibration is not None and self.calibration.probability(prediction) < self.min_probability:
@@ -131,7 +137,7 @@ class DreamEnv:
             info["outcome_probability"] = self._calibration.outcome_probability(prediction)
         observation = Observation(prediction.observation)
         reward = prediction.reward
-        if not self._guard.trusts(prediction):
+        if not self._guard.trusts(prediction, sum(turn.reward or 0.0 for turn in self._history)):
             reward = 0.0  # what the model is unsure of pays nothing, whether the dream goes on or not
             if self._guard.ends:
                 self._ended = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,12 +133,14 @@ def guard_of(
     calibration = None
     if dream.min_probability > 0:
         calibration = calibration_of(run, settings, dream, f"dream.min_probability={dream.min_probability:g}", name)
+    best = None if settings.goal.declared else run.summary.get("best_return")  # not in runs of earlier versions
     return Guard(
         min_confidence=dream.min_confidence,
         min_outcome_confidence=dream.min_outcome_confidence,
         ends=ends,
         min_probability=dream.min_probability,
         calibration=calibration,
+        max_return=math.inf if best is None else best,
     )
 
 

@@ -19,12 +19,11 @@ _PHRASE = (2, 12)
 _PHRASES = (3, 8)  # different ones in a row
 
 
-def copying_rows(vocabulary: Sequence[int], tokens: int, seed: int) -> list[Row]:
+def copying_rows(vocabulary: Sequence[int], tokens: int, rng: random.Random) -> list[Row]:
     """Rows of random phrases that come back, with about ``tokens`` tokens in all.
 
     Only what can be copied is trained: a phrase that the row has shown before, from its second token on.
     """
-    rng = random.Random(seed)
     rows: list[Row] = []
     made = 0
     while made < tokens:

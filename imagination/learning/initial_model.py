@@ -21,11 +21,18 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Trajectory
 
 
-def check_lengths(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
+def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
     """
     Raises:
-        UserError: more than one in a hundred is longer than the model will be allowed to write.
+        UserError: more than one in a hundred is changed by the tokenizer, or longer than the model will be allowed to
+            write.
     """
+    changed = [text for text in texts if chat.decode(chat.encode(text)) != text]
+    if len(changed) > 0.01 * len(texts):
+        raise UserError(
+            f"the tokenizer of {chat.tokenizer.name_or_path!r} cannot write {len(changed)} of {len(texts)} logged "
+            f"{what}: {changed[0]!r} comes back as {chat.decode(chat.encode(changed[0]))!r}; take another model"
+        )
     key = f"{section}.max_tokens" if section else "max_action_tokens"
     sizes = [len(chat.encode(text)) + 1 for text in texts]  # with the token that ends it
     if sum(size > limit for size in sizes) > 0.01 * len(sizes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -73,7 +74,7 @@ def supervise(
     if from_scratch and settings.copying_steps:
         plant_induction(model, seed)
         share = settings.copying_share * sum(len(row.ids) for row in rows)
-        repeats = copying_rows(words, max(1, int(share)), stream_seed("copying", seed))
+        repeats = copying_rows(words, max(1, int(share)), random.Random(stream_seed("copying", seed)))
         settings = replace(settings, steps=settings.steps + settings.copying_steps)
     module = SupervisedModule(
         model, settings, lambda step, metrics: run.record(stage, step, metrics), noise_seed, from_scratch=from_scratch
@@ -82,7 +83,8 @@ def supervise(
     pad = pad if isinstance(pad, int) else 0
     batches: Callable[[int], TokenBatch] = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
     if repeats:
-        nonsense = copying_rows(words, settings.copying_steps * settings.batch_tokens, stream_seed("copying", seed, 1))
+        rng = random.Random(stream_seed("copying", seed, 1))
+        nonsense = copying_rows(words, settings.copying_steps * settings.batch_tokens, rng)
         alone = SupervisedBatches(nonsense, settings.batch_tokens, seed, pad)
         batches = one_after_the_other(alone, settings.copying_steps, batches)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
-from imagination.learning.initial_model import check_lengths, initial_model
+from imagination.learning.initial_model import check_texts, initial_model
 from imagination.learning.supervise import fitting, supervise
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
@@ -45,7 +45,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             if not rows:  # members share the tokenizer
                 chat = ChatFormat(tokenizer)
                 answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
-                check_lengths("answers", answers, chat, "dream", config.dream.max_tokens)
+                check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
                 check_thoughts(config.dream.max_tokens, thoughts, train, chat, form, context)
                 forms = _forms(settings, form, train, config.seed)
@@ -60,7 +60,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
             order = stream_seed("fit", config.seed)  # of all members
             supervise(run, config.logger, name, model, tokenizer, rows, config.fit, order, seed, from_scratch=random)
             save_checkpoint(model, tokenizer, member_folder(run, member))
-        run.update({"world_model_form": trained_as(settings)})
+        best = max([1.0, *(t.total_reward for t in train)])  # a solved task has 1, and no dream can have more
+        run.update({"world_model_form": trained_as(settings), "best_return": best})
         measured = {
             **measure(run, config.worldmodel, config.dream, config.engine, train, held),
             "unchanged_share": share,

@@ -55,13 +55,17 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, see
 
 
 def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a model and its tokenizer from a hub id or a folder.
+    """Loads a model and its tokenizer from a hub id, a folder, or a ``.gguf`` file, whose weights are unpacked.
 
     Raises:
         CheckpointError: it cannot be read, tensors are missing, or the tokenizer knows more tokens than the model has
             embeddings for.
     """
     path = Path(name)
+    if path.suffix == ".gguf":
+        from policy.lm.gguf import load_gguf
+
+        return load_gguf(path, getattr(torch, dtype))
     if path.is_dir() and not (path / "config.json").exists():
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
     try:

@@ -96,7 +96,7 @@ def test_the_command_goes_on_with_the_same_run(tmp_path: Path, capsys: pytest.Ca
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["run"], listed["stages"]) == ("mine", {"fit_world_model": "done"})
     again = Run(tmp_path / "mine", overrides={"seed": 5})
-    assert (again.config.vocab_size, again.config.seed) == (320, 5)
+    assert (again.config.vocab_size, again.config.seed) == (512, 5)
 
 
 def test_mistakes_raise_and_do_not_exit(tmp_path: Path) -> None:

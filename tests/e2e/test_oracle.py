@@ -109,7 +109,7 @@ def assert_same(dreamed: Trajectory, real: Trajectory) -> None:
 def test_a_dreamed_rollout_is_the_real_one_token_for_token(worlds: Worlds, max_action_tokens: int) -> None:
     """One episode at a time, so that log-probs are the same to the last bit."""
     agent = make_agent(worlds, max_action_tokens)
-    played = episodes(worlds, range(5))
+    played = episodes(worlds, range(8))
 
     async def run() -> tuple[list[Trajectory], list[Trajectory]]:
         oracle, real_env = worlds.oracle(), worlds.tasks.make_env()

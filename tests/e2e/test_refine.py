@@ -35,7 +35,7 @@ def summary(run: Path) -> dict[str, object]:
 
 
 def misheard(episode: Trajectory) -> Trajectory:
-    """The same, but of three walks two show nothing: a model of this answers walks wrongly, and rightly now and then."""
+    """The same, but of three walks two show nothing: a model of this answers walks rightly now and then only."""
     rng = random.Random(episode.id)
     wrong = [turn.observation.startswith("You walk") and rng.random() < 2 / 3 for turn in episode.turns]
     turns = (replace(t, observation="Nothing new.") if w else t for t, w in zip(episode.turns, wrong, strict=True))

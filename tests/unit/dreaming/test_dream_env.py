@@ -91,6 +91,16 @@ def test_whom_the_guard_trusts(
     assert NO_GUARD.trusts(Prediction("x", reward, terminated, 1e-9, 1e-9))
 
 
+def test_a_dream_cannot_earn_more_than_any_episode_could() -> None:
+    """The coin that was taken is taken again: however sure the model is, it pays no second time."""
+    paid = [Prediction("You take the coin.", 0.5, False, 1.0, 1.0) for _ in range(3)]
+    env = DreamEnv(Model(paid), STARTS, Guard(0.0, 0.0, max_return=1.0))
+    _, *results = dream(env, ["take", "take", "take"])
+    assert [(r.reward, r.stop) for r in results] == [(0.5, None), (0.5, None), (0.0, StopReason.UNSURE)]
+    assert not Guard(0.0, 0.0, max_return=1.0).trusts(paid[0], earned=0.75)
+    assert Guard(0.0, 0.0, max_return=1.0).trusts(Prediction("x", -0.5, False, 1.0, 1.0), earned=1.5)  # it costs
+
+
 def test_an_unsure_prediction_ends_the_dream_unpaid_and_truncated() -> None:
     """Paid, the policy would learn to go where the model is wrong; terminated, a critic would learn that the world ends
     there. The observation is kept, as the state to bootstrap from."""

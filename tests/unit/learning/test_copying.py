@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.learning.copying import copying_rows, one_after_the_other
+from policy.lm.batch import Row
 
 WORDS = range(5, 90)
+
+
+def rows_of(tokens: int, seed: int) -> list[Row]:
+    return copying_rows(WORDS, tokens, random.Random(seed))
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 900))
 def test_only_what_the_row_has_shown_before_is_trained(seed: int, tokens: int) -> None:
     """A trained token follows the same token as before somewhere earlier in the row: it can be copied."""
-    rows = copying_rows(WORDS, tokens, seed)
+    rows = rows_of(tokens, seed)
     assert sum(len(row.ids) for row in rows) >= tokens > sum(len(row.ids) for row in rows[:-1])
     for row in rows:
         assert set(row.ids) <= set(WORDS)
@@ -28,7 +35,7 @@ def test_only_what_the_row_has_shown_before_is_trained(seed: int, tokens: int) -
 
 
 def test_rows_are_those_of_the_seed() -> None:
-    assert copying_rows(WORDS, 300, 1) == copying_rows(WORDS, 300, 1) != copying_rows(WORDS, 300, 2)
+    assert rows_of(300, 1) == rows_of(300, 1) != rows_of(300, 2)
 
 
 def test_one_stream_follows_the_other_from_its_beginning() -> None:
@@ -45,4 +52,4 @@ def test_one_stream_follows_the_other_from_its_beginning() -> None:
 
 def test_a_row_whose_phrases_are_late_to_return_grows_until_one_does() -> None:
     """Thousands of them: a short row with long phrases shows none twice within its length."""
-    assert all(any(row.ce_weight) for row in copying_rows(WORDS, 300_000, 0))
+    assert all(any(row.ce_weight) for row in rows_of(300_000, 0))
