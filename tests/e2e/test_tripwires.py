@@ -200,6 +200,7 @@ def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
 
 def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watched(run_folder: Path) -> None:
     """The hack is one that a policy does learn; else to stop it would prove nothing."""
+    RunFolder(run_folder, SEED).update({"best_return": UPDATES})  # the guard would not let it earn more than the lamp
     with planted("look", HALF):  # looking on earns more than taking the lamp
         train(settings(enabled=False), run_folder)
     rows = metrics_of(run_folder, "train")
