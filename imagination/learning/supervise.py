@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -76,9 +77,14 @@ def supervise(
         share = settings.copying_share * sum(len(row.ids) for row in rows)
         repeats = copying_rows(words, max(1, int(share)), random.Random(stream_seed("copying", seed)))
         settings = replace(settings, steps=settings.steps + settings.copying_steps)
-    module = SupervisedModule(
-        model, settings, lambda step, metrics: run.record(stage, step, metrics), noise_seed, from_scratch=from_scratch
-    )
+    bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
+
+    def move(tokens: int, share: float) -> None:
+        bar.count(tokens)
+        bar.within(share)
+
+    record = partial(run.record, stage)
+    module = SupervisedModule(model, settings, record, noise_seed, from_scratch=from_scratch, on_tokens=move)
     pad = tokenizer.pad_token_id
     pad = pad if isinstance(pad, int) else 0
     batches: Callable[[int], TokenBatch] = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
@@ -97,7 +103,6 @@ def supervise(
         lambda: module.global_step,
         lambda folder: save_checkpoint(model, tokenizer, folder),
     )
-    bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
     trainer = make_trainer(
         run, stage, every, settings.precision, lambda: module.global_step, [keep], bar=bar, logger=logger
     )

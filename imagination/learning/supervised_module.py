@@ -34,7 +34,8 @@ class SupervisedModule(L.LightningModule):
     """Next-token training of either model on the tokens it should have made (``ce_weight``).
 
     ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
-    model has the average of its weights where ``settings.average`` asks for one.
+    model has the average of its weights where ``settings.average`` asks for one. ``on_tokens`` is told after every
+    forward and backward pass how many tokens it was of, and what share of its step is done.
     """
 
     def __init__(
@@ -45,8 +46,11 @@ class SupervisedModule(L.LightningModule):
         seed: int = 0,
         *,
         from_scratch: bool = False,
+        on_tokens: Callable[[int, float], None] = lambda tokens, share: None,
     ) -> None:
         super().__init__()
+        self.automatic_optimization = False  # a step is several passes where it has many tokens
+        self.on_tokens = on_tokens
         self.model = model
         self.settings = settings
         self.from_scratch = from_scratch
@@ -54,26 +58,48 @@ class SupervisedModule(L.LightningModule):
         self.seed = seed
         self._average = WeightAverage(model, settings.average) if settings.average else None
 
-    def training_step(self, batch: TokenBatch, _: int) -> Tensor:
+    def training_step(self, batch: TokenBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
         torch.manual_seed(stream_seed("dropout", self.seed, self.global_step))
-        mask = batch.ce_weight != 0
-        predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
-        logits = token_logits(self.model, predictors.states)
-        ids, weight = batch.input_ids[mask], batch.ce_weight[mask]
-        logprobs = token_logprobs(logits, ids, which=predictors.which)
-        terms = cross_entropy_loss(logprobs[None], weight[None], denominator=float(weight.sum()))
-        if self.global_step % 10 == 0:
-            right = (logits.argmax(-1)[predictors.which] == ids).float()
-            metrics = {"loss": terms.loss.item(), "token_accuracy": right.mean().item()}
-            self.log_dict(metrics, prog_bar=True)
-            self.record(self.global_step, metrics)
-        return terms.loss
-
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
+        optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
+        assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        optimizer.zero_grad()
+        count, width = batch.input_ids.shape
+        size, denominator = max(1, self.settings.micro_tokens // width), float(batch.ce_weight.sum())
+        found: list[tuple[Tensor, Tensor]] = []
+        for start in range(0, count, size):
+            rows = slice(start, start + size)
+            ids, present, weight = (x[rows] for x in (batch.input_ids, batch.attention_mask, batch.ce_weight))
+            found.append(self._backward(ids, present, weight, denominator))
+            self.on_tokens(int(present.sum()), min(1.0, (start + size) / count))
+        optimizer.step()
+        scheduler.step()
         if self._average is not None:  # here, because callbacks that save this step come next
             self._average.update()
+        if step % 10 == 0:
+            loss, right = (float(sum(column)) for column in zip(*found, strict=True))
+            metrics = {"loss": loss, "token_accuracy": right / int((batch.ce_weight != 0).sum())}
+            self.log_dict(metrics, prog_bar=True)
+            self.record(step, metrics)
+
+    def _backward(self, ids: Tensor, present: Tensor, weight: Tensor, denominator: float) -> tuple[Tensor, Tensor]:
+        """Adds the gradient of some rows to that of their step.
+
+        Args:
+            ids, present, weight: ``[rows, time]``; ``present`` is false on padding.
+            denominator: sum of the weights of all rows of the step.
+
+        Returns:
+            their share of the loss, and how many of the tokens to learn are the likeliest.
+        """
+        mask = weight != 0
+        predictors = hidden_before(self.model, ids, present, mask)
+        logits = token_logits(self.model, predictors.states)
+        logprobs = token_logprobs(logits, ids[mask], which=predictors.which)
+        terms = cross_entropy_loss(logprobs[None], weight[mask][None], denominator=denominator)
+        self.manual_backward(terms.loss)
+        return terms.loss.detach(), (logits.detach().argmax(-1)[predictors.which] == ids[mask]).sum()
 
     def on_train_end(self) -> None:
         if self._average is not None:

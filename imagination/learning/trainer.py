@@ -16,7 +16,6 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
-from policy.lm.batch import TokenBatch
 
 
 class _SaveState(Callback):
@@ -66,7 +65,7 @@ class KeepCheckpoints(Callback):
 
 
 class _ShowBar(Callback):
-    """Moves the bar with the steps; where batches are of tokens, it counts those."""
+    """Moves the bar with the steps."""
 
     def __init__(self, bar: Bar, done: Callable[[], int]) -> None:
         self._bar, self._done = bar, done
@@ -76,8 +75,6 @@ class _ShowBar(Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._bar.advance(self._done(), {k: float(v) for k, v in trainer.progress_bar_metrics.items() if k != "v_num"})
-        if isinstance(batch, TokenBatch):
-            self._bar.count(int(batch.attention_mask.sum()))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._bar.stop()

@@ -43,6 +43,7 @@ class Bar:
         self.what, self.total, self.unit = what, total, unit
         self._every, self._clock = every, clock
         self._done = self._first = self._counted = 0
+        self._within = 0.0
         self._begin = clock()
         self._notes: Mapping[str, float] = {}
         self._over = threading.Event()
@@ -87,8 +88,12 @@ class Bar:
 
     def advance(self, done: int, notes: Mapping[str, float] | None = None) -> None:
         """``done`` steps are done by now; ``notes`` are the numbers to show behind, such as the loss."""
-        self._done = done
+        self._done, self._within = done, 0.0
         self._notes = notes or self._notes
+
+    def within(self, share: float) -> None:
+        """``share`` of the step after those that are done is done, too; for steps that take long."""
+        self._within = share if self._done < self.total else 0.0
 
     def count(self, amount: int = 1) -> None:
         """So many more tokens or turns are done."""
@@ -96,12 +101,13 @@ class Bar:
 
     def line(self, blocks: bool = False) -> str:
         """The bar as one line of text; ``blocks`` draws it, too."""
-        seconds, new = self._clock() - self._begin, self._done - self._first
-        share = self._done / self.total if self.total else 1.0
+        done = self._done + self._within
+        seconds, new = self._clock() - self._begin, done - self._first
+        share = done / self.total if self.total else 1.0
         drawn = f"{'█' * int(10 * share):<10} " if blocks else ""
         said = [_minutes(seconds)]
-        if new and self._done < self.total:
-            said.append(f"{_minutes(seconds / new * (self.total - self._done))} left")
+        if new and done < self.total:
+            said.append(f"{_minutes(seconds / new * (self.total - done))} left")
         if self._counted and seconds > 0:
             rate = self._counted / seconds
             said.append(f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.1f} {self.unit}/s")

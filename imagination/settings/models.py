@@ -73,6 +73,7 @@ class FitSettings:
     Attributes:
         steps: optimiser steps.
         batch_tokens: of a step, padding included.
+        micro_tokens: that a forward pass computes; changes memory and how often the bar moves, not the gradient.
         optimizer: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for
             weights that start at random and adamw for trained ones and adapters.
         lr: highest learning rate; that of models from scratch, too high for pretrained ones.
@@ -88,6 +89,7 @@ class FitSettings:
 
     steps: int = 2000
     batch_tokens: int = 3072
+    micro_tokens: int = 8192
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
     lr: float = 3e-3
     weight_decay: float = 0.01

@@ -52,6 +52,19 @@ def test_the_first_step_moves_before_it_is_done(clock: Clock) -> None:
     bar.stop()
 
 
+def test_a_long_step_moves_the_bar_and_the_time_left_before_it_is_done(clock: Clock) -> None:
+    bar = Bar("fit", 10, "tokens", clock=clock)
+    bar.start()
+    bar.advance(1)
+    bar.within(0.5)
+    clock.now += 30
+    # 1.5 of 10 steps in half a minute: the other 8.5 take 170 s
+    assert "1/10  15% 0:30, 2:50 left" in bar.line()
+    bar.advance(2)
+    assert "2/10  20% 0:30, 2:00 left" in bar.line()
+    bar.stop()
+
+
 def test_a_file_gets_a_line_now_and_then_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with Bar("fit", 1000, every=0.2) as bar:
         for done in range(1, 1001):
