@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from imagination.learning.supervised_module import SupervisedModule, schedule
 from imagination.settings import FitSettings
@@ -18,7 +19,8 @@ from tests.support.plain import EXPERTS, Notes, assert_same, fit, gradients_of, 
 class NotedSupervised(SupervisedModule):
     def configure_optimizers(self) -> Any:
         self.notes = Notes(self)
-        return self.notes
+        constant = torch.optim.lr_scheduler.LambdaLR(self.notes, lambda step: 1.0)
+        return {"optimizer": self.notes, "lr_scheduler": constant}
 
 
 def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -> None:
@@ -29,12 +31,17 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
     nll = -sum(w * s for row, ss in zip(rows, scores, strict=True) for w, s in zip(row.ce_weight, ss, strict=True))
     total = sum(sum(row.ce_weight) for row in rows)
     expected = gradients_of(nll / total, model)
-    for factor in (1.0, 2.0):
+    for factor, micro_tokens in ((1.0, 8192), (2.0, 8192), (1.0, 1)):  # one pass; one pass a row
         scaled = [replace(row, ce_weight=[factor * w for w in row.ce_weight]) for row in rows]
-        module = NotedSupervised(model, FitSettings(precision="fp32"), lambda i, m: None)
+        passes: list[tuple[int, float]] = []
+        settings = FitSettings(precision="fp32", micro_tokens=micro_tokens)
+        module = NotedSupervised(model, settings, lambda i, m: None, on_tokens=lambda *told: passes.append(told))
         fit(module, collate(scaled, pad=0))
         (got,) = module.notes.seen
         assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
+        assert len(passes) == (1 if micro_tokens > 1 else len(rows))
+        assert sum(tokens for tokens, _ in passes) == sum(len(row.ids) for row in rows)
+        assert passes[-1][1] == 1.0
 
 
 def test_the_learning_rate_rises_along_a_line_and_falls_along_a_cosine_to_a_tenth() -> None:
