@@ -182,7 +182,7 @@ class Notes(torch.optim.Optimizer):
     without a critic, the logits grow."""
 
     def __init__(self, module: torch.nn.Module, nudge: float = 0.0) -> None:
-        super().__init__(module.parameters(), {})
+        super().__init__(module.parameters(), {"lr": 1.0})
         self.module, self.nudge, self.seen = module, nudge, []
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

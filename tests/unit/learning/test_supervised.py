@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -33,10 +34,11 @@ def test_supervised_training_is_a_weighted_mean_over_the_tokens_of_the_batch() -
     expected = gradients_of(nll / total, model)
     for factor, micro_tokens in ((1.0, 8192), (2.0, 8192), (1.0, 1)):  # one pass; one pass a row
         scaled = [replace(row, ce_weight=[factor * w for w in row.ce_weight]) for row in rows]
-        passes: list[tuple[int, float]] = []
+        told = Mock()
         settings = FitSettings(precision="fp32", micro_tokens=micro_tokens)
-        module = NotedSupervised(model, settings, lambda i, m: None, on_tokens=lambda *told: passes.append(told))
+        module = NotedSupervised(model, settings, lambda i, m: None, on_tokens=told)
         fit(module, collate(scaled, pad=0))
+        passes = [call.args for call in told.call_args_list]
         (got,) = module.notes.seen
         assert_same({name.removeprefix("model."): g for name, g in got.items()}, expected)
         assert len(passes) == (1 if micro_tokens > 1 else len(rows))
