@@ -156,9 +156,5 @@ def _rate(arm: Mapping[str, Any]) -> float:
 
 
 def _cell(arm: Mapping[str, Any]) -> str:
-    p = Proportion.from_json(arm["train_tasks"])
-    if p.rate is None or p.ci95 is None:
-        return "–"
-    believed = arm.get("dream_success")
-    dreamed = f" ({believed[1]:.2f})" if believed else ""
-    return f"{p.rate:.2f} [{p.ci95[0]:.2f}, {p.ci95[1]:.2f}]{dreamed}"
+    success, believed = Proportion.from_json(arm["train_tasks"]), arm.get("dream_success")
+    return success.cell + (f" ({believed[1]:.2f})" if success.n and believed else "")

@@ -78,11 +78,6 @@ def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
     return {**{key: found[key] for key in keys}, "control": control}
 
 
-def _cell(success: dict[str, Any]) -> str:
-    p = Proportion.from_json(success)
-    return "-" if p.rate is None or p.ci95 is None else f"{p.rate:.2f} [{p.ci95[0]:.2f}, {p.ci95[1]:.2f}]"
-
-
 def seeds_table(results: Sequence[dict[str, Any]]) -> str:
     """One line per seed and one with the means, in Markdown."""
     head = (
@@ -101,9 +96,10 @@ def seeds_table(results: Sequence[dict[str, Any]]) -> str:
             dream = "-"
             if split == "train_tasks":
                 dream = f"{before['dream_success']['success']:.2f} / {after['dream_success']['success']:.2f}"
+            cells = [Proportion.from_json(arm[split]).cell for arm in (before, after, control)]
             lines.append(
-                f"| {r['seed']} | {title} | {after[split]['n']} | {_cell(before[split])} | {_cell(after[split])} "
-                f"| {rises[-1]:+.2f} | {_cell(control[split])} ({control['real_steps']['train']}) | {dream} |"
+                f"| {r['seed']} | {title} | {after[split]['n']} | {cells[0]} | {cells[1]} "
+                f"| {rises[-1]:+.2f} | {cells[2]} ({control['real_steps']['train']}) | {dream} |"
             )
         mean = {name: sum(values) / len(values) for name, values in columns.items()}
         lines.append(

@@ -66,10 +66,5 @@ def few_shot_table(result: dict[str, Any]) -> str:
         rows.append(("GRPO in the new tasks", result["control"], result["control"]["real_steps"]["train"]))
     for name, arm, steps in rows:
         success = Proportion.from_json(arm["heldout_tasks"])
-        cell = "-" if success.rate is None or success.ci95 is None else _with_interval(success.rate, success.ci95)
-        lines.append(f"| {name} | {cell} | {success.n} | {steps:,} |")
+        lines.append(f"| {name} | {success.cell} | {success.n} | {steps:,} |")
     return "\n".join(lines) + "\n"
-
-
-def _with_interval(rate: float, ci95: tuple[float, float]) -> str:
-    return f"{rate:.2f} [{ci95[0]:.2f}, {ci95[1]:.2f}]"

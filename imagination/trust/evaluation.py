@@ -64,6 +64,12 @@ class Proportion:
         share = self.successes / self.n
         return over_tasks(share, len(self.by_task)) if self.by_task else wilson(share, self.n)
 
+    @property
+    def cell(self) -> str:
+        """As tables show it: ``0.36 [0.05, 0.80]``, or a dash where nothing was tried."""
+        share, interval = self.rate, self.ci95
+        return "–" if share is None or interval is None else f"{share:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
     def to_json(self) -> dict[str, Any]:
         """``{"success": rate, "n": .., "ci95": [low, high], "failures": ..}``; rate and interval null for n = 0.
 
