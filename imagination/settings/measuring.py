@@ -13,12 +13,14 @@ class EvaluateSettings:
     Attributes:
         episodes: per training game, real and dreamed.
         heldout_episodes: per held-out game.
+        tasks: at most so many of the training games, the first ones; 0 is all. All held-out games are played.
         max_turns: at which an episode counts as lost.
         temperature: at which the policy plays; 0 is greedy.
     """
 
     episodes: int = 40
     heldout_episodes: int = 20
+    tasks: int = 0
     max_turns: int = 12
     temperature: float = 1.0
 

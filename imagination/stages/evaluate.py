@@ -100,8 +100,10 @@ async def play_real(
     config: Config, tasks: TaskSet, agent: LanguageModelAgent, version: str, which: str, split: str
 ) -> list[Trajectory]:
     """The policy's episodes in the real games of a split, the same tasks and seeds for every policy."""
-    count = config.evaluate.episodes if split == "train" else config.evaluate.heldout_episodes
-    episodes = plan(tasks.tasks(split), count, f"real/{which}/{split}", config.seed)
+    known, count = tasks.tasks(split), config.evaluate.heldout_episodes
+    if split == "train":
+        known, count = known[: config.evaluate.tasks or None], config.evaluate.episodes
+    episodes = plan(known, count, f"real/{which}/{split}", config.seed)
     stamp = Provenance(Source.REAL, version)
     what = f"play {which}, {split} games"
     return await play_with_bar(what, episodes, tasks.make_env, agent, stamp, config.evaluate.max_turns, concurrency=64)
