@@ -137,6 +137,33 @@ def test_a_checkpoint_of_the_wrong_vocabulary(run: Path, tmp_path: Path, capsys:
     assert _files(folder) == before
 
 
+def test_checkpoints_that_cannot_serve(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No chat template, a tokenizer that cannot write back what it reads, a torn GGUF file: a line each."""
+    from tokenizers import normalizers
+
+    from policy.lm.backbone import build_model, save_checkpoint
+    from policy.lm.settings import ModelSettings
+    from policy.lm.tokenizer import train_tokenizer
+
+    size = ModelSettings(hidden=16, layers=1, heads=1, kv_heads=1, mlp=16)
+    for name in ("silent", "lossy"):
+        tokenizer = train_tokenizer(["Take the lamp."], 300)
+        if name == "silent":
+            tokenizer.chat_template = None
+        else:
+            tokenizer.backend_tokenizer.normalizer = normalizers.Replace("a", "o")
+        save_checkpoint(build_model(size, tokenizer, 0), tokenizer, tmp_path / name)
+    (tmp_path / "torn.gguf").write_bytes(b"GGUF" + bytes(10))
+    line = _fails("fit-world-model", run, capsys, f"worldmodel.model={tmp_path / 'silent'}")
+    assert "silent' has no chat template" in line
+    line = _fails("fit-world-model", run, capsys, f"worldmodel.model={tmp_path / 'lossy'}")
+    assert "lossy' cannot write" in line
+    assert "comes back as" in line
+    line = _fails("fit-world-model", run, capsys, f"worldmodel.model={tmp_path / 'torn.gguf'}")
+    assert f"{tmp_path / 'torn.gguf'}: torn" in line
+    assert not (run / "models").exists()
+
+
 def test_settings_that_contradict_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train.group_size" in _fails("train", run, capsys, "train.group_size=1")
     assert "train.expert_share" in _fails("train", run, capsys, "train.group_size=4", "train.expert_share=1.0")
