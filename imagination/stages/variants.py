@@ -45,8 +45,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
         shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
     for name in (*SHARED, *members):
         shutil.copytree(source / name, there / name)
-    if "world_model_form" in start.summary:
-        run.update({"world_model_form": start.summary["world_model_form"]})
+    run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
     result["real_steps"]["train"] = run.summary["real_steps"]["train"]

@@ -17,7 +17,13 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
     few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=150", "clone.steps=20"]
     few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
     few += ["worldmodel.facts=4", "collect.heldout_episodes=6", "worldmodel.context=1024", "policy.context=1024"]
-    few += ["evaluate.episodes=4", "evaluate.tasks=1", "evaluate.heldout_episodes=2", "tripwires.enabled=false", "dream.max_tokens=192"]
+    few += [
+        "evaluate.episodes=4",
+        "evaluate.tasks=1",
+        "evaluate.heldout_episodes=2",
+        "tripwires.enabled=false",
+        "dream.max_tokens=192",
+    ]
     assert main(["demo", "preset=tiny", "env=textworld_express", SIZE, *few, f"output={tmp_path}"]) == 0
     folder = tmp_path / "tiny"
     report = json.loads((folder / "report.json").read_text())

