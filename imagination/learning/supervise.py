@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.copying import copying_rows, one_after_the_other
+from imagination.learning.precision import chosen_precision
 from imagination.learning.stream import StepStream, SupervisedBatches
 from imagination.learning.supervised_module import SupervisedModule
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
@@ -103,7 +104,6 @@ def supervise(
         lambda: module.global_step,
         lambda folder: save_checkpoint(model, tokenizer, folder),
     )
-    trainer = make_trainer(
-        run, stage, every, settings.precision, lambda: module.global_step, [keep], bar=bar, logger=logger
-    )
+    precision = chosen_precision(settings.precision, model, batches(0), run, stage)
+    trainer = make_trainer(run, stage, every, precision, lambda: module.global_step, [keep], bar=bar, logger=logger)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)

@@ -105,7 +105,7 @@ def make_trainer(
     run: RunFolder,
     stage: str,
     every: int,
-    precision: str,
+    precision: Literal["bf16", "fp32"],
     done: Callable[[], int],
     more: Sequence[Callback] = (),
     *,
@@ -121,12 +121,11 @@ def make_trainer(
         _ShowBar(bar, done),
         *more,
     ]
-    half = precision == "bf16" or (precision == "auto" and torch.cuda.is_available())
     return L.Trainer(
         max_epochs=1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=1,
-        precision="bf16-mixed" if half else "32-true",
+        precision="bf16-mixed" if precision == "bf16" else "32-true",
         logger=make_logger(logger, run, stage),
         callbacks=callbacks,
         enable_checkpointing=False,

@@ -83,8 +83,8 @@ class FitSettings:
         copying_steps: before these, on random tokens that repeat, from which a model that starts at random learns to
             copy what it has just read; 0 is off.
         copying_share: of the tokens after that, so that it does not forget.
-        precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs the packed forward
-            pass in fp32 is faster for small models.
+        precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs auto is fp32 for
+            small models, and for large ones whichever a few passes show to be faster.
     """
 
     steps: int = 2000
