@@ -12,7 +12,7 @@ from imagination.dreaming.dream_env import DreamEnv, Guard, Start
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode, Provenance, plan
-from imagination.dreaming.rollout_progress import play_with_bar
+from imagination.dreaming.rollout_progress import judge_with_bar, play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
@@ -25,7 +25,7 @@ from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
 from real_envs.isolation import real_steps_taken
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.fidelity import audit_metrics, judge
+from worldmodel.fidelity import audit_metrics
 from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
@@ -80,7 +80,8 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     for which in ("before", "after"):
         judged = played[f"{which}/train"][::2]
         failed: list[tuple[str, int]] = []
-        found = await judge(world.at_temperature(0.0).excluding(judged), judged, failed=failed)
+        apart = world.at_temperature(0.0).excluding(judged)
+        found = await judge_with_bar(f"judge {which}", apart, judged, failed)
         on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
     run.update(
         {

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from imagination.dreaming.engines import Engines
+from imagination.dreaming.rollout_progress import judge_with_bar
 from imagination.dreaming.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
-from worldmodel.fidelity import audit_metrics, in_new_situations, judge
+from worldmodel.fidelity import audit_metrics, in_new_situations
 from worldmodel.fidelity.calibration import calibration_metrics, fit_calibration
 
 
@@ -38,12 +39,12 @@ def measure(
     world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
     apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
-    judged = asyncio.run(judge(apart, held, failed=failed))
+    judged = asyncio.run(judge_with_bar("judge kept-back episodes", apart, held, failed))
     metrics: dict[str, Any] = audit_metrics(judged)
     metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
     temperature = dream.temperature
-    sampled = asyncio.run(judge(apart.at_temperature(temperature), held))
+    sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held, []))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
         calibration.save(run.model(name))
@@ -54,14 +55,16 @@ def measure(
     elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
     apart = world_model.excluding(elsewhere)
     failed = []
-    there = asyncio.run(judge(apart, elsewhere, failed=failed))
+    there = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))
     metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
     if settings.facts:
         reach, judged_there = in_reach(elsewhere)
         known = load_world_model(
             Engines(engine), run, settings, dream, 0.0, [*train, *reach], served=False, name=name
         ).excluding(judged_there)
-        metrics["heldout_tasks_known"] = {**audit_metrics(asyncio.run(judge(known, judged_there))), "failed": 0}
+        failed = []
+        there = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
+        metrics["heldout_tasks_known"] = {**audit_metrics(there), "failed": len(failed)}
     return metrics
 
 

@@ -99,6 +99,7 @@ async def judge(
     trajectories: Sequence[Trajectory],
     concurrency: int = 64,
     failed: list[tuple[str, int]] | None = None,
+    on_episode: Callable[[Trajectory], None] | None = None,
 ) -> list[Judged]:
     """Predicts every turn of every episode from its real history: greedily for an audit, sampled as in dreams.
 
@@ -107,6 +108,7 @@ async def judge(
 
     Args:
         failed: is told the episode and the index of each turn at which generation broke.
+        on_episode: is called when an episode is done.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -133,6 +135,8 @@ async def judge(
                 before = trajectory.turns[k - 1].observation if k else trajectory.start
                 found.append(Judged(trajectory.id, k, turn, predicted, trajectory.task_id, before, reason))
             model.release(session)
+        if on_episode is not None:
+            on_episode(trajectory)
         return found
 
     return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
