@@ -44,7 +44,7 @@ def measure(
     metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
     temperature = dream.temperature
-    sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held, []))
+    sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
         calibration.save(run.model(name))
