@@ -18,11 +18,14 @@ class Task:
         spec: what the environment needs to load it, such as ``{"path": "games/tw-7.z8"}``.
         privileged: what only the environment and its judge may know, such as a gold answer or a plan. Whatever must not
             reach a policy is declared here or in ``Observation.privileged``: neither is ever rendered into tokens.
+        world_facts: facts of its initial state, a line each. The world model may read them (``worldmodel.facts``), no
+            policy ever does.
     """
 
     id: str
     spec: Mapping[str, str] = field(default_factory=dict)
     privileged: Mapping[str, object] = field(default_factory=dict, repr=False)
+    world_facts: tuple[str, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,10 @@ SCHEMA = pa.schema(
     {name: pa.string() for name in ("id", "task_id", "group_id", "source", "agent", "start", "stop")}
     | {"seed": pa.int64(), "prefix_turns": pa.int64(), "turns": pa.list_(pa.struct(_TURN))}
     | {name: pa.string() for name in ("policy_version", "world_model_version", "failure")}
-    | {"trace": pa.struct(_TRACE)}
+    | {"trace": pa.struct(_TRACE), "world_facts": pa.list_(pa.string())}
 )
+
+LATER = frozenset({"world_facts"})  # columns that shards of earlier versions, and of others, may lack
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -99,7 +101,14 @@ def decode(row: Mapping[str, object]) -> Trajectory:
         world_model_version=_text_or_none(row.get("world_model_version"), "world_model_version"),
         trace=_trace(row.get("trace")),
         failure=_text_or_none(row.get("failure"), "failure"),
+        world_facts=_facts(row.get("world_facts")),
     )
+
+
+def _facts(value: object) -> tuple[str, ...]:
+    """None where the column is missing: shards of earlier versions have none."""
+    found = [] if value is None else _list(value, "world_facts")
+    return tuple(_text(line, f"world_facts[{i}]") for i, line in enumerate(found))
 
 
 def _turn(value: object, at: str) -> Turn:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from real_envs.manifest import MANIFEST, Shard, StoreError
-from real_envs.rows import SCHEMA
+from real_envs.rows import LATER, SCHEMA
 
 DAMAGED = "Restore it from a copy, or import the episodes into a new store."
 
@@ -59,14 +59,15 @@ def read_rows(
     path, first = folder / shard.file, 0
     try:
         with pq.ParquetFile(path) as file:
-            missing = [name for name in columns if name not in file.schema_arrow.names]
+            there = [name for name in columns if name in file.schema_arrow.names]
+            missing = [name for name in columns if name not in there and name not in LATER]
             if missing:
                 advice = "Add it (nulls where it is optional); the format is told in real_envs/store.py."
                 raise StoreError.about(path, f"has no column '{missing[0]}'", advice)
             if file.metadata.num_rows != shard.episodes:
                 reason = f"has {file.metadata.num_rows} rows, but {MANIFEST} says {shard.episodes} episodes"
                 raise StoreError.about(path, reason, DAMAGED)
-            for batch in file.iter_batches(batch_size=64, columns=list(columns)):
+            for batch in file.iter_batches(batch_size=64, columns=there):
                 kept, size = list(range(batch.num_rows)), batch.num_rows
                 if skip_tasks:
                     tasks = batch.column("task_id").to_pylist()

@@ -28,6 +28,7 @@ marked ``?`` may be null. Nothing is encoded inside a string, and a null is neve
     trace?    struct<ids: list<int64>, owners: list<int64>, logprobs: list<double?>, turns: list<int64>,
                      temperature: double, top_p: double?, top_k: int64?>
               one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env; without the last two nothing was cut
+    world_facts?   list<string>           of the task's initial state, for the world model; the column may be missing
 
 An episode without turns is fine where the environment failed at reset. A log in which no episode has an action teaches
 nobody anything, and ``read`` refuses it. An empty action is an agent's mistake: it is kept, but counts as none here.

@@ -50,6 +50,8 @@ _META = re.compile(
 _QUESTION = re.compile(r"^(Which|What|Who|Whom|Where)\b.*\?$", re.MULTILINE)
 _STATUS = re.compile(r">?[^\S\n]*(-=[^\n]*=-)?-?\d+/-?\d+\s*$")  # ">    -= Studio =-0/3", the last line of every answer
 _DROPPED = re.compile(r"(You scored -?\d+ out of a possible -?\d+, in \d+ turns?\.|Would you like to RESTART.*)")
+# What the world model is told of a game's initial state; the rest is implied, as south_of by north_of.
+_FACTS = frozenset({"at", "in", "on", "open", "closed", "locked", "match", "link", "north_of", "east_of"})
 _DIRECTIONS = frozenset({"north", "south", "east", "west"})
 _SEEDS_OF_A_RUN = 10_000  # games of different run seeds never share a game seed
 _RESEED = 1_000_003  # a seed that gives no game goes on at seed + k * _RESEED
@@ -255,7 +257,21 @@ def _map(build: Callable[[int], str | None], seeds: Sequence[int], workers: int)
 
 
 def _task(folder: Path, name: str) -> Task:
-    return Task(name, {"path": str(folder / f"{name}.z8")})
+    return Task(name, {"path": str(folder / f"{name}.z8")}, world_facts=_world_facts(folder / f"{name}.json"))
+
+
+def _world_facts(data_file: Path) -> tuple[str, ...]:
+    """What TextWorld wrote down of a game's initial state, such as ``keycard at kitchen`` or ``safe closed``."""
+    if not data_file.exists():
+        return ()
+    data = json.loads(data_file.read_text())
+    names = {key: info["name"] for key, info in data["infos"] if info["name"]}
+    return tuple(
+        " ".join([arguments[0], fact["name"].replace("_", " "), *arguments[1:]])
+        for fact in data["world"]
+        if fact["name"] in _FACTS
+        for arguments in [[names.get(one["name"], one["name"]) for one in fact["arguments"]]]
+    )
 
 
 class TextWorldTasks(PooledTasks):

@@ -180,6 +180,7 @@ class Trajectory:
         policy_version, world_model_version: which weights acted and dreamed; ``None`` where there were none.
         trace: the policy's tokens; ``None`` for scripted agents.
         failure: one sentence on what broke where ``stop`` is a failure.
+        world_facts: what the task says of its initial state (``Task.world_facts``), for the world model alone.
     """
 
     id: str
@@ -196,6 +197,7 @@ class Trajectory:
     world_model_version: str | None = None
     trace: Trace | None = None
     failure: str | None = None
+    world_facts: tuple[str, ...] = ()
 
     @property
     def total_reward(self) -> float:

@@ -1,9 +1,10 @@
 """A form that begins with what is known of the task: facts of its world, which the policy never reads.
 
 An unseen room cannot be predicted from the history of an episode; a world model that reads the initial state of the
-world is exact where one without it guesses (Word2World, arXiv 2512.18832, table 1). Here the facts are what logged
-episodes of the same task have shown: the places that they came through, and what paid. They stand before the first
-action, trained by nobody. An episode is never shown what only it has seen, or the model would learn to copy.
+world is exact where one without it guesses (Word2World, arXiv 2512.18832, table 1). Here the facts are those that the
+task declares (``Task.world_facts``), and then what logged episodes of it have shown: the places that they came
+through, and what paid. They stand before the first action, trained by nobody. An episode is never shown what only it
+has seen, or the model would learn to copy.
 
 A fitted model so dreams in tasks that it was not fitted to: a few logged episodes of a task are enough to know it by.
 """
@@ -37,6 +38,7 @@ class FactIndex:
     def __init__(self, log: Sequence[Trajectory]) -> None:
         self._episodes = {episode.id: content(episode) for episode in log}
         self._facts: dict[str, dict[str, _Fact]] = {}
+        self._declared = {episode.start: episode.world_facts for episode in log if episode.world_facts}
         for episode in log:
             facts = self._facts.setdefault(episode.start, {})
             for k, turn in enumerate(episode.turns):
@@ -54,17 +56,19 @@ class FactIndex:
         return frozenset(name for name, what in self._episodes.items() if name in ids or what in contents)
 
     def of(self, start: str, most: int, hidden: frozenset[str]) -> list[str]:
-        """At most ``most`` facts, those of most episodes, in the order in which episodes meet them.
+        """At most ``most`` facts: first the declared ones, then those of most episodes as these meet them.
 
         Args:
             hidden: ids of episodes that count as if they were not in the log.
         """
+        declared = list(self._declared.get(start, ()))[:most]
         shown = [
             (-len(fact.episodes - hidden), fact.turn, line)
             for line, fact in self._facts.get(start, {}).items()
             if line not in self._common and fact.episodes - hidden
         ]
-        return [line for _, _, line in sorted(sorted(shown)[:most], key=lambda fact: fact[1:])]
+        often = sorted(shown)[: most - len(declared)]
+        return [*declared, *(line for _, _, line in sorted(often, key=lambda fact: fact[1:]))]
 
 
 def _line(turn: Turn) -> str:

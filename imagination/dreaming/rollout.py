@@ -100,6 +100,7 @@ async def play(
         world_model_version=provenance.world_model_version,
         trace=trace,
         failure=failure,
+        world_facts=episode.task.world_facts,
     )
 
 

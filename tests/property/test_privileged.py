@@ -113,7 +113,8 @@ class Dreamer:
 
 def task(hidden: Sequence[str]) -> Task:
     """The spec is the environment's too: a path may hold an answer."""
-    return Task("t", {"start": "s", "path": f"games/{hidden[4]}.z8"}, privileged={"answer": hidden[5]})
+    spec = {"start": "s", "path": f"games/{hidden[4]}.z8"}
+    return Task("t", spec, privileged={"answer": hidden[5]}, world_facts=(hidden[3],))
 
 
 def dream(hidden: Sequence[str], model: WorldModel) -> DreamEnv:
@@ -141,6 +142,7 @@ def test_no_secret_of_a_real_world_reaches_the_policy(hidden: list[str]) -> None
     assert not [secret for secret in hidden if secret in text]
     assert "A lamp." in text
     assert trajectory.turns[0].info == {"judge": hidden[3]}  # it was there to be leaked
+    assert trajectory.world_facts == (hidden[3],)  # the log keeps it for the world model
 
 
 @quick
@@ -175,7 +177,10 @@ def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: lis
     """What other episodes of the task have shown is the initial state of the world, which the policy must find out."""
     engine = Plain()
     shown = tuple(Turn("look", secret, 0.0, False) for secret in hidden)
-    log = [Trajectory("l", "t", "g", Source.REAL, "a", 0, "A hall.", shown, StopReason.TURN_LIMIT)]
+    told = tuple(hidden[:3])  # by the task itself; the others by an episode
+    log = [
+        Trajectory("l", "t", "g", Source.REAL, "a", 0, "A hall.", shown[3:], StopReason.TURN_LIMIT, world_facts=told)
+    ]
     model = TextWorldModel(engine, CHAT, "w", 400, 1.0, WithFacts(FactIndex(log), 99))
     text, _ = seen_by_policy(DreamEnv(model, {"s": Start("t", "A hall.")}, NO_GUARD), hidden)
     assert not [secret for secret in hidden if secret in text]
@@ -191,4 +196,4 @@ def test_the_search_finds_a_leak(hidden: list[str]) -> None:
 
 
 def test_a_task_that_is_printed_keeps_its_secret() -> None:
-    assert "gold" not in repr(Task("t", privileged={"answer": "gold"}))
+    assert "gold" not in repr(Task("t", privileged={"answer": "gold"}, world_facts=("gold",)))

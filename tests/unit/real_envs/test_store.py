@@ -115,6 +115,7 @@ def test_what_was_appended_is_read_again_with_all_its_types(tmp_path: Path) -> N
         policy_version="p3",
         world_model_version="w1",
         trace=TRACE,
+        world_facts=("lamp at cellar", "safe closed"),
     )
     store = TrajectoryStore.create(tmp_path / "log", SPLITS)
     store.append([dreamed, crashed("e")])
@@ -477,6 +478,7 @@ def drop_start(table: pa.Table) -> pa.Table:
         (set_column("start", lambda v: [v[0], None]), ("row 1, field 'start' is null",)),
         (set_column("task_id", lambda v: [v[0], "tw-9"]), ("row 1, field 'task_id' is 'tw-9'", "in no split")),
         (set_column("id", lambda v: ["a", "a"]), ("row 1, field 'id' is 'a'", "earlier row")),
+        (set_column("world_facts", lambda v: [["a"], ["b", None]]), ("row 1, field 'world_facts[1]' is null",)),
         (set_column("turns", lambda v: [v[0], None]), ("row 1, field 'turns' is null",)),
         (
             set_column("turns", lambda v: [[v[0][0], v[0][1] | {"action": None}], []]),
@@ -493,6 +495,12 @@ def test_a_wrong_value_in_a_shard_is_named_by_row_and_field(
 ) -> None:
     edit_shard(folder, 0, edit)
     refuses(folder, lambda: read_all(folder), str(folder / "shard-00000.parquet"), *words)
+
+
+def test_a_shard_of_before_there_were_world_facts_is_read(folder: Path) -> None:
+    before = read_all(folder)
+    edit_shard(folder, 0, lambda table: table.drop_columns(["world_facts"]))
+    assert read_all(folder) == before
 
 
 def test_a_trace_that_contradicts_itself_is_named(folder: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -150,6 +151,16 @@ def test_privileged_infos_change_no_text_and_are_absent_unless_asked_for(games: 
                 break
         assert play(plain, task, commands) == seen
         assert not plain.reset(task).privileged
+
+
+def test_a_task_tells_the_world_model_its_initial_state(games: list[Task]) -> None:
+    """Where the player and things are and how rooms connect, in names that the game's own texts use."""
+    for task in games:
+        (start,) = [fact for fact in task.world_facts if fact.startswith("P at ")]
+        observed = TextWorldGame().reset(task).text.lower()
+        assert start.removeprefix("P at ") in observed
+        assert any(" of " in fact for fact in task.world_facts)
+        assert not any(re.search(r"\b[a-z]_\d", fact) for fact in task.world_facts), "an id in place of a name"
 
 
 def test_step_needs_a_running_game(games: list[Task]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +44,18 @@ def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
     assert index.of("Room 1.", 9, frozenset()) == []
     assert index.of("A place never seen.", 9, frozenset()) == []
+
+
+def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it() -> None:
+    """The initial state is no news of any one episode, so nobody has to have seen it."""
+    declared = ("key at cellar", "safe closed")
+    log = [replace(LOG[0], world_facts=declared), *LOG[1:]]
+    index = FactIndex(log)
+    assert index.of("A hall.", 3, frozenset()) == [*declared, "A cellar."]
+    assert index.of("A hall.", 1, frozenset()) == ["key at cellar"]
+    everything = frozenset(episode.id for episode in log)
+    assert index.of("A hall.", 9, everything) == list(declared)
+    assert "safe closed" in WithFacts(index, 9).excluding(log).notes("A hall.", [], "look")[0]
 
 
 def test_an_episode_is_not_shown_what_only_it_has_seen() -> None:
