@@ -83,6 +83,8 @@ class FitSettings:
         copying_steps: before these, on random tokens that repeat, from which a model that starts at random learns to
             copy what it has just read; 0 is off.
         copying_share: of the tokens after that, so that it does not forget.
+        renamed: copies of the log in which things have made-up names, from which a model learns to copy names that it
+            has never read; 0 is off.
         precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs auto is fp32 for
             small models, and for large ones whichever a few passes show to be faster.
     """
@@ -97,11 +99,14 @@ class FitSettings:
     average: float = 0.99
     copying_steps: int = 200
     copying_share: float = 0.15
+    renamed: int = 0
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
         if self.copying_steps < 0 or self.copying_share < 0:
             raise ValueError("copying_steps and copying_share must be 0 (off) or more")
+        if self.renamed < 0:
+            raise ValueError(f"renamed must be 0 (off) or more, got {self.renamed}")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must lie in [0, 1); 0 keeps the last weights, got {self.average}")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from imagination.learning.experience import imitation_row
 from imagination.learning.initial_model import check_texts, initial_model
+from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.log import read_log
@@ -32,6 +33,7 @@ def clone(config: Config, folder: Path) -> None:
             weights = stream_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
+        chosen = with_renamed(chosen, config.clone.renamed, stream_seed("renamed", config.seed))
         check_texts("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
         supervise(

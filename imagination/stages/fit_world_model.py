@@ -10,6 +10,7 @@ from pathlib import Path
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
 from imagination.learning.initial_model import check_texts, initial_model
+from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
@@ -38,20 +39,22 @@ def fit_world_model(config: Config, folder: Path) -> None:
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         weights, share = _weights(settings, train)
         run.update({"world_model_form": UNFINISHED})
+        told = with_renamed(train, config.fit.renamed, stream_seed("renamed", config.seed))
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
             seed = stream_seed("world model weights", config.seed, member)
-            model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, settings, train, seed)
+            model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, settings, told, seed)
             if not rows:  # members share the tokenizer
                 chat = ChatFormat(tokenizer)
-                answers = [answer for t in train for answer in form.answers(t.start, t.turns)]
+                answers = [answer for t in told for answer in form.answers(t.start, t.turns)]
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
-                check_thoughts(config.dream.max_tokens, thoughts, train, chat, form, context)
-                forms = _forms(settings, form, train, config.seed)
+                check_thoughts(config.dream.max_tokens, thoughts, told, chat, form, context)
+                forms = _forms(settings, form, told, config.seed)
+                weights *= 1 + config.fit.renamed  # a copy weighs what its episode does
                 rows = [
                     row
-                    for t, w, shown in zip(train, weights, forms, strict=True)
+                    for t, w, shown in zip(told, weights, forms, strict=True)
                     for row in world_model_rows(chat, t, w, shown)
                 ]
                 rows = fitting(rows, context, "worldmodel.context")
