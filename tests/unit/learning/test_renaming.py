@@ -11,6 +11,7 @@ from imagination.learning.renaming import with_renamed
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 WORD = re.compile(r"[A-Za-z]+")
+SAID = ["oak", "Brick", "steel", "a1", "of", "the", "lamp25", "25lamp", "box"]
 
 
 def episode(number: int, start: str, *turns: tuple[str, str]) -> Trajectory:
@@ -64,9 +65,7 @@ def test_things_have_other_names_and_the_rest_stays() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.lists(
-                st.sampled_from(["oak", "Brick", "steel", "a1", "of", "the", "lamp25", "25lamp", "box"]), min_size=1
-            ),
+            st.lists(st.sampled_from(SAID), min_size=1),
             st.booleans(),
         ),
         min_size=1,
