@@ -1,0 +1,277 @@
+"""ALFWorld: household tasks in text, played from the benchmark's own files by TextWorld's planner-backed engine.
+
+The games (Shridhar et al. 2021, arXiv 2010.03768) are the files ``game.tw-pddl`` that ``alfworld-download`` fetches,
+in one folder a split. Things have coordinates for names there (``desk_bar__plus_02_...``); here, as in ALFWorld, they
+are numbered by kind (``desk 1``), in the order of those coordinates. ``pip install 'imagination[alfworld]'``.
+
+The text of a reset is the room and then the task. A solved task earns 1; there are no partial rewards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from real_envs.behaviours import Agent, Language, mixture
+from real_envs.env import StepResult, Task
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
+from real_envs.pooled_tasks import PooledTasks
+from real_envs.trajectory import Observation
+from real_envs.world import FILE
+
+GAME = "game.tw-pddl"
+INVALID = r"Nothing happens\."
+_RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a kind and where it stands
+_ARRIVAL = re.compile(r"You arrive at \S+\. ")
+_IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
+_NUMBERED = re.compile(r"[a-z]+ \d+")
+
+LANGUAGE = Language(
+    {
+        "go to {a}": 8,
+        "take {a} from {b}": 5,
+        "move {a} to {b}": 5,
+        "open {a}": 3,
+        "close {a}": 1,
+        "use {a}": 1,
+        "examine {a}": 1,
+        "heat {a} with {b}": 1,
+        "cool {a} with {b}": 1,
+        "clean {a} with {b}": 1,
+        "slice {a} with {b}": 0.5,
+        "inventory": 0.5,
+        "look": 0.3,
+        "put {a} in {b}": 0.5,
+        "take {a}": 0.5,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AlfworldSettings:
+    """Where the games are, and which of them train and judge.
+
+    Attributes:
+        data: the folder with a folder for each split; empty takes ``$ALFWORLD_DATA/json_2.1.1``.
+        train: splits that are logged and dreamed in, with ``+`` between them.
+        heldout: splits that judge.
+        kind: only tasks whose folder begins so, such as ``pick_and_place_simple``; empty takes all six kinds.
+    """
+
+    data: str = ""
+    train: str = "train"
+    heldout: str = "valid_seen"
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if both := set(self.train.split("+")) & set(self.heldout.split("+")):
+            raise ValueError(f"train and heldout share the split {sorted(both)[0]}")
+
+    @property
+    def folder(self) -> Path:
+        """
+        Raises:
+            UserError: nobody said where the games are.
+        """
+        home = os.environ.get("ALFWORLD_DATA")
+        if not self.data and not home:
+            raise UserError(
+                "where are the games of ALFWorld? Set env.options.data to the folder that holds `train` and "
+                "`valid_seen`, or ALFWORLD_DATA as `alfworld-download` does (pip install alfworld)"
+            )
+        return Path(self.data).expanduser().resolve() if self.data else Path(str(home)) / "json_2.1.1"
+
+
+class Names:
+    """Numbers in place of coordinates, both ways, for one game.
+
+    Args:
+        problem: the game's ``pddl_problem``, which names all its things.
+    """
+
+    def __init__(self, problem: str) -> None:
+        count: Counter[str] = Counter()
+        self._plain: dict[str, str] = {}
+        for raw in sorted({match.lower() for match in _RAW.findall(problem)}):
+            kind = raw.partition("_bar_")[0]
+            if kind != "loc":
+                count[kind] += 1
+                self._plain[raw] = f"{kind} {count[kind]}"
+        self._raw = {plain: raw for raw, plain in self._plain.items()}
+
+    def plain(self, text: str) -> str:
+        """What a player reads."""
+        return _RAW.sub(lambda match: self._plain.get(match[0].lower(), match[0]), text)
+
+    def raw(self, command: str) -> str:
+        """What the game reads."""
+        return _NUMBERED.sub(lambda match: self._raw.get(match[0], match[0]), command)
+
+    @property
+    def things(self) -> list[str]:
+        return sorted(self._raw)
+
+
+class AlfworldGame:
+    """One game at a time, in this process (a ``SyncEnv``; play it in a worker).
+
+    Args:
+        privileged: also give ``admissible_commands``, ``policy_commands`` (a plan from here, by the game's planner),
+            ``inventory`` and ``entities`` in ``Observation.privileged``. Planning takes most of a step's time.
+    """
+
+    def __init__(self, privileged: bool = False) -> None:
+        self._privileged = privileged
+        self._env: Any = None
+        self._path = ""
+        self._names = Names("")
+        self._running = False
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the game at ``task.spec["path"]``; ``seed`` changes nothing.
+
+        Raises:
+            OSError: there is no such game.
+        """
+        self._running = False
+        if task.spec["path"] != self._path:
+            self.close()
+            import textworld
+
+            asked = {"admissible_commands": True, "policy_commands": True} if self._privileged else {}
+            self._env = textworld.start(task.spec["path"], textworld.EnvInfos(feedback=True, won=True, **asked))
+            self._names = Names(json.loads(Path(task.spec["path"]).read_text())["pddl_problem"])
+            self._path = task.spec["path"]
+        state = self._env.reset()
+        self._running = True
+        return self._observe(state)
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the game is over.
+        """
+        if not self._running:
+            raise RuntimeError("the game is not running: reset first")
+        state, _, done = self._env.step(self._names.raw(" ".join(action.split())))
+        won = bool(state["won"])
+        self._running = not done
+        return StepResult(self._observe(state), float(won), bool(done), False)
+
+    def close(self) -> None:
+        self._running, self._path = False, ""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _observe(self, state: Mapping[str, Any]) -> Observation:
+        hidden: dict[str, object] = {}
+        if self._privileged:
+            hidden = {
+                "admissible_commands": [self._names.plain(c) for c in state["admissible_commands"]],
+                "policy_commands": [self._names.plain(c) for c in state["policy_commands"] or ()],
+                "inventory": "",
+                "entities": self._names.things,
+            }
+        return Observation(clean(self._names.plain(state["feedback"])), hidden)
+
+
+def clean(text: str) -> str:
+    """Without banner, layout, and the coordinates at which one arrives."""
+    lines = (" ".join(_ARRIVAL.sub("", line).split()) for line in text.split("\n"))
+    return "\n".join(line for line in lines if line and not line.startswith("-= Welcome"))
+
+
+def read_game(path: Path) -> str:
+    """The game's ``pddl_problem``.
+
+    Raises:
+        UserError: the file is torn, or no game of ALFWorld.
+    """
+    try:
+        return str(json.loads(path.read_text())["pddl_problem"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no game of ALFWorld, or torn: {type(error).__name__}: {error}") from error
+
+
+def world_facts(problem: str) -> tuple[str, ...]:
+    """Where each thing is at first, such as ``alarmclock 1 in desk 1``."""
+    names = Names(problem)
+    inside = {thing: place for kind, thing, place in _IN.findall(problem) if kind == "inReceptacle"}
+    return tuple(sorted(f"{names.plain(thing)} in {names.plain(place)}" for thing, place in inside.items()))
+
+
+class Alfworld:
+    """``env=alfworld`` (a ``World``)."""
+
+    name: ClassVar[str] = "alfworld"
+    settings: ClassVar[type[AlfworldSettings]] = AlfworldSettings
+    invalid: ClassVar[str] = INVALID
+
+    def __init__(self) -> None:
+        try:
+            import fast_downward  # noqa: F401  # without it games open, but nothing can be planned
+        except ImportError as error:
+            raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: AlfworldSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Draws games of the splits.
+
+        Raises:
+            UserError: a folder is missing, a file is torn, or a split has not so many games.
+        """
+        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
+        path = folder / FILE
+        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
+            return
+        splits: dict[str, list[dict[str, Any]]] = {}
+        for split, count in counts.items():
+            found = _games(settings, settings.heldout if split == "heldout" else settings.train)
+            if len(found) < count:
+                raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
+            random.Random(f"alfworld/{seed}/{split}").shuffle(found)
+            splits[split] = []
+            for game in found[:count]:
+                parts = game.relative_to(settings.folder).parts[:-1]
+                facts = world_facts(read_game(game))
+                splits[split].append({"id": "alfworld/" + "/".join(parts), "path": str(game), "facts": facts})
+                progress(sum(map(len, splits.values())), sum(counts.values()))
+        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = json.loads((folder / FILE).read_text())["splits"]
+        splits = {
+            split: [Task(t["id"], {"path": t["path"]}, world_facts=tuple(t["facts"])) for t in tasks]
+            for split, tasks in data.items()
+        }
+        return PooledTasks(splits, partial(AlfworldGame, privileged=privileged), workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def _games(settings: AlfworldSettings, splits: str) -> list[Path]:
+    found: list[Path] = []
+    for split in splits.split("+"):
+        folder = settings.folder / split
+        if not folder.is_dir():
+            raise UserError(f"{folder} is missing: `alfworld-download` fetches it, or set env.options.data")
+        found += sorted(p for p in folder.rglob(GAME) if p.relative_to(folder).parts[0].startswith(settings.kind))
+    return found
