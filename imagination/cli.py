@@ -78,8 +78,7 @@ def _command(words: Sequence[str]) -> int:
         print(stage_help(stage))
         return 0
 
-    if stage.run and not any(word.startswith(("run=", "preset=")) for word in overrides):
-        overrides = [f"run={stage.run}", *overrides]
+    overrides = _completed(stage, overrides)
     # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
@@ -99,6 +98,21 @@ def _command(words: Sequence[str]) -> int:
         print(f"\nstopped; to go on: imagine {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def _completed(stage: Stage, overrides: list[str]) -> list[str]:
+    """With the name and the preset that the stage's runs have where the command line chooses none.
+
+    A run that is there keeps what was chosen for it, and another world has sizes of its own.
+    """
+    given = {word.partition("=")[0] for word in overrides}
+    if stage.run and not given & {"run", "preset"}:
+        overrides = [f"run={stage.run}", *overrides]
+    if stage.preset and not given & {"preset", "env"}:
+        words = [word for word in overrides if word != DRY_RUN]
+        if not compose.resolve(words, _load("imagination.settings:Config")).earlier:
+            overrides = [f"preset={stage.preset}", *overrides]
+    return overrides
 
 
 def prepare(overrides: Sequence[str], write: bool = True) -> tuple[Any, Path]:

@@ -24,6 +24,7 @@ class Stage:
         function: ``module:name``, imported only when the stage runs.
         writes_run: whether it works in the folder of a run, which then keeps its settings.
         run: the run's name where the command line gives neither that nor a preset.
+        preset: of a new run where the command line gives neither that nor a world.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Stage:
     sections: tuple[str, ...]
     function: str
     run: str = ""
+    preset: str = ""
     writes_run: bool = True
 
 
@@ -53,6 +55,7 @@ _ALL = (
         sections=(),
         function="imagination.stages.demo:demo",
         run="demo",
+        preset="demo",
     ),
     Stage(
         name="demo-seeds",
@@ -68,6 +71,7 @@ _ALL = (
         sections=(),
         function="imagination.stages.demo:demo_seeds",
         run="demo-seeds",
+        preset="demo",
     ),
     Stage(
         name="collect",
@@ -197,6 +201,7 @@ _ALL = (
         sections=("audit",),
         function="imagination.stages.audit_table:audit_table",
         run="demo-seeds",
+        preset="demo",
     ),
     Stage(
         name="ablate",

@@ -7,6 +7,7 @@ check the real settings and files.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import re
 import subprocess
@@ -129,13 +130,9 @@ Calls = list[tuple[Any, Path]]
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
-    """The calls of the stage functions; the stand-in settings are in force and outputs/ is under tmp_path."""
+def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    """The calls of the stage functions; outputs/ is under tmp_path."""
     calls: Calls = []
-    settings = types.ModuleType("imagination.settings")
-    settings.__dict__.update(Config=Config, UserError=UserError)
-    monkeypatch.setitem(sys.modules, "imagination.settings", settings)
-    monkeypatch.setitem(sys.modules, "imagination.settings.errors", settings)
     fakes: dict[str, types.ModuleType] = {}
     for stage in STAGES.values():
         module, _, name = stage.function.partition(":")
@@ -144,6 +141,18 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
         monkeypatch.setitem(sys.modules, module, stages)
     monkeypatch.chdir(tmp_path)
     return calls
+
+
+@pytest.fixture
+def ran(called: Calls, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The same with the stand-in settings, which have no presets."""
+    settings = types.ModuleType("imagination.settings")
+    settings.__dict__.update(Config=Config, UserError=UserError)
+    monkeypatch.setitem(sys.modules, "imagination.settings", settings)
+    monkeypatch.setitem(sys.modules, "imagination.settings.errors", settings)
+    for name, stage in STAGES.items():
+        monkeypatch.setitem(STAGES, name, dataclasses.replace(stage, preset=""))  # type: ignore[index]
+    return called
 
 
 def load(*overrides: str) -> Config:
@@ -167,6 +176,17 @@ def test_the_demo_has_a_run_of_its_own_unless_one_is_named(ran: Calls) -> None:
     for words in (["demo"], ["demo-seeds"], ["demo", "run=mine"], ["train"]):
         assert cli.main(words) == 0
     assert [folder.name for _, folder in ran] == ["demo", "demo-seeds", "mine", "default"]
+
+
+def test_a_new_demo_has_its_preset_and_a_run_keeps_what_it_has(called: Calls) -> None:
+    for words in (["demo"], ["demo-seeds", "run=a"], ["demo", "env=textworld", "run=b"], ["demo", "preset=tiny"]):
+        assert cli.main(words) == 0
+    assert [folder.name for _, folder in called] == ["demo", "a", "b", "tiny"]
+    assert [config.games.train for config, _ in called] == [1000, 1000, 6, 1]
+    assert [config.env.name for config, _ in called] == ["textworld_express"] * 2 + ["textworld"] * 2
+    for words in (["train", "run=c"], ["demo", "run=c"], ["evaluate", "run=a"]):
+        assert cli.main(words) == 0
+    assert [config.games.train for config, _ in called[4:]] == [6, 6, 1000]
 
 
 def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
@@ -352,8 +372,8 @@ def test_null_and_quotes_and_references() -> None:
 
 def test_files_beat_defaults_and_the_command_line_beats_files() -> None:
     assert load().run == "default"  # configs/config.yaml, not the dataclass's "unnamed"
-    assert load("preset=demo").run == "demo"
-    assert load("preset=demo", "run=mine").run == "mine"
+    assert compose.load_config(["preset=demo"], real_settings.Config).run == "demo"
+    assert compose.load_config(["preset=demo", "run=mine"], real_settings.Config).run == "mine"
     assert load("algorithm=ppo").algorithm.name == "ppo"
     assert load("seed=1", "seed=2").seed == 2
 
