@@ -25,7 +25,7 @@ def main(folder: Path, target: Path) -> None:
     rollouts = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     plt.rcParams.update({"font.size": 10, "text.color": INK, "axes.edgecolor": PALE, "axes.labelcolor": INK})
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.6), width_ratios=[1, 1.25], layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5.4), width_ratios=[1, 1.25], layout="constrained")
     curve(left, [line for line in lines if line["stage"] == "train"], summary)
     pair(right, rollouts)
     figure.savefig(target, dpi=130, facecolor="white")
@@ -37,12 +37,12 @@ def curve(axes: Any, updates: list[dict[str, Any]], summary: dict[str, Any]) -> 
     axes.plot(*zip(*shown, strict=True), color=DREAM, lw=2)
     axes.annotate("in dreams", (shown[1][0], shown[1][1]), (14, 0), textcoords="offset points", color=DREAM)
     for which, at, side in (("before", -0.6, "left"), ("after", len(updates) - 0.4, "right")):
-        real = summary["policy"][which]["train_tasks"]
+        real = summary["policy"][which]["heldout_tasks"]
         low, high = real["ci95"]
         spread = [[real["success"] - low], [high - real["success"]]]
         axes.errorbar([at], [real["success"]], yerr=spread, fmt="o", color=REAL, capsize=4, ms=7)
-        words = f"{real['success']:.2f} in the real games\n{which} (n = {real['n']})"
-        place = (34, -8) if side == "left" else (8, -92)
+        words = f"{real['success']:.2f} in real games\nnever seen, {which}\n(n = {real['n']})"
+        place = (34, 0) if side == "left" else (8, -72)
         line = {"arrowstyle": "-", "color": REAL, "lw": 0.7}
         axes.annotate(words, (at, low), place, textcoords="offset points", ha=side, color=REAL, arrowprops=line)
     axes.set(ylim=(0, 1.05), xlabel="policy update, all played in dreams", ylabel="success rate")
@@ -54,13 +54,13 @@ def pair(axes: Any, rollouts: list[dict[str, Any]]) -> None:
     """A solved dream beside the same actions in the real game."""
     dreams = {row["id"]: row for row in rollouts if row["source"] == "dream"}
     twins = [(dreams[row["twin_of"]], row) for row in rollouts if row.get("which") == "replay"]
-    solved = [(d, r) for d, r in twins if d["solved"] and r["solved"] and 4 <= len(d["turns"]) <= 6]
-    dream, real = min(solved, key=lambda both: (len(both[0]["start"]), both[0]["id"]))
+    solved = [(d, r) for d, r in twins if d["solved"] and r["solved"]]
+    dream, real = min(solved, key=lambda both: (len(both[0]["turns"]), len(both[0]["start"]), both[0]["id"]))
     axes.axis("off")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     axes.set_title("One episode: what was dreamed, and what the game then said", loc="left")
     height = 0.985
-    goal = dream["start"].split("\n")[0].split("! ")[-1]
+    goal, _, place = dream["start"].partition("\n")
     for line in textwrap.wrap(goal, 96):
         axes.text(0, height, line, style="italic", va="top", color=PALE, fontsize=9)
         height -= 0.05
@@ -68,6 +68,8 @@ def pair(axes: Any, rollouts: list[dict[str, Any]]) -> None:
     axes.text(0.52, height - 0.005, "real game", color=REAL, weight="bold", va="top", fontsize=9)
     height -= 0.055
     for imagined, happened in zip(dream["turns"], real["turns"], strict=False):
+        if {imagined["observation"], happened["observation"]} <= {dream["start"], goal, place}:
+            continue  # what stands above already
         axes.text(0, height, f"> {imagined['action']}", family="monospace", va="top", fontsize=8.5, weight="bold")
         height -= 0.047
         columns = [wrapped(turn["observation"]) for turn in (imagined, happened)]

@@ -13,7 +13,8 @@ class EvaluateSettings:
     Attributes:
         episodes: per training game, real and dreamed.
         heldout_episodes: per held-out game.
-        tasks: at most so many of the training games, the first ones; 0 is all. All held-out games are played.
+        tasks: at most so many of the training games, the first ones; 0 is all. All held-out games are played; the audit
+            and the comparison take no more than so many of a split, either.
         max_turns: at which an episode counts as lost.
         temperature: at which the policy plays; 0 is greedy.
     """

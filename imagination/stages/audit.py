@@ -214,7 +214,7 @@ def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory]
         dream=world,
         guard=None if guard == NO_GUARD else guard,
         starts=starts,
-        tasks=[task for task in tasks.tasks("train") if task.id in starts],
+        tasks=[task for task in tasks.tasks("train")[: config.evaluate.tasks or None] if task.id in starts],
         make_env=tasks.make_env,
         episodes=config.audit.episodes,
         max_turns=config.evaluate.max_turns,

@@ -120,14 +120,14 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         of_split: list[Pair] = []
         if player.agent is not None and config.compare.episodes:
             starts = {start.task_id: start for start in starts_from_log(log, branch=False).values()}
-            tasks = _tasks(reality, split, starts)
+            tasks = _tasks(reality, split, starts)[: config.evaluate.tasks or None]
             dreams, reals, of_split = await player.policy(split, tasks, starts)
             played = free_play(dreams, reals, player.agent.chat.encode, config.seed)
             if reals is not None:
                 played |= consistency(of_split, _beside(of_split, reals))
             free.append({"split": split, **played})
         if config.compare.logged:
-            chosen = _choose(log, config.compare.logged)
+            chosen = _choose(log, config.compare.logged, config.evaluate.tasks or None)
             if not chosen:
                 notes.append(f"Split '{split}' has no logged episode that no model was trained on.")
             of_split = of_split + await player.logged(split, chosen, world.excluding(chosen))
@@ -204,12 +204,12 @@ def _unseen(config: Config, run: RunFolder, store: TrajectoryStore | None, split
     return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)
 
 
-def _choose(log: Sequence[Trajectory], per_task: int) -> list[Trajectory]:
+def _choose(log: Sequence[Trajectory], per_task: int, tasks: int | None) -> list[Trajectory]:
     """The same few of each task every time, whoever played them."""
     chosen: dict[str, list[Trajectory]] = {}
     for episode in sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest()):
         chosen.setdefault(episode.task_id, []).append(episode)
-    return [episode for task in sorted(chosen) for episode in chosen[task][:per_task]]
+    return [episode for task in sorted(chosen)[:tasks] for episode in chosen[task][:per_task]]
 
 
 def _beside(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> list[Trajectory]:
