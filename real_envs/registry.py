@@ -19,6 +19,7 @@ from real_envs.world import World
 GROUP = "imagination.envs"
 BUILT_IN = {
     "alfworld": "real_envs.alfworld:Alfworld",
+    "gymnasium": "real_envs.gymnasium_text:GymnasiumText",
     "scienceworld": "real_envs.scienceworld:ScienceWorld",
     "textworld": "real_envs.textworld:TextWorld",
     "textworld_express": "real_envs.textworld_express:TextWorldExpress",

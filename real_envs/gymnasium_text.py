@@ -1,0 +1,241 @@
+"""Any Gymnasium environment that speaks text, or that a wrapper makes speak, as a real environment.
+
+``env=gymnasium env.options.id=BabyAI-GoToLocal-v0`` plays BabyAI, whose wrapper is here (``real_envs.babyai``). For
+others ``env.options.wrapper=module:name`` names a callable that takes the environment and returns a ``TextEnv``; without
+one, observations must be text, and actions text or numbers. ``pip install 'imagination[gymnasium]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from real_envs.behaviours import Agent, Language, mixture
+from real_envs.env import StepResult, Task
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
+from real_envs.pooled_tasks import PooledTasks
+from real_envs.trajectory import Observation
+from real_envs.world import FILE
+
+UNKNOWN = "Unknown action."
+INVALID = r"Unknown action\."
+# What is said to an environment whose own commands are few and have no names in them; most of it is not understood.
+LANGUAGE = Language(
+    {"go to {a}": 2, "pick up {a}": 2, "open {a}": 1, "drop {a}": 1, "turn around": 1, "go back": 1, "wait": 1}
+)
+_TRIES = 30  # seeds drawn for each task, before the environment is said to have no more that differ
+_WRAPPERS = {"BabyAI-": "real_envs.babyai:BabyAIText", "MiniGrid-": "real_envs.babyai:BabyAIText"}
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one action did. ``reward`` totals 1 where a task is solved; ``truncated`` is the environment's own limit."""
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class TextEnv(Protocol):
+    """A Gymnasium environment that speaks text."""
+
+    def reset(self, seed: int) -> str: ...
+
+    def step(self, action: str) -> Stepped | None:
+        """``None``: there is no such action, and nothing has happened."""
+        ...
+
+    def hidden(self) -> Mapping[str, object]:
+        """What scripted agents read, see ``real_envs.behaviours``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GymnasiumSettings:
+    """Which environment.
+
+    Attributes:
+        id: as ``gymnasium.make`` takes it.
+        wrapper: ``module:name`` of what makes it speak text; empty takes that of BabyAI and MiniGrid for theirs, and
+            for others texts as they are.
+    """
+
+    id: str = "BabyAI-GoToLocal-v0"
+    wrapper: str = ""
+
+
+class Plain:
+    """An environment whose observations are text, and whose actions are text or numbers."""
+
+    def __init__(self, env: Any) -> None:
+        import gymnasium
+
+        self._env, space = env, env.action_space
+        if not isinstance(env.observation_space, gymnasium.spaces.Text):
+            raise UserError(
+                f"{env.spec.id} observes {env.observation_space}, not text: name what makes text of it, "
+                "env.options.wrapper=module:name"
+            )
+        self._numbers: list[str] = []
+        if isinstance(space, gymnasium.spaces.Discrete):
+            self._numbers = [str(k) for k in range(int(space.start), int(space.start) + int(space.n))]
+        elif not isinstance(space, gymnasium.spaces.Text):
+            raise UserError(f"{env.spec.id} acts by {space}, neither text nor numbers: name env.options.wrapper")
+
+    def reset(self, seed: int) -> str:
+        return str(self._env.reset(seed=seed)[0])
+
+    def step(self, action: str) -> Stepped | None:
+        if self._numbers and action not in self._numbers:
+            return None
+        text, reward, terminated, truncated, _ = self._env.step(int(action) if self._numbers else action)
+        return Stepped(str(text), float(reward), bool(terminated), bool(truncated))
+
+    def hidden(self) -> Mapping[str, object]:
+        commands = self._numbers or ["look"]
+        return {"admissible_commands": commands, "policy_commands": [], "inventory": "", "entities": []}
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make(settings: GymnasiumSettings) -> TextEnv:
+    """
+    Raises:
+        ImportError: Gymnasium or the package of the environment is not there.
+        UserError: there is no such environment or wrapper, or it speaks no text.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
+    known = next((target for start, target in _WRAPPERS.items() if settings.id.startswith(start)), "")
+    if known:
+        try:
+            importlib.import_module("minigrid")  # registers its environments
+        except ImportError as error:
+            raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
+    try:
+        env = gymnasium.make(settings.id)
+    except gymnasium.error.Error as error:
+        raise UserError(f"env.options.id={settings.id}: {error}") from error
+    target = settings.wrapper or known
+    if not target:
+        return Plain(env)
+    module, _, name = target.partition(":")
+    try:
+        wrapped: TextEnv = getattr(importlib.import_module(module), name)(env)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"env.options.wrapper={target}: {error}; it wants module:name") from error
+    return wrapped
+
+
+class GymnasiumGame:
+    """One episode at a time, in this process (a ``SyncEnv``; play it in a worker)."""
+
+    def __init__(self, settings: GymnasiumSettings, privileged: bool = False) -> None:
+        self._settings, self._privileged = settings, privileged
+        self._env: TextEnv | None = None
+        self._running = False
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the instance that ``task.spec["seed"]`` makes; ``seed`` changes nothing."""
+        self._env = self._env or make(self._settings)
+        text = self._env.reset(int(task.spec["seed"]))
+        self._running = True
+        return self._observe(text)
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the episode is over.
+        """
+        if not self._running or self._env is None:
+            raise RuntimeError("no episode is running: reset first")
+        done = self._env.step(" ".join(action.split())) or Stepped(UNKNOWN, 0.0, False, False)
+        self._running = not (done.terminated or done.truncated)
+        return StepResult(
+            self._observe(done.text), done.reward, done.terminated, done.truncated and not done.terminated
+        )
+
+    def close(self) -> None:
+        self._running = False
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _observe(self, text: str) -> Observation:
+        hidden = self._env.hidden() if self._privileged and self._env is not None else {}
+        return Observation(text, hidden)
+
+
+class GymnasiumText:
+    """``env=gymnasium`` (a ``World``)."""
+
+    name: ClassVar[str] = "gymnasium"
+    settings: ClassVar[type[GymnasiumSettings]] = GymnasiumSettings
+    invalid: ClassVar[str] = INVALID
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: GymnasiumSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Draws seeds until enough of them start differently from all others.
+
+        Raises:
+            UserError: there is no such environment, it speaks no text, or has not so many different starts.
+        """
+        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
+        path = folder / FILE
+        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
+            return
+        env = make(settings)
+        rng = random.Random(f"gymnasium/{settings.id}/{seed}")
+        known: set[str] = set()
+        splits: dict[str, list[int]] = {split: [] for split in counts}
+        try:
+            for split, count in counts.items():
+                for _ in range(_TRIES * count):
+                    if len(splits[split]) == count:
+                        break
+                    number = rng.randrange(2**31)
+                    start = env.reset(number)
+                    if start not in known:
+                        known.add(start)
+                        splits[split].append(number)
+                        progress(sum(map(len, splits.values())), sum(counts.values()))
+                if len(splits[split]) < count:
+                    raise UserError(
+                        f"{settings.id} has too few different starts for games.{split}={count}: "
+                        f"{len(splits[split])} found among {_TRIES * count} seeds"
+                    )
+        finally:
+            env.close()
+        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = json.loads((folder / FILE).read_text())
+        settings = GymnasiumSettings(**data["made_by"]["settings"])
+        splits = {
+            split: [Task(f"{settings.id}-s{number}", {"seed": str(number)}) for number in numbers]
+            for split, numbers in data["splits"].items()
+        }
+        return PooledTasks(splits, partial(GymnasiumGame, settings, privileged), workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
