@@ -1,8 +1,8 @@
 """Any Gymnasium environment that speaks text, or that a wrapper makes speak, as a real environment.
 
 ``env=gymnasium env.options.id=BabyAI-GoToLocal-v0`` plays BabyAI, whose wrapper is here (``real_envs.babyai``). For
-others ``env.options.wrapper=module:name`` names a callable that takes the environment and returns a ``TextEnv``; without
-one, observations must be text, and actions text or numbers. ``pip install 'imagination[gymnasium]'``.
+others ``env.options.wrapper=module:name`` names a callable that takes the environment and returns a ``TextEnv``;
+without one, observations must be text, and actions text or numbers. ``pip install 'imagination[gymnasium]'``.
 """
 
 from __future__ import annotations
@@ -163,10 +163,9 @@ class GymnasiumGame:
         if not self._running or self._env is None:
             raise RuntimeError("no episode is running: reset first")
         done = self._env.step(" ".join(action.split())) or Stepped(UNKNOWN, 0.0, False, False)
-        self._running = not (done.terminated or done.truncated)
-        return StepResult(
-            self._observe(done.text), done.reward, done.terminated, done.truncated and not done.terminated
-        )
+        truncated = done.truncated and not done.terminated
+        self._running = not (done.terminated or truncated)
+        return StepResult(self._observe(done.text), done.reward, done.terminated, truncated)
 
     def close(self) -> None:
         self._running = False

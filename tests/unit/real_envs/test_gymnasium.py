@@ -31,9 +31,7 @@ def test_a_grid_is_told_as_it_is_seen() -> None:
     env: Any = make(GymnasiumSettings("MiniGrid-Empty-8x8-v0"))
     text = env.reset(0)
     # the goal is five cells to the right, and only three are in view
-    assert text == "Your task is to get to the green goal square.
-a wall: 6 ahead
-You carry nothing."
+    assert text == "Your task is to get to the green goal square.\na wall: 6 ahead\nYou carry nothing."
     grid = env._env.unwrapped.grid  # the agent stands at (1, 1) and looks along x; its right is y
     grid.set(2, 1, Ball("red"))
     grid.set(3, 2, Door("blue", is_locked=True))
