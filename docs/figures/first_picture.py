@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def curve(axes: Any, updates: list[dict[str, Any]], summary: dict[str, Any]) -> 
     """Dreamed success at each update, real success before and after with 95 % intervals."""
     shown = [(line["step"], line["dream_success"]) for line in updates if "dream_success" in line]
     axes.plot(*zip(*shown, strict=True), color=DREAM, lw=2)
-    axes.annotate("in dreams", (shown[1][0], shown[1][1]), (14, 0), textcoords="offset points", color=DREAM)
+    axes.text(0.5, 0.52, "in dreams", transform=axes.transAxes, color=DREAM)
     for which, at, side in (("before", -0.6, "left"), ("after", len(updates) - 0.4, "right")):
         real = summary["policy"][which]["heldout_tasks"]
         low, high = real["ci95"]
@@ -67,9 +68,10 @@ def pair(axes: Any, rollouts: list[dict[str, Any]]) -> None:
     axes.text(0.02, height - 0.005, "world model", color=DREAM, weight="bold", va="top", fontsize=9)
     axes.text(0.52, height - 0.005, "real game", color=REAL, weight="bold", va="top", fontsize=9)
     height -= 0.055
-    for imagined, happened in zip(dream["turns"], real["turns"], strict=False):
-        if {imagined["observation"], happened["observation"]} <= {dream["start"], goal, place}:
-            continue  # what stands above already
+    known = {dream["start"], goal, place}
+    both = zip(dream["turns"], real["turns"], strict=False)
+    # looking around and asking for the task, with which it begins, answer what stands above
+    for imagined, happened in dropwhile(lambda two: {turn["observation"] for turn in two} <= known, both):
         axes.text(0, height, f"> {imagined['action']}", family="monospace", va="top", fontsize=8.5, weight="bold")
         height -= 0.047
         columns = [wrapped(turn["observation"]) for turn in (imagined, happened)]
