@@ -58,8 +58,8 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
 
 def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
-    few = ["games.train=3", "games.heldout=2", "collect.episodes=12", "fit.steps=60", "clone.steps=10"]
-    few += ["train.updates=1", "train.groups=2", "train.group_size=4", "dream.min_confidence=0"]
+    few = ["games.train=3", "games.heldout=2", "collect.episodes=12", "fit.steps=150", "clone.steps=20"]
+    few += ["train.real_share=0.5", "train.updates=1", "train.groups=2", "train.group_size=4", "dream.min_confidence=0"]
     few += [
         "dream.min_outcome_confidence=0",
         "worldmodel.context=1024",
@@ -71,12 +71,12 @@ def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> Non
     assert main(["demo", "preset=tiny", "env=gymnasium", *few, *where]) == 0
     report = json.loads((tmp_path / "grid" / "report.json").read_text())
     assert report["policy"]["after"]["heldout_tasks"]["n"] == 4
-    assert report["real_steps"]["train"] == 0 < report["real_steps"]["collect"]
+    assert min(report["real_steps"]["train"], report["real_steps"]["collect"]) > 0
     assert main(["audit", *where, "audit.episodes=1", "audit.judged=4", "audit.pairs=4", "audit.min_policies=2"]) == 0
     assert main(["compare", *where, "compare.episodes=1", "compare.logged=1"]) == 0
     audit = json.loads((tmp_path / "grid" / "audit.json").read_text())
     assert audit["world_model"]
     pairs = json.loads((tmp_path / "grid" / "compare.json").read_text())["pairs"]
-    assert {pair["source"] for pair in pairs} == {"dream", "log"}
+    assert "log" in {pair["source"] for pair in pairs}
     # two tasks a split at most, though three were logged: evaluate.tasks holds for all that plays
     assert len({pair["task_id"] for pair in pairs}) <= 4
