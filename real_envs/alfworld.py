@@ -9,6 +9,8 @@ The text of a reset is the room and then the task. A solved task earns 1; there 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import random
@@ -21,10 +23,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from real_envs.behaviours import Agent, Language, mixture
-from real_envs.env import StepResult, Task
+from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
+from real_envs.isolation import WorkerPool
 from real_envs.pooled_tasks import PooledTasks
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation
 from real_envs.world import FILE
 
@@ -232,7 +236,7 @@ class Alfworld:
         progress: Callable[[int, int], None],
         workers: int,
     ) -> None:
-        """Draws games of the splits.
+        """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
 
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
@@ -246,13 +250,19 @@ class Alfworld:
             found = _games(settings, settings.heldout if split == "heldout" else settings.train)
             if len(found) < count:
                 raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
-            random.Random(f"alfworld/{seed}/{split}").shuffle(found)
-            splits[split] = []
-            for game in found[:count]:
-                parts = game.relative_to(settings.folder).parts[:-1]
-                facts = world_facts(read_game(game))
-                splits[split].append({"id": "alfworld/" + "/".join(parts), "path": str(game), "facts": facts})
-                progress(sum(map(len, splits.values())), sum(counts.values()))
+            random.Random(stream_seed(f"alfworld/{split}", seed)).shuffle(found)
+            before = sum(map(len, splits.values()))
+            opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
+            if len(opened) < count:
+                raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
+            splits[split] = [
+                {
+                    "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
+                    "path": str(game),
+                    "facts": world_facts(read_game(game)),
+                }
+                for game in opened
+            ]
         write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
@@ -265,6 +275,30 @@ class Alfworld:
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         return mixture(elsewhere, LANGUAGE)
+
+
+def _advance(progress: Callable[[int, int], None], before: int, total: int, opened: int) -> None:
+    progress(before + opened, total)
+
+
+async def _opened(games: Sequence[Path], count: int, progress: Callable[[int], None]) -> list[Path]:
+    """The first so many that the engine opens."""
+    pool = WorkerPool(AlfworldGame, workers=1)
+    env = pool.make_env()
+    opened: list[Path] = []
+    try:
+        for game in games:
+            if len(opened) == count:
+                break
+            read_game(game)
+            with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
+                await env.reset(Task(game.parent.name, {"path": str(game)}), 0)
+                opened.append(game)
+                progress(len(opened))
+    finally:
+        await env.close()
+        await pool.close()
+    return opened
 
 
 def _games(settings: AlfworldSettings, splits: str) -> list[Path]:

@@ -21,6 +21,7 @@ from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.pooled_tasks import PooledTasks
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation
 from real_envs.world import FILE
 
@@ -204,7 +205,7 @@ class GymnasiumText:
         if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
             return
         env = make(settings)
-        rng = random.Random(f"gymnasium/{settings.id}/{seed}")
+        rng = random.Random(stream_seed(f"gymnasium/{settings.id}", seed))
         known: set[str] = set()
         splits: dict[str, list[int]] = {split: [] for split in counts}
         try:

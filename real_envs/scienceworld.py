@@ -24,6 +24,7 @@ from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.java import with_java, without_layout
 from real_envs.pooled_tasks import PooledTasks
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation
 from real_envs.world import FILE
 
@@ -197,7 +198,7 @@ class ScienceWorld:
         variations = _variations(settings, set(folds.values()))
         splits: dict[str, list[dict[str, str]]] = {}
         for split, count in counts.items():
-            splits[split] = _draw(variations[folds[split]], count, f"scienceworld/{seed}/{split}")
+            splits[split] = _draw(variations[folds[split]], count, stream_seed(f"scienceworld/{split}", seed))
             if len(splits[split]) < count:
                 raise UserError(
                     f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
@@ -244,8 +245,8 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
         java.close()
 
 
-def _draw(variations: Mapping[str, Sequence[int]], count: int, name: str) -> list[dict[str, str]]:
-    rng = random.Random(name)
+def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> list[dict[str, str]]:
+    rng = random.Random(order)
     left = {family: rng.sample(list(numbers), len(numbers)) for family, numbers in variations.items()}
     drawn: list[dict[str, str]] = []
     while len(drawn) < count and any(left.values()):

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 
 _WORD = re.compile(r"(?<![\w'])[A-Za-z]{3,}(?![\w'])")  # the unit of 25kg is none, nor is a part of bath_tub
@@ -29,7 +30,7 @@ def with_renamed(log: Sequence[Trajectory], copies: int, seed: int) -> list[Traj
     have it, and in this episode no action says it before the world does.
     """
     names = _names(log) if copies else frozenset()
-    rng = random.Random(seed)
+    rng = random.Random(stream_seed("renamed", seed))
     return [*log, *(_retold(trajectory, names, rng) for _ in range(copies) for trajectory in log)]
 
 

@@ -45,7 +45,7 @@ _ALL = (
         name="demo",
         summary="the whole flow at once: collect, fit, clone, dream, evaluate, report",
         help=(
-            "Runs every stage below in about a quarter of an hour on two CPU cores, then prints a table and where the\n"
+            "Runs every stage below in about twenty minutes on two CPU cores, then prints a table and where the\n"
             "page is. Stopped, it goes on where it was; finished, it only reports again; with other settings it\n"
             "does again what depends on them."
         ),

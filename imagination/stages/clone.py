@@ -33,7 +33,7 @@ def clone(config: Config, folder: Path) -> None:
             weights = stream_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
-        chosen = with_renamed(chosen, config.clone.renamed, stream_seed("renamed", config.seed))
+        chosen = with_renamed(chosen, config.clone.renamed, config.seed)
         check_texts("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
         rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
         supervise(

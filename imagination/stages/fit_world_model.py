@@ -39,7 +39,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         weights, share = _weights(settings, train)
         run.update({"world_model_form": UNFINISHED})
-        told = with_renamed(train, config.fit.renamed, stream_seed("renamed", config.seed))
+        told = with_renamed(train, config.fit.renamed, config.seed)
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
             seed = stream_seed("world model weights", config.seed, member)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
 
+import imagination.stages.train as train_stage
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.runs.log import read_log
@@ -22,7 +24,7 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
-from real_envs.trajectory import StopReason
+from real_envs.trajectory import StopReason, Trajectory
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.fidelity import judge
 from worldmodel.outcome import Goal
@@ -120,8 +122,16 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
         load_world_model(Engines(tiny.engine), folder, tiny.worldmodel, tiny.dream, 0.0)
 
 
-def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
+def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "You walk" pays and ends here, whatever the world model has learned to pay for."""
+    watched: list[Sequence[Trajectory]] = []
+    watch = train_stage._watch
+
+    def listen(*given: Any) -> Any:
+        watched.append(given[4])
+        return watch(*given)
+
+    monkeypatch.setattr(train_stage, "_watch", listen)
     tiny.worldmodel.goal.observation = "You walk"
     tiny.worldmodel.goal.reward = 0.25
     tiny.clone.steps, tiny.clone.lr = 240, 1e-2  # a policy that says commands
@@ -135,7 +145,10 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path) -> None:
     walked = [turn for turn in turns if "You walk" in turn["observation"]]
     assert walked
     assert {(turn["reward"], turn["terminated"]) for turn in walked} == {(0.25, True)}
-    assert summary(run)["tripwires"]["stopped_by"] is None  # the log is read as the goal pays it, not as it was paid
+    # the tripwires read the log as the goal pays it, not as it was paid
+    logged = [turn for t in watched[0] for turn in t.turns]
+    assert {(u.reward, u.terminated) for u in logged if "You walk" in u.observation} == {(0.25, True)}
+    assert {u.reward for u in logged if "You walk" not in u.observation} == {0.0}
     assert {(t["reward"], t["terminated"]) for t in turns if t not in walked} <= {(0.0, False)}
     assert {row["stop"] for row in rollouts} <= {StopReason.TERMINATED, StopReason.TURN_LIMIT, "prediction_invalid"}
 
