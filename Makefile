@@ -107,7 +107,7 @@ bench-gpu: $(STAMP)  ## speed of a 0.5B model on a CUDA card; ARGS=--tiny only t
 	$(BIN)/python -m tests.benchmarks.gpu $(ARGS)
 	$(BIN)/python -m tests.benchmarks.table
 
-tripwires: $(STAMP)  ## plant hacks in the world model of a finished demo, 20 seeds, beside 20 honest runs; 15 minutes
+tripwires: $(STAMP)  ## plant hacks in the world model of six TextWorld games, 20 seeds, beside 20 honest runs; 15 minutes
 	$(BIN)/python -m tests.benchmarks.tripwires $(ARGS)
 
 pretrained: $(STAMP)  ## a real pretrained chat model through the whole flow, beside one from scratch; an hour on two cores

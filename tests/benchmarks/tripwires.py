@@ -1,6 +1,7 @@
-"""Do the tripwires catch a planted hack, and do they leave honest runs alone? On the models of a finished demo.
+"""Do the tripwires catch a planted hack, and do they leave honest runs alone? On the models of six TextWorld games.
 
-    python -m tests.benchmarks.tripwires --demo outputs/demo
+    imagine demo env=textworld run=six
+    python -m tests.benchmarks.tripwires --demo outputs/six
 
 In a planted run the world model pays for a magic word, which the cloned policy says now and then: GRPO finds it by
 itself. In an honest run nothing is planted. Everything else is the demo's own training, without a real step. Which
@@ -259,7 +260,9 @@ def conclusion(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> tuple[str,
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--demo", type=Path, default=Path("outputs/demo"), help="a finished demo; it is only read")
+    parser.add_argument(
+        "--demo", type=Path, default=Path("outputs/six"), help="a finished demo of TextWorld; it is only read"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench"))
     parser.add_argument("--runs", type=int, default=20, help="of each kind")
     parser.add_argument("--first-seed", type=int, default=0)
@@ -271,14 +274,17 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="settings, such as train.group_size=8")
     options = parser.parse_args()
     if not (options.demo / "models" / "policy-clone").exists():
-        print(f"error: {options.demo} holds no finished demo; run `make demo` first", file=sys.stderr)
+        print(
+            f"error: {options.demo} holds no finished demo; run `imagine demo env=textworld run=six` first",
+            file=sys.stderr,
+        )
         return 2
-    config = load_config(["preset=demo", *options.overrides], Config)
+    config = load_config(options.overrides, Config)
     said = said_by_clone(config, RunFolder(options.demo, config.seed)) if options.only != "honest" else []
     results: dict[str, list[dict[str, Any]]] = {"planted": [], "honest": []}
     for kind in [options.only] if options.only else results:
         for seed in range(options.first_seed, options.first_seed + options.runs):
-            mine = load_config(["preset=demo", *options.overrides, f"seed={seed}"], Config)
+            mine = load_config([*options.overrides, f"seed={seed}"], Config)
             word, hack, what = None, None, ""
             if kind == "planted":
                 hack, word = IDLE if options.idle else HACKS[seed % len(HACKS)], ""
