@@ -86,7 +86,8 @@ def corridors(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Config]:
     store.append(logged_episode(task, number) for task in TASKS for number in range(30))
     config = Config(run="corridors", vocab_size=320)
     for model in (config.worldmodel, config.policy):
-        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 64, 2, 2, 2, 96, 256
+        model.hidden, model.layers, model.heads, model.kv_heads, model.mlp, model.context = 64, 2, 2, 2, 96, 512
+    config.dream.max_tokens = 96  # five turns of any answers fit the context
     config.collect.max_turns = config.dream.max_turns = config.evaluate.max_turns = 5
     for fit in (config.fit, config.clone):
         fit.steps, fit.batch_tokens, fit.warmup, fit.precision, fit.lr = 120, 1024, 2, "fp32", 1e-2

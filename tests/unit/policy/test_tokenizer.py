@@ -29,11 +29,12 @@ def encode(text: str) -> list[int]:
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.text() | st.sampled_from([STATUS, WON, " ", "\n", "\r\n", "There is an exit"]), max_size=6))
 @example(["\x00", " n't . , ' s", "e\u0301", "\u200d\ufeff", "🚪", "  lamp  ", "\t\n\n"])
+@example(["<|assistant|>", END, PAD])  # a world may say that, too
 def test_any_text_round_trips(pieces: list[str]) -> None:
     """Otherwise an action reaches the world, or an observation the policy, with other characters than it was made of:
     the usual culprits are cleaned-up spaces, normalised accents and bytes that no merge has seen."""
     text = "".join(pieces)
-    ids = encode(text)
+    ids = TOKENIZER.encode(text, add_special_tokens=False, split_special_tokens=True)  # as ChatFormat does
     assert TOKENIZER.decode(ids) == text
     assert TOKENIZER.decode(ids, skip_special_tokens=True) == text  # what actors and world models call
 
