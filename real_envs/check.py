@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from real_envs.env import Env, EnvFailure, StepResult, Task
-from real_envs.trajectory import Observation
+from real_envs.answers import wrong_with_reset, wrong_with_step
+from real_envs.env import Env, EnvFailure, Task
 
 # What a sampling policy sends sooner or later. Each has to be an ordinary step, however little the world makes of it.
 ODD_ACTIONS = (
@@ -70,15 +69,15 @@ async def _play(env: Env, task: Task, actions: Sequence[str], seed: int, finding
     """What was seen: the reset, then the steps until the end; ``None`` if the environment broke."""
     try:
         observation = await env.reset(task, seed)
-        if not isinstance(observation, Observation) or not isinstance(observation.text, str):
-            findings.append(f"reset returned {type(observation).__name__}, which is no Observation of text")
+        if wrong := wrong_with_reset(observation):
+            findings += [f"reset {finding}" for finding in wrong]
             return None
         if not observation.text.strip():
             findings.append("reset returned an observation without text")
         seen: list[_Record] = [(observation.text, None, False, False)]
         for i, action in enumerate(actions):
             result = await env.step(action)
-            wrong = _wrong_with(result)
+            wrong = wrong_with_step(result)
             if wrong:
                 findings += [f"step {i} ({action!r}): {finding}" for finding in wrong]
                 return None
@@ -103,32 +102,9 @@ async def _check_odd_actions(env: Env, task: Task, seed: int) -> list[str]:
             findings.append(f"the odd action {action[:30]!r} raised {error!r}")
             under_way = False
             continue
-        findings += [f"the odd action {action[:30]!r}: {finding}" for finding in _wrong_with(result)]
+        findings += [f"the odd action {action[:30]!r}: {finding}" for finding in wrong_with_step(result)]
         under_way = not (result.terminated or result.truncated)
     return findings
-
-
-def _wrong_with(result: object) -> list[str]:
-    if not isinstance(result, StepResult):
-        return [f"returned {type(result).__name__}, which is no StepResult"]
-    wrong = []
-    if not isinstance(result.observation, Observation) or not isinstance(result.observation.text, str):
-        wrong.append("the observation is no Observation of text")
-    if type(result.terminated) is not bool or type(result.truncated) is not bool:
-        wrong.append("terminated and truncated are no bools")
-    elif result.terminated and result.truncated:
-        wrong.append("terminated and truncated are both true")
-    reward = result.reward
-    number = isinstance(reward, (int, float)) and not isinstance(reward, bool)
-    if reward is not None and not (number and math.isfinite(reward)):
-        wrong.append(f"the reward is {reward!r}, neither a finite number nor None")
-    if result.stop is not None and result.stop.is_failure:
-        wrong.append(f"stop is {result.stop!r}: a failure has to be raised as EnvFailure")
-    if result.stop is not None and result.stop.is_truncation and not result.truncated:
-        wrong.append(f"stop is {result.stop!r} but truncated is false")
-    if any(not isinstance(value, (float, int, str, bool)) for value in result.info.values()):
-        wrong.append("info holds more than numbers, strings and bools")
-    return wrong
 
 
 async def _refuses_step(env: Env) -> bool:

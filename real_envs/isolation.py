@@ -2,7 +2,8 @@
 
 Real simulators are C libraries, browsers and servers: a sampled command can hang or kill them, and some are not
 thread-safe. An ``IsolatedEnv`` leases a worker process for one episode at a time; the event loop only ever awaits a
-socket. What goes wrong kills the worker, raises ``EnvFailure`` and costs the next episode a new process.
+socket. What goes wrong kills the worker with all that it started, raises ``EnvFailure`` and costs the next episode a
+new process. An answer that is none (no ``StepResult``, a reward of NaN) is such a failure too.
 
 Workers are plain ``python -c`` subprocesses and not ``multiprocessing`` ones, because those import the parent's
 ``__main__`` again, which for a training script means loading torch once a worker.
@@ -11,29 +12,34 @@ Workers are plain ``python -c`` subprocesses and not ``multiprocessing`` ones, b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
+import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Protocol
 
+from real_envs.answers import wrong_with_reset, wrong_with_step
 from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.process_guard import MARK, Guard, end_tree, has_ended
 from real_envs.trajectory import Observation, StopReason
 
 # sys.path comes first: the factory may live in a module that only the parent's path knows, such as a test.
 _BOOTSTRAP = """
-import sys, pickle
+import os, sys, pickle
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
+os.set_inheritable(connection.fileno(), False)  # a child that held it would keep this worker's end from being seen
 sys.path[:] = pickle.loads(connection.recv_bytes())
 from real_envs.isolation import serve
 serve(connection)
@@ -54,13 +60,22 @@ class SyncEnv(Protocol):
 class PoolStats:
     """Since the pool was made. ``steps`` and ``resets`` count requests, also those that failed: real interaction used.
 
-    ``crashes`` and ``timeouts`` are workers lost, each a failed episode unless the worker died between episodes.
+    Attributes:
+        seconds: inside these requests, the start of a process included and the wait for a free worker not; those of
+            workers side by side add up.
+        crashes, timeouts, garbage: workers lost, each a failed episode unless the worker died between episodes.
+            ``garbage`` are answers that do not keep the protocol of ``real_envs.env``.
     """
 
     steps: int = 0
     resets: int = 0
+    seconds: float = 0.0
     crashes: int = 0
     timeouts: int = 0
+    garbage: int = 0
+
+    def __sub__(self, other: PoolStats) -> PoolStats:
+        return PoolStats(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
 
 def serve(connection: Connection) -> None:
@@ -78,7 +93,7 @@ def serve(connection: Connection) -> None:
                 env = factory()
             answer = getattr(env, method)(*arguments)
             signal.alarm(0)
-            connection.send(("ok", answer))
+            connection.send_bytes(_packed(answer))
     except EOFError:  # the parent has closed the pool, or is dead
         signal.alarm(5)
         if env is not None:
@@ -89,31 +104,56 @@ def serve(connection: Connection) -> None:
         connection.send(("failure", StopReason.ENV_CRASHED, "".join(traceback.format_exception(error)).strip()))
 
 
+def _packed(answer: object) -> bytes:
+    """A message with the answer, or with what is wrong where it cannot be sent."""
+    try:
+        return pickle.dumps(("ok", answer))
+    except Exception as error:  # pickling asks each object for its state, and so may raise anything
+        return pickle.dumps(("garbage", [f"returned what cannot be pickled ({error!r})"]))
+
+
+def _unpacked(message: bytes) -> tuple[Any, ...]:
+    """What ``_packed`` or a failure sent."""
+    try:
+        return tuple(pickle.loads(message))
+    except Exception as error:  # unpickling imports and builds what the environment made, and so may raise anything
+        return "garbage", [f"returned what cannot be unpickled ({error!r})"]
+
+
 class _Worker:
     """One worker process, started at its first request and again after it was killed."""
 
     def __init__(self, hello: bytes) -> None:
         self._hello = hello
         self._connection: Connection | None = None
+        self._mark = ""
         self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and not has_ended(self.process.pid)
 
     def start(self) -> None:
         ours, theirs = socket.socketpair()
+        self._mark = secrets.token_hex(8)
         with theirs:
             # Interpreters print without end when they go wrong; nobody reads it, and a full pipe would block them.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                env={**os.environ, MARK: self._mark},
+                start_new_session=True,  # a group of its own, which is ended as a whole; Ctrl-C is the parent's alone
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+        _GUARD.watch(self.process.pid, self._mark)
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(pickle.dumps(sys.path))
         self._connection.send_bytes(self._hello)
 
-    async def request(self, *message: object) -> Any:
-        """Raises ``EOFError`` or ``OSError`` if the process is dead."""
+    async def request(self, *message: object) -> bytes:
+        """The answer, still packed. Raises ``EOFError`` or ``OSError`` if the process is dead."""
         if self._connection is None:
             raise EOFError("the pool was closed")
         self._connection.send(message)
@@ -125,7 +165,7 @@ class _Worker:
             await ready
         finally:
             loop.remove_reader(descriptor)
-        return self._connection.recv()
+        return self._connection.recv_bytes()
 
     def hang_up(self) -> None:
         """Tell the worker to end; an idle one does so at once."""
@@ -134,18 +174,19 @@ class _Worker:
             self._connection = None
 
     def end(self) -> None:
-        """Wait a second for a worker that was told to end, then kill it."""
-        if self.process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=1.0)
+        """Wait a second for a worker that was told to end, then kill it and what it left behind."""
+        deadline = time.monotonic() + 1.0
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.kill()
 
     def kill(self) -> str:
-        """End the process now and say how it ended."""
+        """End the process now, with all that it started, and say how it ended."""
         self.hang_up()
         if self.process is None:
             return "not started"
-        self.process.kill()
+        end_tree(self.process.pid, self._mark)
+        _GUARD.forget(self.process.pid)
         code, self.process = self.process.wait(), None
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
 
@@ -155,12 +196,19 @@ def _resolve(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-_TAKEN = [0]
+_WRONG_WITH = {"reset": wrong_with_reset, "step": wrong_with_step}
+_GUARD = Guard()
+_TOTAL = PoolStats()
 
 
 def real_steps_taken() -> int:
     """Steps that all pools of this process have taken so far: how a run proves that it took none."""
-    return _TAKEN[0]
+    return _TOTAL.steps
+
+
+def real_interaction() -> PoolStats:
+    """What all pools of this process have done so far; the difference of two is what was done between them."""
+    return replace(_TOTAL)
 
 
 class WorkerPool:
@@ -224,42 +272,52 @@ class WorkerPool:
         """Run one method of the worker's environment. After any exception the worker is dead, to be started anew.
 
         Raises:
-            EnvFailure: it took too long, or it or its process broke.
+            EnvFailure: it took too long, it or its process broke, or it answered garbage.
         """
-        if method == "step":
-            self.stats.steps += 1
-            _TAKEN[0] += 1
-        else:
-            self.stats.resets += 1
+        self._count("steps" if method == "step" else "resets")
+        begin = time.perf_counter()
         try:
-            if method == "reset" and (worker.process is None or worker.process.poll() is not None):
+            return await self._ask(worker, method, *arguments)
+        finally:
+            self._count("seconds", time.perf_counter() - begin)
+
+    async def _ask(self, worker: _Worker, method: str, *arguments: object) -> Any:
+        try:
+            if method == "reset" and not worker.alive:
                 if worker.process is not None:  # died between two episodes, which is nobody's failed episode
-                    self.stats.crashes += 1
+                    self._count("crashes")
                     worker.kill()
                 worker.start()
             async with asyncio.timeout(self._timeouts[method]):
-                status, *answer = await worker.request(method, *arguments)
+                packed = await worker.request(method, *arguments)
         except TimeoutError:
-            self.stats.timeouts += 1
+            self._count("timeouts")
             worker.kill()
             detail = f"{method} took longer than {self._timeouts[method]:g} s: {arguments!r}"
             raise EnvFailure(StopReason.ENV_TIMEOUT, detail) from None
         except (EOFError, OSError):
-            self.stats.crashes += 1
+            self._count("crashes")
             detail = f"the worker died in {method} ({worker.kill()}): {arguments!r}"
             raise EnvFailure(StopReason.ENV_CRASHED, detail) from None
         except BaseException:  # cancelled: the answer is still to come, and must not be taken for the next one's
             worker.kill()
             raise
-        if status == "ok":
-            return answer[0]
-        worker.kill()
-        reason, detail = answer
-        if reason == StopReason.ENV_TIMEOUT:
-            self.stats.timeouts += 1
-        else:
-            self.stats.crashes += 1
-        raise EnvFailure(reason, detail)
+        status, *answer = _unpacked(packed)
+        if status == "failure":
+            worker.kill()
+            reason, detail = answer
+            self._count("timeouts" if reason == StopReason.ENV_TIMEOUT else "crashes")
+            raise EnvFailure(reason, detail)
+        wrong = answer[0] if status == "garbage" else _WRONG_WITH[method](answer[0])
+        if wrong:
+            worker.kill()
+            self._count("garbage")
+            raise EnvFailure(StopReason.ENV_CRASHED, f"{method} {'; '.join(wrong)}: {arguments!r}")
+        return answer[0]
+
+    def _count(self, what: str, amount: float = 1) -> None:
+        for stats in (self.stats, _TOTAL):
+            setattr(stats, what, getattr(stats, what) + amount)
 
     async def close(self) -> None:
         """End all workers; environments that still hold one fail."""

@@ -14,6 +14,7 @@ import pytest
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.isolation import IsolatedEnv, WorkerPool
 from real_envs.trajectory import Observation, StopReason
+from tests.support.processes import alive, gone_within
 
 TASK = Task("t")
 
@@ -51,22 +52,6 @@ class Moody:
 
 def pid_of(observation: Observation) -> int:
     return int(observation.text.split()[-1])
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
-
-
-def gone_within(pid: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
 
 
 @pytest.mark.parametrize(
