@@ -74,6 +74,9 @@ class PoolStats:
     timeouts: int = 0
     garbage: int = 0
 
+    def __add__(self, other: PoolStats) -> PoolStats:
+        return PoolStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
     def __sub__(self, other: PoolStats) -> PoolStats:
         return PoolStats(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
@@ -152,20 +155,29 @@ class _Worker:
         self._connection.send_bytes(pickle.dumps(sys.path))
         self._connection.send_bytes(self._hello)
 
-    async def request(self, *message: object) -> bytes:
-        """The answer, still packed. Raises ``EOFError`` or ``OSError`` if the process is dead."""
-        if self._connection is None:
+    async def request(self, seconds: float, *message: object) -> bytes:
+        """The answer, still packed.
+
+        Raises:
+            TimeoutError: there is none after so many seconds. One that came while the loop was busy is there, even if
+                they are over by the time that anyone can look.
+            EOFError, OSError: the process is dead.
+        """
+        connection = self._connection
+        if connection is None:
             raise EOFError("the pool was closed")
-        self._connection.send(message)
+        connection.send(message)
         # A reader of the loop that runs now: the pool outlives any one of successive asyncio.run calls.
-        loop, descriptor = asyncio.get_running_loop(), self._connection.fileno()
+        loop, descriptor = asyncio.get_running_loop(), connection.fileno()
         ready: asyncio.Future[None] = loop.create_future()
         loop.add_reader(descriptor, _resolve, ready)
         try:
-            await ready
+            await asyncio.wait((ready,), timeout=seconds)
         finally:
             loop.remove_reader(descriptor)
-        return self._connection.recv_bytes()
+        if not ready.done() and not connection.poll():
+            raise TimeoutError
+        return connection.recv_bytes()
 
     def hang_up(self) -> None:
         """Tell the worker to end; an idle one does so at once."""
@@ -288,8 +300,7 @@ class WorkerPool:
                     self._count("crashes")
                     worker.kill()
                 worker.start()
-            async with asyncio.timeout(self._timeouts[method]):
-                packed = await worker.request(method, *arguments)
+            packed = await worker.request(self._timeouts[method], method, *arguments)
         except TimeoutError:
             self._count("timeouts")
             worker.kill()

@@ -159,6 +159,22 @@ def test_the_event_loop_goes_on_while_workers_work() -> None:
     assert asyncio.run(run()) < 0.55  # two naps of 0.3 s, side by side
 
 
+def test_an_answer_that_came_in_time_counts_however_late_it_is_looked_at() -> None:
+    """A dream's step of generation holds the loop up for longer than a real step may take."""
+
+    async def run() -> None:
+        async with WorkerPool(Moody, workers=1, step_timeout=0.2) as pool:
+            env = pool.make_env()
+            await env.reset(TASK, 0)
+            step = asyncio.create_task(env.step("ok"))
+            await asyncio.sleep(0)
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+            assert (await step).observation.text == "1 ok"
+            assert pool.stats.timeouts == 0
+
+    asyncio.run(run())
+
+
 def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_the_next() -> None:
     async def run() -> None:
         async with WorkerPool(Moody, workers=1) as pool:
