@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.supervise import cut
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.runs.spans import Span, timed
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
 from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.monitor import TripwireMonitor
@@ -40,6 +40,8 @@ from real_envs.env import Env, Task
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, StopReason, Trajectory
 
+OVERLAP = "overlap"  # the stage under which metrics.jsonl has the seconds of updates that played in both worlds
+OVERLAP_SECONDS = ("dream_seconds", "real_seconds", "both_seconds")
 _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 
@@ -81,6 +83,9 @@ class ExperienceCollector:
 
     Attributes:
         worlds: what is trained in, and after it the real one where a share of the episodes is played there beside.
+        agent: the policy, as it plays in the first of them.
+        agent_beside: the policy as it plays in the second, at the same time. Its engine must be none of those that
+            dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
         worst: what doubt costs, see ``RewardShaping``.
     """
 
@@ -97,6 +102,7 @@ class ExperienceCollector:
     replays: Replays | None = None
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()
+    agent_beside: LanguageModelAgent | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -109,8 +115,7 @@ class ExperienceCollector:
         settings = self.plan.train
         rng = random.Random(stream_seed("starts", self.plan.seed, index))
         longest = longest_turns(self.plan.dream, index)
-        played = self._rollouts(index, rng, longest)
-        beside = self._beside(index, rng, longest)
+        played, beside = self._both_worlds(index, rng, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
@@ -167,23 +172,57 @@ class ExperienceCollector:
         if self.watch is None:
             return
         index = self.plan.train.updates
-        played = self._rollouts(
-            index, random.Random(stream_seed("starts", self.plan.seed, index)), longest_turns(self.plan.dream, index)
+        self._refresh()
+        played, span = asyncio.run(
+            timed(
+                self._rollouts(
+                    index,
+                    random.Random(stream_seed("starts", self.plan.seed, index)),
+                    longest_turns(self.plan.dream, index),
+                )
+            )
         )
+        self.seconds += span.seconds
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
         self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
 
-    def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
-        """What an update plays in its world, by the policy as it is now."""
-        self.agent.engine.update_weights()
+    def _both_worlds(self, index: int, rng: random.Random, longest: int) -> tuple[list[Trajectory], list[Trajectory]]:
+        """What an update plays in its world and, at the same time, in the real one beside: neither waits for the other.
+
+        How long each took and both at once goes into the lines of ``overlap``: no metric of the update, which has none
+        of the clock.
+        """
+        self._refresh()
+
+        async def play() -> tuple[tuple[list[Trajectory], Span], tuple[list[Trajectory], Span]]:
+            return await asyncio.gather(
+                timed(self._rollouts(index, rng, longest)), timed(self._real_groups(index, longest))
+            )
+
+        (played, here), (beside, there) = asyncio.run(play())
+        self.seconds += here.seconds + there.seconds - here.both(there)
+        if beside:
+            seconds = (here.seconds, there.seconds, here.both(there))
+            line = {key: round(s, 3) for key, s in zip(OVERLAP_SECONDS, seconds, strict=True)}
+            self.run.record(OVERLAP, index, line)
+        return played, beside
+
+    def _refresh(self) -> None:
+        """The policy plays as it is now, and nothing depends on what was played before."""
+        engines = [self.agent.engine, *([self.agent_beside.engine] if self.agent_beside is not None else [])]
+        for engine in {id(e): e for e in engines}.values():
+            engine.update_weights()
         for engine in self.world.engines:
             engine.reset()
+
+    async def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
+        """What an update plays in its world."""
         stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
         groups = self._first_groups(index)
-        played = self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), stamp, longest)
+        played = await self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), stamp, longest)
         if self.plan.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
-            played += self._branches(index, rng, stamp, longest, played)
-        return played + self._in_place_of_equal_groups(index, rng, stamp, longest, played)
+            played += await self._branches(index, rng, stamp, longest, played)
+        return played + await self._in_place_of_equal_groups(index, rng, stamp, longest, played)
 
     def _one_a_group(self, index: int, played: Sequence[Trajectory]) -> list[Trajectory]:
         """An episode of each of the groups that are played first, to be written down."""
@@ -193,18 +232,19 @@ class ExperienceCollector:
         """Groups of an update that are played in its world, without those beside it and without further ones."""
         return self.plan.train.groups - real_groups(index, self.plan.train)
 
-    def _beside(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
+    async def _real_groups(self, index: int, longest: int) -> list[Trajectory]:
         """Groups of the same update that are played in the real games, at ``train.real_share``.
 
-        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough.
+        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough. Of chance
+        they have the same beginning and nothing in common, or dreams would hang on what is played beside them.
         """
         first = self._first_groups(index)
         groups = self.plan.train.groups - first
         if not groups or len(self.worlds) == 1:
             return []
-        real = self.worlds[1]
+        real, rng = self.worlds[1], random.Random(stream_seed("starts", self.plan.seed, index))
         episodes = self._episodes(index, rng, first, groups, 0.0, real)
-        return self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
+        return await self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
 
     def _pay(self, longest: int) -> RewardShaping:
         """What turns earn under the settings, in episodes of at most ``longest`` turns."""
@@ -225,7 +265,7 @@ class ExperienceCollector:
         return found
 
     def speed(self) -> dict[str, float]:
-        """How fast this process played, and how well its drafts guessed; no metric of an update, as rng is in it."""
+        """How fast this process played , and how well its drafts guessed; no metric of an update, as rng is in it."""
         found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
         counts = [engine.counts for engine in self.world.engines]
         if any(c.steps for c in counts):
@@ -234,19 +274,18 @@ class ExperienceCollector:
                 found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
         return found
 
-    def _play(
+    async def _play(
         self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
     ) -> list[Trajectory]:
         world = world or self.world
-        begin = time.perf_counter()
-        played = asyncio.run(
-            play_all(episodes, world.make_env, self.agent, stamp, longest, world.concurrency, on_turn=self.on_turn)
+        agent = self.agent if world is self.world or self.agent_beside is None else self.agent_beside
+        played = await play_all(
+            episodes, world.make_env, agent, stamp, longest, world.concurrency, on_turn=self.on_turn
         )
-        self.seconds += time.perf_counter() - begin
         self.turns += sum(len(t.own_turns) for t in played)
         return played
 
-    def _branches(
+    async def _branches(
         self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """Further groups from the middle of logged episodes, for the turns that doubt has cut off.
@@ -262,13 +301,13 @@ class ExperienceCollector:
         found: list[Trajectory] = []
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
-            more = self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)
+            more = await self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             found += more
         return found
 
-    def _in_place_of_equal_groups(
+    async def _in_place_of_equal_groups(
         self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
@@ -280,7 +319,7 @@ class ExperienceCollector:
         while first < last and (missing := wanted - telling_groups([*played, *found], self._pay(longest))) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
-            found += self._play(episodes, stamp, longest)
+            found += await self._play(episodes, stamp, longest)
             first += groups
         return found
 
@@ -331,6 +370,8 @@ def measure_played(played: Sequence[Trajectory], prefix: str = "") -> dict[str, 
             metrics[key] = summary.success.rate
     for stop, count in everything.stops.items():
         metrics[f"{prefix}stop_{stop.value}"] = count / len(played)
+        if stop.is_outage:
+            metrics[f"{prefix}failures_{stop.value}"] = count
     if everything.mean_turns is not None:
         metrics[f"{prefix}mean_turns"] = everything.mean_turns
     return metrics

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
+from typing import Any
 
 from imagination.settings import Config, EnvSettings
 
@@ -37,10 +38,12 @@ def fingerprint(config: Config, stage: str = "") -> str:
 
     The same work has the same one.
     """
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for name in READS.get(stage, _WHOLE):
-        if name == "env" and config.env == EnvSettings():
+        if name == "env" and config.env == EnvSettings(price=config.env.price):
             continue  # runs from before there were other worlds are known by that
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        if name == "env":
+            del chosen[name]["price"]  # what a step costs decides nothing that is made
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

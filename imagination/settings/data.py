@@ -11,10 +11,12 @@ class EnvSettings:
 
     Attributes:
         name: of the world, such as textworld; packages add their own (entry point imagination.envs).
+        price: of a real step, in whatever money; 0 is none. It changes what the report says and nothing else.
         options: what is particular to that world, such as env.options.game=twc; see its file in configs/env/.
     """
 
     name: str = "textworld"
+    price: float = 0.0
     options: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 

@@ -79,6 +79,8 @@ class TrainResult:
         updates: the metrics of each update, as in ``metrics.jsonl``.
         stopped_by: the tripwire that stopped it, or ``None``.
         real_steps: taken in the real environment; 0 in dreams alone.
+        real_seconds: inside these steps and the resets before them, those of workers side by side added up.
+        real_cost: of these steps, where ``env.price`` says what one costs.
         seconds: of wall time.
     """
 
@@ -87,6 +89,8 @@ class TrainResult:
     stopped_by: str | None
     real_steps: int
     seconds: float
+    real_seconds: float = 0.0
+    real_cost: float | None = None
 
     @property
     def success(self) -> list[float]:
@@ -226,6 +230,8 @@ class Run:
             stopped_by=found.get("tripwires", {}).get("stopped_by"),
             real_steps=found["real_steps"]["train"],
             seconds=found["wall_seconds"]["train"],
+            real_seconds=found["real_seconds"]["train"],
+            real_cost=found.get("real_cost", {}).get("train"),
         )
 
     def dream(self, episodes: int, policy: str | None = None) -> list[Trajectory]:

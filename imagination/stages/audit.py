@@ -20,6 +20,7 @@ from imagination.pages.audit.page import render_audit, terminal_audit
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError
@@ -35,7 +36,7 @@ from imagination.trust.audit.play import (
 from imagination.trust.audit.verdict import targets, verdict
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import real_interaction
 from real_envs.trajectory import Trajectory
 
 
@@ -63,12 +64,12 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
     """
     check(config.audit)
     run = open_run(config, folder)
-    begin, before = time.monotonic(), real_steps_taken()
+    begin, before = time.monotonic(), real_interaction()
     found = asyncio.run(_audit(config, run))
-    steps = real_steps_taken() - before
-    found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": steps}
+    spent = real_interaction() - before
+    found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
     found |= {"verdict": verdict(found, config.audit), "targets": targets(found, config.audit)}
-    run.update({"real_steps": {"audit": steps}, "wall_seconds": {"audit": found["seconds"]}})
+    run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": found["seconds"]}})
     for path, text in zip(
         audit_files(folder, config.audit.world_model),
         (json.dumps(found, indent=1), render_audit(found)),

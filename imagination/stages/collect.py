@@ -8,12 +8,13 @@ from pathlib import Path
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.progress_bar import Bar
+from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError
 from real_envs.behaviours import deal
 from real_envs.env import TaskSet
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import real_interaction
 from real_envs.registry import find_world
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
@@ -75,8 +76,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 seed = stream_seed(f"collect/{split}", config.seed, number, k)
                 episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                 agents[name] = agent
-    before = real_steps_taken()
-    earlier = run.summary.get("real_steps", {}).get("collect", 0)
+    before, earlier = real_interaction(), spent_before(run, "collect")
     try:
         with Bar("collect episodes", len(episodes), "turns") as bar, store.writer() as writer:
             done = 0
@@ -98,7 +98,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 on_done=keep,
             )
     finally:  # also after Ctrl-C: what was played was played
-        run.update({"real_steps": {"collect": earlier + real_steps_taken() - before}})
+        run.update(real_costs("collect", earlier + (real_interaction() - before), config.env.price))
     await tasks.close()
 
 

@@ -26,6 +26,7 @@ from imagination.pages.compare.text import diverging, pair_view, summary_table
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError
@@ -35,6 +36,7 @@ from imagination.trust.compare.play import ComparisonPlayer, Ledger
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
+from real_envs.isolation import real_interaction
 from real_envs.rows import nearest
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
@@ -57,9 +59,12 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
         raise UserError("compare.episodes, compare.logged and compare.temperature must not be negative")
     run = open_run(config, folder)
     run.forget("compare")
+    before = real_interaction()
     with run.timed("compare"):
         comparison = asyncio.run(_compare(config, run, reality))
-    run.update({"real_steps": {"compare": sum(comparison["cost"]["real_steps"].values())}})
+    spent = real_interaction() - before
+    spent.steps = int(sum(comparison["cost"]["real_steps"].values()))  # also of worlds without worker processes
+    run.update(real_costs("compare", spent, config.env.price))
     write_atomically(folder / "compare.json", json.dumps(comparison, allow_nan=False))
     write_atomically(folder / "compare.html", render_page(comparison))
     console.print(summary_table(comparison))

@@ -10,6 +10,7 @@ from typing import Any
 
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
+from imagination.runs.real_costs import KEYS
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
@@ -74,8 +75,9 @@ def _control(config: Config, folder: Path) -> dict[str, Any]:
 
 def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
     found = json.loads((folder / "report.json").read_text())
-    keys = ("seed", "policy", "world_model", "real_steps", "dreamed_turns", "wall_seconds", "hardware")
-    return {**{key: found[key] for key in keys}, "control": control}
+    keys = ("seed", "policy", "world_model", "dreamed_turns", "wall_seconds", "hardware")
+    costs = {key: found[key] for key in KEYS if key in found}
+    return {**{key: found[key] for key in keys}, **costs, "control": control}
 
 
 def seeds_table(results: Sequence[dict[str, Any]]) -> str:

@@ -17,13 +17,14 @@ from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks
 from imagination.settings import Config
 from imagination.trust.evaluation import summarise
 from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import real_interaction
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.fidelity import audit_metrics
 from worldmodel.world_model import LanguageWorldModel
@@ -44,7 +45,7 @@ def evaluate(config: Config, folder: Path) -> None:
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
     tasks = open_tasks(run, config.env, config.collect.workers)
-    before = real_steps_taken()
+    before = real_interaction()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
@@ -86,7 +87,7 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
     run.update(
         {
             "policy": policies,
-            "real_steps": {"evaluate": real_steps_taken() - before},
+            **real_costs("evaluate", real_interaction() - before, config.env.price),
             "world_model": {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]},
         }
     )

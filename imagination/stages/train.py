@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
 from imagination.learning.algorithms.build import build_algorithm
-from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
+from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation_buffer import Replays
@@ -24,17 +25,19 @@ from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log
 from imagination.runs.models import adapted, load_model
 from imagination.runs.progress_bar import Bar
+from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import AlgorithmSettings, Config, DreamSettings, TripwireSettings, WorldModelSettings
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.trust.held_out import few_episodes, heldout_tasks
 from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
+from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from real_envs.env import TaskSet
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import PoolStats, real_interaction
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.calibration import Calibration
 from worldmodel.outcome import Goal
@@ -58,6 +61,7 @@ def _train(run: RunFolder, config: Config) -> None:
     state, done = resume_from(run, "train")
     run.forget("train", done)
     run.forget("last_look")
+    run.forget(OVERLAP, done)
 
     # build: what the policy learns from, the policy, and the worlds that it plays in
     fitted, _ = read_log(run, config.collect.validation)
@@ -68,10 +72,11 @@ def _train(run: RunFolder, config: Config) -> None:
     starts = _starts(paid, config.dream.max_turns)
     model, chat, reference = _policy(run, config.policy, config.algorithm, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
-    probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns)
-    steps = _RealSteps(run, probe, fresh=not done, dreamed=dreamed)
+    probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns, config.env.price)
+    steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=dreamed)
     engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0
     real = _real(open_world(), settings.tasks, config.collect.workers) if mixed or not dreamed else None
+    play = partial(_agent, model, chat, config)
     known = fitted if settings.tasks == "train" else [*fitted, *log]
     dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, known, starts) if dreamed else None
 
@@ -84,7 +89,8 @@ def _train(run: RunFolder, config: Config) -> None:
         plan=CollectionPlan(config.seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
         worlds=[world for world in (dream, real) if world is not None],
         model=model,
-        agent=make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy"),
+        agent=play(engines),
+        agent_beside=play(_engines_beside(config)) if mixed and config.engine.name != "vllm" else None,
         chat=chat,
         starts=starts,
         experts=experts,
@@ -124,29 +130,42 @@ def _train(run: RunFolder, config: Config) -> None:
 
 
 class _RealSteps:
-    """Counts the real steps of this training in the run's summary; those of probes stand apart."""
+    """Counts what this training did in the real world in the run's summary; what probes did stands apart."""
 
-    def __init__(self, run: RunFolder, probe: Probe, fresh: bool, dreamed: bool) -> None:
+    def __init__(self, run: RunFolder, probe: Probe, price: float, fresh: bool, dreamed: bool) -> None:
         if fresh:
-            run.update({"real_steps": {"train": 0, "probe": 0} if dreamed else {"train": 0}})
-        self._run, self._probe, self._before = run, probe, real_steps_taken()
-        self._earlier = run.summary["real_steps"].get("train", 0)
+            for stage in ("train", "probe") if dreamed else ("train",):
+                run.update(real_costs(stage, PoolStats(), price))
+        self._run, self._probe, self._price, self._before = run, probe, price, real_interaction()
+        self._earlier = spent_before(run, "train")
 
     @property
-    def used(self) -> int:
+    def used(self) -> PoolStats:
         """By this process."""
-        return real_steps_taken() - self._before - self._probe.steps
+        return real_interaction() - self._before - self._probe.spent
 
     def write(self) -> None:
-        self._run.update({"real_steps": {"train": self._earlier + self.used}})
+        self._run.update(real_costs("train", self._earlier + self.used, self._price))
 
     def expect_none(self) -> None:
         """
         Raises:
             RuntimeError: training in dreams took a real step.
         """
-        if used := self.used:
+        if used := self.used.steps:
             raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
+
+
+def _agent(model: Any, chat: ChatFormat, config: Config, engines: Engines) -> LanguageModelAgent:
+    return make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
+
+
+def _engines_beside(config: Config) -> Engines:
+    """For episodes in the real games beside dreams: no step is shared with these, and no turn is taken from them.
+
+    vLLM is not exact anyway and claims its memory for itself, so that both play in one.
+    """
+    return Engines(replace(config.engine, slots=min(config.engine.slots, config.collect.workers)))
 
 
 def _policy(
@@ -202,10 +221,16 @@ def _close(*worlds: World | None) -> None:
 def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
     turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
-    run.update({"dreamed_turns": int(turns), "speed": collector.speed()})
+    run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": _overlap(run)})
     if dreamed:
         off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})
+
+
+def _overlap(run: RunFolder) -> dict[str, float] | None:
+    """Seconds of all updates that played in both worlds: in the dreams, in the real one, and in both at once."""
+    lines = run.metrics(OVERLAP)
+    return {key: round(sum(line[key] for line in lines), 2) for key in OVERLAP_SECONDS} if lines else None
 
 
 def _dream(

@@ -13,13 +13,14 @@ from imagination.dreaming.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import KEYS, real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.evaluate import play_real
 from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import real_interaction
 
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 
@@ -30,9 +31,10 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     An arm that was finished with these settings from this clone and these world models is not trained again.
 
     Returns:
-        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage, ``wall_seconds`` of
-        the training, ``dream_success`` of its first and last update (``None`` in real games) and ``stopped_by``, the
-        name of the tripwire that stopped it or ``None``.
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage and what else they
+        cost (``imagination.runs.real_costs``), ``wall_seconds`` of the training,
+        ``dream_success`` of its first and last update (``None`` in real games) and ``stopped_by``, the name of the
+        tripwire that stopped it or ``None``.
     """
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
@@ -48,7 +50,8 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
-    result["real_steps"]["train"] = run.summary["real_steps"]["train"]
+    for key in (key for key in KEYS if "train" in run.summary.get(key, {})):
+        result.setdefault(key, {})["train"] = run.summary[key]["train"]
     lines = [line for line in run.metrics("train") if "dream_success" in line]
     result |= {
         "wall_seconds": run.summary["wall_seconds"]["train"],
@@ -63,7 +66,8 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
     """How the clone of a run does in the real games, over the same tasks and seeds as every arm.
 
     Returns:
-        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), and ``real_steps`` of playing them.
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), and ``real_steps`` of playing them and what
+        else they cost.
     """
     return asyncio.run(_play(config, RunFolder(source, config.seed), "policy-clone"))
 
@@ -80,13 +84,13 @@ async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
         config.evaluate.temperature,
         "policy",
     )
-    before = real_steps_taken()
+    before = real_interaction()
     result: dict[str, Any] = {}
     for split in ("train", "heldout"):
         episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
         result[f"{split}_tasks"] = summarise(episodes).success.to_json()
     await tasks.close()
-    result["real_steps"] = {"evaluate": real_steps_taken() - before}
+    result |= real_costs("evaluate", real_interaction() - before, config.env.price)
     return result
 
 

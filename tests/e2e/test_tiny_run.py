@@ -18,6 +18,7 @@ from imagination.cli import main
 from imagination.stages import train as train_stage
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
+from real_envs.isolation import PoolStats
 from worldmodel.fidelity.intervals import wilson
 
 
@@ -67,7 +68,8 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
         for name in ("short", "mixed")
     )
     assert [line["stage"] for line in short] == ["train", "last_look"]
-    mixed, alone, last = lines
+    overlap, mixed, alone, last = lines
+    assert overlap["stage"] == "overlap"
     assert (last["stage"], last.get("real_turns")) == ("last_look", None), "the last look takes no real step"
     assert min(mixed["rl_tokens_dream"], mixed["rl_tokens_real"]) > 0 == alone.get("rl_tokens_real", 0)
     assert {"dream_success", "real_success", "clip_fraction_real", "tokens_expert"} <= set(mixed)
@@ -99,7 +101,7 @@ def test_a_real_step_taken_by_a_dream_is_an_error(
     fit_world_model(tiny, run)
     clone(tiny, run)
     counter = chain([0], repeat(1))
-    monkeypatch.setattr(train_stage, "real_steps_taken", lambda: next(counter))
+    monkeypatch.setattr(train_stage, "real_interaction", lambda: PoolStats(steps=next(counter)))
     with pytest.raises(RuntimeError, match="took 1 real step"):
         train_stage.train(tiny, run)
 

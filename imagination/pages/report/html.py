@@ -13,7 +13,16 @@ from typing import Any
 
 from imagination.pages.report.episodes import choose, render_episodes, render_pair
 from imagination.pages.report.plots import Plot, draw_curves
-from imagination.pages.report.text import audit_table, calibration_sentence, language_sentence, plain, tripwire_note
+from imagination.pages.report.text import (
+    audit_table,
+    calibration_sentence,
+    cost_table,
+    failures_sentence,
+    language_sentence,
+    overlap_sentence,
+    plain,
+    tripwire_note,
+)
 from imagination.pages.style import document
 from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, signed
@@ -164,28 +173,29 @@ def _curves(plots: Sequence[Plot]) -> str:
 def _cost(report: Mapping[str, Any]) -> str:
     seconds = {stage: s for stage, s in report["wall_seconds"].items() if s is not None}
     longest, rows = max(seconds.values(), default=0) or 1, []
-    for stage in {**report["real_steps"], **report["wall_seconds"]}:
-        steps, s = report["real_steps"].get(stage), seconds.get(stage)
+    columns, costs = cost_table(report)
+    for stage, cells in costs.items():
+        s = seconds.get(stage)
         bar = (
             '<span class="note">not run</span>'
             if s is None
             else f'<i style="width:calc((100% - 6.5rem) * {s / longest:.3f})"></i><span>{_duration(s)}</span>'
         )
-        shown = "–" if steps is None else f"{steps:,}"
-        rows.append(
-            f'<tr><th scope="row">{escape(stage.replace("_", " "))}</th><td class="right">{shown}</td>'
-            f'<td class="bar">{bar}</td></tr>'
-        )
+        shown = "".join(f'<td class="right">{cell}</td>' for cell in cells)
+        rows.append(f'<tr><th scope="row">{escape(stage.replace("_", " "))}</th>{shown}<td class="bar">{bar}</td></tr>')
     dreamed = report["dreamed_turns"]
     lead = f"{_duration(sum(seconds.values()))} in all" if seconds else "no times were recorded"
     dreams = f"{dreamed:,} turns were dreamed; " if dreamed is not None else ""
+    heads = "".join(f'<th class="right">{title}</th>' for title in columns)
+    sentences = (overlap_sentence(report), failures_sentence(report))
+    notes = "".join(f'\n<p class="note">{escape(sentence)}</p>' for sentence in sentences if sentence)
     return f"""<section>
 <h2>What it cost</h2>
 <p class="lead">{dreams}{lead}.</p>
 <table class="cost">
-<thead><tr><td></td><th class="right">real steps</th><th>wall time</th></tr></thead>
+<thead><tr><td></td>{heads}<th>wall time</th></tr></thead>
 <tbody>{"".join(rows)}</tbody>
-</table>
+</table>{notes}
 </section>"""
 
 

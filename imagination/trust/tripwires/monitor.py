@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError
 from imagination.trust.evaluation import summarise
@@ -18,7 +19,7 @@ from imagination.trust.tripwires.measures import LogReference, measure
 from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
-from real_envs.isolation import real_steps_taken
+from real_envs.isolation import PoolStats, real_interaction
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 
@@ -27,12 +28,18 @@ class Probe:
     """A declared budget of real episodes: a few, every few updates; its steps are counted as ``real_steps.probe``."""
 
     def __init__(
-        self, run: RunFolder, settings: TripwireSettings, open_world: Callable[[], TaskSet], seed: int, max_turns: int
+        self,
+        run: RunFolder,
+        settings: TripwireSettings,
+        open_world: Callable[[], TaskSet],
+        seed: int,
+        max_turns: int,
+        price: float = 0.0,
     ) -> None:
         self._run, self._settings, self._open = run, settings, open_world
         self._seed, self._max_turns = seed, max_turns
-        self._earlier = int(run.summary.get("real_steps", {}).get("probe", 0))
-        self.steps = 0  # real steps of this process
+        self._price, self._earlier = price, spent_before(run, "probe")
+        self.spent = PoolStats()  # by this process
 
     def due(self, update: int) -> bool:
         settings = self._settings
@@ -40,7 +47,7 @@ class Probe:
 
     def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
         """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
-        before = real_steps_taken()
+        before = real_interaction()
         tasks = self._open()
         known: Sequence[Task] = tasks.tasks("train")
         episodes = [
@@ -58,8 +65,8 @@ class Probe:
         try:
             success = summarise(asyncio.run(play_and_close())).success
         finally:
-            self.steps += real_steps_taken() - before
-            self._run.update({"real_steps": {"probe": self._earlier + self.steps}})
+            self.spent += real_interaction() - before
+            self._run.update(real_costs("probe", self._earlier + self.spent, self._price))
         return success.successes, success.n
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,7 +53,7 @@ class Scripted(ExperienceCollector):
         self.asked.append((first, groups, branch))
         return [None] * (groups * 2)  # type: ignore[list-item]
 
-    def _play(
+    async def _play(
         self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
     ) -> list[Trajectory]:
         return [dream(self.useful + 1, UNSURE) for _ in episodes]
@@ -60,7 +61,7 @@ class Scripted(ExperienceCollector):
     def rounds(self, missing: int) -> list[tuple[int, int, float]]:
         played = [dream(11 - min(missing - 10 * k, 10), UNSURE) for k in range(-(-missing // 10))]
         assert lost_to_doubt(played, 10) == missing
-        self._branches(0, random.Random(0), Provenance(Source.DREAM), 10, played)
+        asyncio.run(self._branches(0, random.Random(0), Provenance(Source.DREAM), 10, played))
         return self.asked
 
 
@@ -128,7 +129,7 @@ def test_equal_groups_are_replaced_only_where_they_were_dreamed(
     dreamed = 4 - round(share * 4)
     numbers = [*range(dreamed), *range(4, 4 + branches)]
     played = [replace(dream(3, LIMIT), group_id=f"0/{g}") for g in numbers for _ in range(2)]
-    player._in_place_of_equal_groups(0, random.Random(0), Provenance(Source.DREAM), 10, played)
+    asyncio.run(player._in_place_of_equal_groups(0, random.Random(0), Provenance(Source.DREAM), 10, played))
     assert player.asked == expected
 
 
@@ -138,5 +139,5 @@ def test_groups_of_both_worlds_have_numbers_of_their_own() -> None:
     player.plan.train.real_share = 0.5
     player.worlds = [object(), object()]  # type: ignore[list-item]
     player.model = torch.nn.Linear(1, 1)
-    player._beside(0, random.Random(0), 10)
+    asyncio.run(player._real_groups(0, 10))
     assert player.asked == [(2, 2, 0.0)]

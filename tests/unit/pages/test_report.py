@@ -138,6 +138,37 @@ def test_the_verdict_says_the_numbers(run_folder: Path) -> None:
     assert "12,400 real steps" in sentences[3]
 
 
+def test_what_the_real_world_cost_is_told_where_it_was_measured(tmp_path: Path) -> None:
+    numbers = summary()
+    numbers["real_steps"]["train"] = 120
+    numbers["real_seconds"] = {"collect": 61.26, "train": 1040.0}
+    numbers["real_cost"] = {"train": 2.4}
+    numbers["real_failures"] = {
+        "collect": {"crashes": 0, "timeouts": 0, "garbage": 0},
+        "train": {"crashes": 5, "timeouts": 1200, "garbage": 0},
+    }
+    numbers["overlap"] = {"dream_seconds": 90.2, "real_seconds": 40.0, "both_seconds": 9.5}
+    folder = write_run(tmp_path / "run", numbers, rollouts())
+    write_report(folder)
+    text = (folder / "report.md").read_text()
+    assert "| stage | real steps | seconds of them | cost | seconds |" in text
+    assert "| collect | 12,400 | 61.3 | – | 40 |" in text
+    assert "| train | 120 | 1,040.0 | 2.40 | 610 |" in text
+    overlap = "real play took 40 s, 9.5 s of it while dreams were dreamed (90 s)."
+    broke = "Real environments that broke, and were started anew: train: 5 crashed, 1,200 hung."
+    for sentence in (overlap, broke):
+        assert sentence in text
+        assert sentence in page(folder)
+    assert page(folder).count('<th class="right">cost</th>') == 1
+
+
+def test_runs_without_such_numbers_have_no_columns_for_them(run_folder: Path) -> None:
+    text = (run_folder / "report.md").read_text()
+    assert "| stage | real steps | seconds |" in text
+    for word in ("while dreams were dreamed", "that broke", "seconds of them"):
+        assert word not in text + page(run_folder)
+
+
 def test_a_fall_is_called_a_fall(tmp_path: Path) -> None:
     numbers = summary()
     numbers["policy"]["before"], numbers["policy"]["after"] = numbers["policy"]["after"], numbers["policy"]["before"]

@@ -160,7 +160,7 @@ def test_the_last_look_plays_no_probe(make: Make) -> None:
     with pytest.raises(UserError, match="imagine collect"):
         watch.look(24, played, agent)
     watch.look(24, played)
-    assert watch.probe.steps == 0
+    assert watch.probe.spent.steps == 0
 
 
 def test_a_trip_at_the_last_look_is_told_apart(make: Make) -> None:
