@@ -18,8 +18,10 @@ from real_envs.world import World
 
 GROUP = "imagination.envs"
 BUILT_IN = {
+    "agentgym": "real_envs.agentgym:AgentGym",
     "alfworld": "real_envs.alfworld:Alfworld",
     "gymnasium": "real_envs.gymnasium_text:GymnasiumText",
+    "openenv": "real_envs.openenv:OpenEnv",
     "scienceworld": "real_envs.scienceworld:ScienceWorld",
     "textworld": "real_envs.textworld:TextWorld",
     "textworld_express": "real_envs.textworld_express:TextWorldExpress",
