@@ -24,7 +24,7 @@ from real_envs.behaviours import Agent, mixture
 from real_envs.env import EnvFailure, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
-from real_envs.servers import INVALID, LANGUAGE, ServerGame, ServerTasks, commands_of
+from real_envs.servers import INVALID, LANGUAGE, ServerGame, ServerTasks, begun, commands_of
 from real_envs.streams import stream_seed
 from real_envs.world import FILE
 
@@ -55,7 +55,7 @@ class AgentGym:
         known = json.loads(path.read_text()) if path.exists() else {}
         session = AgentGymSession(settings)
         try:
-            session.start({"task": str(numbers_of(settings.train)[0])})
+            begun(session.start({"task": str(numbers_of(settings.train)[0])}))
             session.act(commands_of(settings.commands)[0])
             if known.get("made_by") == made_by:
                 splits = known["splits"]
@@ -105,7 +105,7 @@ def _draw(
         for number in numbers:
             if len(splits[split]) == count:
                 break
-            start = session.start({"task": str(number)}).text if settings.distinct else str(number)
+            start = begun(session.start({"task": str(number)})).text if settings.distinct else str(number)
             if start not in starts:
                 starts.add(start)
                 splits[split].append(number)

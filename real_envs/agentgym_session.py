@@ -201,7 +201,7 @@ class AgentGymSession:
             )
         sent = {"params": content} if method == "GET" else {"json": content}
         deadline = time.monotonic() + settings.timeout
-        body = b""
+        body = bytearray()
         try:
             with self._client.stream(method, f"{settings.url.rstrip('/')}/{path}", **sent) as response:  # type: ignore[arg-type]
                 for chunk in response.iter_bytes():

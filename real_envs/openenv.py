@@ -10,6 +10,7 @@ Every worker needs a session: the server's environment has to set ``SUPPORTS_CON
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import json
@@ -33,6 +34,7 @@ from real_envs.servers import (
     Said,
     ServerGame,
     ServerTasks,
+    begun,
     check_url,
     commands_of,
     crashed,
@@ -48,6 +50,7 @@ from real_envs.world import FILE
 
 _TRIES = 30  # seeds drawn for each task, before the server is said to have no more that start differently
 _PATIENCE = (0.1, 0.3, 1.0)  # seconds until a full server is asked again: sessions just closed are still being freed
+_FAREWELL = 3.0  # seconds that closing may take: a server that hangs must not hold up the next episode
 _CODE = re.compile(r"\(code: (\w+)\)$")  # the client puts an error's code at the end of its message
 
 
@@ -90,6 +93,14 @@ def _client_class() -> Any:
     base: Any = importlib.import_module("openenv.core.env_client").EnvClient
 
     class Client(base):  # type: ignore[misc, unused-ignore]
+        async def disconnect(self) -> None:
+            socket = self._ws
+            try:
+                await asyncio.wait_for(super().disconnect(), _FAREWELL)
+            except TimeoutError:
+                self._ws = None
+                socket.transport.abort()
+
         def _step_payload(self, action: dict[str, str]) -> dict[str, str]:
             return action
 
@@ -292,7 +303,7 @@ def _check_actions(session: OpenEnvSession, settings: OpenEnvSettings) -> None:
         EnvFailure: the server cannot be played.
         UserError: it refuses the first of the commands.
     """
-    session.start({"seed": "0"})
+    begun(session.start({"seed": "0"}))
     command = commands_of(settings.commands)[0]
     try:
         session.attempt(command)
@@ -319,7 +330,7 @@ def _draw(
             if len(splits[split]) == count:
                 break
             candidate = rng.randrange(2**31)
-            start = session.start({"seed": str(candidate)}).text if settings.distinct else str(candidate)
+            start = begun(session.start({"seed": str(candidate)})).text if settings.distinct else str(candidate)
             if start not in starts:
                 starts.add(start)
                 splits[split].append(candidate)

@@ -78,11 +78,7 @@ class ServerGame:
         """
         self._running = False
         try:
-            said = self._session.start(task.spec)
-            if said.done:
-                raise crashed("the server's reset says that the episode is over")
-            if not said.text.strip():
-                raise crashed("the server's reset has no text")
+            said = begun(self._session.start(task.spec))
         except EnvFailure:
             self._session.close()  # the worker ends with this failure, and the server would keep the session for ever
             raise
@@ -154,6 +150,19 @@ class ServerTasks(PooledTasks):
         await super().close()
         if self._at_end is not None:
             await asyncio.to_thread(self._at_end)
+
+
+def begun(said: Said) -> Said:
+    """The answer to a reset, if an episode can begin with it.
+
+    Raises:
+        EnvFailure: it cannot.
+    """
+    if said.done:
+        raise crashed("the server's reset says that the episode is over")
+    if not said.text.strip():
+        raise crashed("the server's reset has no text")
+    return said
 
 
 def crashed(detail: str) -> EnvFailure:
