@@ -93,6 +93,8 @@ def _client_class() -> Any:
     base: Any = importlib.import_module("openenv.core.env_client").EnvClient
 
     class Client(base):  # type: ignore[misc, unused-ignore]
+        _ws: Any
+
         async def disconnect(self) -> None:
             socket = self._ws
             try:
