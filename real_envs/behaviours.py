@@ -280,7 +280,8 @@ class ScriptedActor:
             return self._with_another_thing(self._next() if self._rng.random() < 0.6 else self._random_valid())
         forms, directions = self._language.forms, self._language.directions
         form = self._rng.choices(list(forms), list(forms.values()))[0]
-        return form.format(a=self._thing(), b=self._thing(), d=self._rng.choice(directions))
+        thing, other = self._thing(), self._thing()
+        return form.format(a=thing, b=other, d=self._rng.choice(directions) if directions else "")
 
     def _with_another_thing(self, command: str) -> str:
         """The right verb with the wrong object: one of the command's names or directions replaced."""

@@ -15,11 +15,19 @@ class PooledTasks:
         splits: tasks by the name of their split.
         factory: makes an environment in a worker process; it must be picklable.
         workers: how many episodes are played at a time.
+        step_timeout, reset_timeout: see ``WorkerPool``.
     """
 
-    def __init__(self, splits: Mapping[str, Sequence[Task]], factory: Callable[[], SyncEnv], workers: int) -> None:
+    def __init__(
+        self,
+        splits: Mapping[str, Sequence[Task]],
+        factory: Callable[[], SyncEnv],
+        workers: int,
+        step_timeout: float = 5.0,
+        reset_timeout: float = 30.0,
+    ) -> None:
         self._splits = {split: tuple(tasks) for split, tasks in splits.items()}
-        self.pool = WorkerPool(factory, workers=workers)
+        self.pool = WorkerPool(factory, workers=workers, step_timeout=step_timeout, reset_timeout=reset_timeout)
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Raises ``KeyError`` for a split that is not there."""

@@ -30,6 +30,8 @@ marked ``?`` may be null. Nothing is encoded inside a string, and a null is neve
               one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env; without the last two nothing was cut
     world_facts?   list<string>           of the task's initial state, for the world model; the column may be missing
 
+``screens/`` beside the shards holds pictures that turns name in ``info`` (``real_envs.screens``); it may be missing.
+
 An episode without turns is fine where the environment failed at reset. A log in which no episode has an action teaches
 nobody anything, and ``read`` refuses it. An empty action is an agent's mistake: it is kept, but counts as none here.
 """
@@ -48,6 +50,7 @@ import pyarrow as pa
 from real_envs.files import write_atomically
 from real_envs.manifest import MANIFEST, Shard, StoreError, dump, parse
 from real_envs.rows import SCHEMA, FieldError, decode, encode, nearest
+from real_envs.screens import FOLDER, copy_screens, screens_of
 from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, to_parquet
 from real_envs.tally import Summary, Tally
 from real_envs.trajectory import Trajectory
@@ -152,9 +155,13 @@ class TrajectoryStore:
             self._admit(trajectory, checked)
         self._append(list(checked.values()))
 
-    def writer(self, shard_turns: int = 4096) -> Writer:
-        """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end."""
-        return Writer(self, shard_turns)
+    def writer(self, shard_turns: int = 4096, pictures: Path | None = None) -> Writer:
+        """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end.
+
+        Args:
+            pictures: a folder from which the pictures that turns name (``real_envs.screens``) are kept with the store.
+        """
+        return Writer(self, shard_turns, pictures)
 
     def read(self, split: str | None = None, *, require_actions: bool = True) -> Iterator[Trajectory]:
         """The episodes of a split, or all, streamed in the order in which they were appended.
@@ -266,8 +273,8 @@ class TrajectoryStore:
 class Writer:
     """Appends episodes shard by shard. Leaving the ``with`` block, in whatever way, appends the rest."""
 
-    def __init__(self, store: TrajectoryStore, shard_turns: int) -> None:
-        self._store, self._shard_turns = store, shard_turns
+    def __init__(self, store: TrajectoryStore, shard_turns: int, pictures: Path | None = None) -> None:
+        self._store, self._shard_turns, self._pictures = store, shard_turns, pictures
         self._pending: dict[str, Trajectory] = {}
         self._turns = 0
 
@@ -280,6 +287,8 @@ class Writer:
 
     def flush(self) -> None:
         """Appends what was added so far."""
+        if self._pictures is not None:
+            copy_screens(screens_of(self._pending.values()), self._pictures, self._store.folder / FOLDER)
         self._store._append(list(self._pending.values()))
         self._pending, self._turns = {}, 0
 

@@ -24,6 +24,8 @@ class World(Protocol):
         settings: the dataclass of what is particular to this world. Its fields are the keys of ``env.options``; it
             raises ``ValueError`` for values that make no sense.
         invalid: a regular expression of what the world answers to an action that it does not understand.
+        elsewhere: whether commands that solve one task could be tried in another. To find them, each training task is
+            reset once. ``True`` where a world does not say.
     """
 
     name: ClassVar[str]

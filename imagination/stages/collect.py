@@ -16,6 +16,7 @@ from real_envs.behaviours import deal
 from real_envs.env import TaskSet
 from real_envs.isolation import real_interaction
 from real_envs.registry import find_world
+from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
@@ -63,7 +64,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
     agents = {}
-    commands = await _commands(tasks)
+    commands = await _commands(tasks) if getattr(world, "elsewhere", True) else []
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
@@ -78,7 +79,10 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 agents[name] = agent
     before, earlier = real_interaction(), spent_before(run, "collect")
     try:
-        with Bar("collect episodes", len(episodes), "turns") as bar, store.writer() as writer:
+        with (
+            Bar("collect episodes", len(episodes), "turns") as bar,
+            store.writer(pictures=run.games / FOLDER) as writer,
+        ):
             done = 0
 
             def keep(trajectory: Trajectory) -> None:

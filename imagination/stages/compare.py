@@ -38,6 +38,7 @@ from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
 from real_envs.isolation import real_interaction
 from real_envs.rows import nearest
+from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 
@@ -66,7 +67,7 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     spent.steps = int(sum(comparison["cost"]["real_steps"].values()))  # also of worlds without worker processes
     run.update(real_costs("compare", spent, config.env.price))
     write_atomically(folder / "compare.json", json.dumps(comparison, allow_nan=False))
-    write_atomically(folder / "compare.html", render_page(comparison))
+    write_atomically(folder / "compare.html", render_page(comparison, [run.games / FOLDER, run.log / FOLDER]))
     console.print(summary_table(comparison))
     for pair in diverging(comparison["pairs"], config.compare.pairs):
         console.print(pair_view(pair, console.width, brief=True))

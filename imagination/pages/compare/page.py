@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from imagination.pages.compare.text import KINDS, SOURCES
@@ -25,14 +26,19 @@ HORIZONS = (1, 3, 5, 8, 12)  # turns after which the share of true dreams is tol
 KINDS_SHOWN = (NEVER, "wording", "state", "reward", "end", "invalid")
 
 
-def render_page(comparison: Mapping[str, Any]) -> str:
-    """The page of a ``compare.json``."""
+def render_page(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> str:
+    """The page of a ``compare.json``.
+
+    Args:
+        screens: folders where the pictures that it names may be; those found are in the page.
+    """
     folder = files("imagination.pages.compare") / "assets"
     style = CSS + (folder / "compare.css").read_text(encoding="utf-8")
     code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{code}}})();\n'
     policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
+        "; img-src data:"
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -47,7 +53,7 @@ def render_page(comparison: Mapping[str, Any]) -> str:
 <a class="skip" href="#pairs" id="skip">Skip to the pairs</a>
 {_head(comparison)}
 {(folder / "compare.html").read_text(encoding="utf-8")}
-<script type="application/json" id="data">{embed_json(page_data(comparison))}</script>
+<script type="application/json" id="data">{embed_json(page_data(comparison, screens))}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -64,17 +70,31 @@ def embed_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def page_data(comparison: Mapping[str, Any]) -> dict[str, Any]:
+def page_data(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> dict[str, Any]:
     """The pairs, as small as the page can read them: each text stands once, turns are lists.
 
-    ``{"labels": {kind: words}, "texts": [...], "pairs": [...]}``; a pair has the keys of ``compare.json`` except that
-    ``start`` is an index into the texts and a turn is ``[action, kind, unsure, dream, real]``, a side ``0`` or
-    ``[observation, reward, terminated, confidence, marks]``. Marks count UTF-16 units, as JavaScript does.
+    ``{"labels": {kind: words}, "texts": [...], "pictures": [...], "pairs": [...]}``; a pair has the keys of
+    ``compare.json`` except that ``start`` is an index into the texts, ``screenshot`` 0 or a place, from 1, among the
+    pictures, and a turn ``[action, kind, unsure, dream, real]``, a side ``0`` or
+    ``[observation, reward, terminated, confidence, marks, picture]``. Marks count UTF-16 units, as JavaScript does.
     """
     texts: dict[str, int] = {}
+    pictures: dict[str, int] = {}  # data: addresses
+    place_of: dict[str, int] = {}
 
     def index(text: str) -> int:
         return texts.setdefault(text, len(texts))
+
+    def picture(name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in place_of:
+            path = next((folder / name for folder in screens if (folder / name).is_file()), None)
+            if path is None:
+                return 0
+            address = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
+            place_of[name] = pictures.setdefault(address, len(pictures) + 1)
+        return place_of[name]
 
     def side(answer: Mapping[str, Any] | None) -> Any:
         if answer is None:
@@ -82,15 +102,18 @@ def page_data(comparison: Mapping[str, Any]) -> dict[str, Any]:
         text, confidence = answer["observation"], answer["confidence"]
         marks = [[_utf16(text, position) for position in span] for span in answer["marks"]]
         confidence = None if confidence is None else round(confidence, 4)
-        return [index(text), answer["reward"], int(answer["terminated"]), confidence, marks or 0]
+        seen = picture(answer.get("screenshot"))
+        return [index(text), answer["reward"], int(answer["terminated"]), confidence, marks or 0, seen]
 
     pairs = []
     for pair in comparison["pairs"]:
         turns = [
             [index(t["action"]), t["kind"], int(t["unsure"]), side(t["dream"]), side(t["real"])] for t in pair["turns"]
         ]
-        pairs.append({**pair, "start": index(pair["start"]), "turns": turns})
-    return {"labels": {**KINDS, **SOURCES}, "texts": list(texts), "pairs": pairs}
+        pairs.append(
+            {**pair, "start": index(pair["start"]), "screenshot": picture(pair.get("screenshot")), "turns": turns}
+        )
+    return {"labels": {**KINDS, **SOURCES}, "texts": list(texts), "pictures": list(pictures), "pairs": pairs}
 
 
 def _utf16(text: str, position: int) -> int:

@@ -10,8 +10,9 @@
     cost                   see ``stages.compare``
     pairs                  [pair, ...]; a pair is
 
-    id, source, split, task_id, agent, seed, start
-                           source: "dream" (the policy's, replayed for real) or "log" (real, dreamed again)
+    id, source, split, task_id, agent, seed, start, screenshot
+                           source: "dream" (the policy's, replayed for real) or "log" (real, dreamed again);
+                           screenshot: the name of the real start's picture (``real_envs.screens``), or null
     comparable             false where a world broke or began otherwise; such a pair is in no statistic
     first, first_in_substance   index of the first turn that differs (at all; in more than wording), or null
     dream, real            {"outcome", "stop", "reward", "failure", "turns"}; outcome: see ``outcome``; reward: the sum,
@@ -19,9 +20,10 @@
     turns                  [turn, ...]; a turn is
 
     action, kind, differs, unsure      see ``alignment.AlignedTurn``
-    dream, real            null, or {"observation", "reward", "terminated", "confidence", "reasoning", "marks"};
-                           confidence is null where nobody stated any, reasoning where nobody thought before; marks:
-                           [start, end) characters that differ from the other side
+    dream, real            null, or {"observation", "reward", "terminated", "confidence", "reasoning", "screenshot",
+                           "marks"}; confidence is null where nobody stated any, reasoning where nobody thought before,
+                           screenshot where there is no picture; marks: [start, end) characters that differ from the
+                           other side
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from imagination.trust.compare.alignment import AlignedTurn, Alignment, TurnClas
 from imagination.trust.compare.text_diff import Span, line_diff
 from imagination.trust.compare.twins import survival
 from imagination.trust.evaluation import Proportion
+from real_envs.screens import BEFORE, screen_of
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.fidelity.success import consistency_ratio, pairwise_ratio
 
@@ -168,6 +171,7 @@ def pair_json(pair: Pair) -> dict[str, Any]:
         "agent": pair.dream.agent if pair.source == "dream" else pair.real.agent,
         "seed": pair.dream.seed,
         "start": pair.dream.start,
+        "screenshot": screen_of(pair.real.turns[0], BEFORE) if pair.real.turns else None,
         "comparable": pair.comparable,
         "first": pair.alignment.first,
         "first_in_substance": pair.alignment.first_in_substance,
@@ -213,6 +217,7 @@ def _answer_json(turn: Turn | None, marks: Sequence[Span]) -> dict[str, Any] | N
         "terminated": turn.terminated,
         "confidence": confidence if isinstance(confidence, float) else None,
         "reasoning": reasoning if isinstance(reasoning, str) else None,
+        "screenshot": screen_of(turn),
         "marks": [list(span) for span in marks],
     }
 

@@ -35,10 +35,18 @@ function answer(side, name, title, marked) {
     cell.append(make("span", "cut", "no answer"));
     return cell;
   }
-  const [text, reward, terminated, , marks] = side;
+  const [text, reward, terminated, , marks, seen] = side;
+  if (seen) cell.append(picture(seen, "after the action"));
   write(cell, texts[text], marked && marks ? marks : []);
   tags(cell, reward, terminated);
   return cell;
+}
+
+function picture(place, what) {
+  const image = make("img", "screen");
+  image.src = pictures[place - 1];
+  image.alt = `Screenshot of the real page ${what}`;
+  return image;
 }
 
 function tags(cell, reward, terminated) {
@@ -64,7 +72,7 @@ function turnView(pair, turn, k) {
   if (unsure) act.append(make("span", "tag", "the guard ended the dream here"));
   if (dream && dream[3] !== null) act.append(make("span", "conf", `confidence ${Math.round(100 * dream[3])} %`));
   item.append(act);
-  if (kind === "same") {
+  if (kind === "same" && !real[5]) {
     const both = write(make("div", "both text"), texts[dream[0]], []);
     tags(both, real[1], real[2]);
     item.append(both);
@@ -113,7 +121,10 @@ function drawPair() {
   heads.append(make("span", "dream", "Dream · " + ending(pair.dream)), make("span", "real", "Reality · " + ending(pair.real)));
   const start = make("details", "start");
   start.open = true;
-  start.append(make("summary", "", "Where both start"), write(make("div", "text"), texts[pair.start], []));
+  start.append(make("summary", "", "Where both start"));
+  const text = write(make("div", "text"), texts[pair.start], []);
+  if (pair.screenshot) text.prepend(picture(pair.screenshot, "at the start"));
+  start.append(text);
   const turns = make("ol", "turns");
   turns.append(...pair.turns.map((turn, k) => turnView(pair, turn, k)));
   view.append(head, heads, start, turns);

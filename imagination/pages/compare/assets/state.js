@@ -1,6 +1,6 @@
 // What there is and what is chosen of it: the data, the filters, and both in the address.
 const data = JSON.parse(document.getElementById("data").textContent);
-const texts = data.texts, pairs = data.pairs, labels = data.labels;
+const texts = data.texts, pictures = data.pictures, pairs = data.pairs, labels = data.labels;
 const lower = texts.map((text) => text.toLowerCase());
 const form = document.getElementById("filters");
 

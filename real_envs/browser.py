@@ -1,0 +1,391 @@
+"""Any BrowserGym environment as text: pages by ``real_envs.web_page``, in the system's Chromium.
+
+``env=browsergym env.options.suite=webarena`` plays what ``browsergym.webarena`` registers, when its servers and the
+variables that it reads are there (see the suite's own manual). A task is one of the suite's ids, or an id and a seed
+where seeds matter (``env.options.seeds``). ``pip install 'imagination[browsergym]' browsergym-webarena``.
+
+The text of a reset is the goal and then the page. A reward is BrowserGym's; a solved task earns 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import logging
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from real_envs.behaviours import Agent, Language, mixture
+from real_envs.chromium import KeptBrowser, find_chromium
+from real_envs.env import StepResult, Task
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
+from real_envs.pooled_tasks import PooledTasks
+from real_envs.screens import AFTER, BEFORE, FOLDER, keep
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Observation
+from real_envs.web_page import REFUSALS, ActionError, Element, Numbers, page_text, parse_action, read_page
+from real_envs.world import FILE
+
+STEP_TIMEOUT, RESET_TIMEOUT = 60.0, 120.0  # seconds; a page from far away may take its time
+INVALID = "Error: (?:" + "|".join(REFUSALS) + ")"
+_LONGEST_WAIT = 1000.0  # ms of a noop
+_FORBIDDEN = frozenset({"upload_file", "mouse_upload_file"})  # they read files of whoever trains
+_BID = re.compile(r"[\"']?\bbid\b[\"']? *[:=]? *[\"']?\w+[\"']?")
+_PREFIX = re.compile(r"(?:(?:Locator|Page|Keyboard|Mouse)\.\w+: |Error: )+")
+
+LANGUAGE = Language(
+    {
+        "click('{a}')": 10,
+        "fill('{a}', 'yes')": 2,
+        "dblclick('{a}')": 0.5,
+        "hover('{a}')": 0.5,
+        "focus('{a}')": 0.5,
+        "clear('{a}')": 1,
+        "press('{a}', 'Enter')": 1,
+        "select_option('{a}', 'yes')": 1,
+        "scroll(0, 200)": 0.5,
+        "noop(0)": 0.3,
+        "click({a})": 0.5,
+        "click '{a}'": 0.5,
+        "type('{a}', 'yes')": 0.5,
+        "submit()": 0.5,
+    },
+    directions=(),
+    look="noop(0)",
+)
+
+Plan = Callable[[Task, str, Sequence[Element]], Sequence[str]]  # task, goal, page: what is left to do
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserSettings:
+    """Which environments of BrowserGym, and how the browser waits.
+
+    Attributes:
+        suite: ``browsergym.<suite>`` registers them, such as ``webarena``, ``workarena`` or ``miniwob``.
+        match: a regular expression that their ids match from the beginning, without ``browsergym/``; empty takes all.
+        seeds: seeds an id, for suites where they make different tasks; 1 takes each id once.
+        actions: BrowserGym's sets of actions with ``+`` between them.
+        delay: seconds after an action before the page is read.
+        screenshots: whether a PNG file is kept for each turn.
+    """
+
+    suite: str = "webarena"
+    match: str = ""
+    seeds: int = 1
+    actions: str = "bid+nav+tab+chat+infeas"
+    delay: float = 0.5
+    screenshots: bool = True
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+", self.suite):
+            raise ValueError(f"suite wants a name such as webarena, got {self.suite!r}")
+        if self.seeds < 1 or self.delay < 0:
+            raise ValueError("seeds must be at least 1 and delay at least 0")
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"match is no regular expression: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserLook:
+    """How a worker's browser plays, for ``BrowserGame``.
+
+    Attributes:
+        suite, actions, delay: see ``BrowserSettings``.
+        timeout: ms that an action may wait for its element; ``None`` leaves it to the task.
+        where: whether a page's text begins with its title and address.
+        crop: width and height of what is kept of a screenshot, in its pixels.
+        still: without animations.
+    """
+
+    suite: str
+    actions: str
+    delay: float
+    timeout: int | None = None
+    where: bool = True
+    crop: tuple[int, int] | None = None
+    still: bool = False
+
+
+class BrowserGame:
+    """One episode at a time, in this process (a ``SyncEnv``; play it in a worker).
+
+    Args:
+        plan: what an expert would do, for ``policy_commands``; ``None`` where nobody knows.
+        screens: the folder for PNG files; ``None`` keeps none.
+        privileged: also give what scripted agents read.
+    """
+
+    def __init__(
+        self, look: BrowserLook, plan: Plan | None = None, screens: Path | None = None, privileged: bool = False
+    ) -> None:
+        self._look, self._plan, self._screens, self._privileged = look, plan, screens, privileged
+        self._env: Any = None
+        self._task = Task("")
+        self._goal, self._address = "", ""
+        self._screen, self._first = "", False  # the last picture, and whether no turn has been played yet
+        self._numbers, self._elements = Numbers(), list[Element]()
+        self._head = ""
+        self._running = False
+        self._browser: KeptBrowser | None = None
+        self._calls: dict[str, tuple[int, ...]] = {}
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start ``task.spec["id"]`` with the seed ``task.spec["seed"]``; ``seed`` changes nothing.
+
+        Raises:
+            UserError: the browser does not start.
+        """
+        self._running = False
+        self._end_episode()
+        if self._browser is None:
+            self._browser = KeptBrowser(find_chromium(), self._look.still)
+            load_suite(self._look.suite)
+            importlib.import_module("browsergym.core")._set_global_playwright(self._browser)
+        import gymnasium
+        from browsergym.core.action.highlevel import HighLevelActionSet
+
+        actions = HighLevelActionSet(subsets=self._look.actions.split("+"), multiaction=False, strict=False)
+        self._calls = _calls(actions)
+        self._env = gymnasium.make(
+            f"browsergym/{task.spec['id']}",
+            action_mapping=actions.to_python_code,
+            pre_observation_delay=self._look.delay,
+            slow_mo=0,
+            timeout=self._look.timeout,
+            disable_env_checker=True,
+        ).unwrapped
+        seen, _ = self._env.reset(seed=int(task.spec["seed"]))
+        self._task, self._goal = task, " ".join(str(seen["goal"]).split())
+        self._address = ""
+        self._read(seen)
+        self._shoot(seen)
+        self._first, self._running = True, True
+        return self._observe(f"Goal: {self._goal}")
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the episode is over.
+        """
+        if not self._running:
+            raise RuntimeError("no episode is running: reset first")
+        try:
+            here = {element.number for element in self._elements if element.number is not None}
+            call = parse_action(action, self._numbers, here, self._calls, _LONGEST_WAIT)
+        except ActionError as error:
+            return StepResult(self._observe(f"Error: {error}"), 0.0, False, False, self._info())
+        before = self._screen
+        seen, reward, terminated, truncated, _ = self._env.step(call)
+        self._read(seen)
+        self._running = not (terminated or truncated)
+        wrong = _short(str(seen["last_action_error"]))
+        observation = self._observe(f"Error: {wrong}" if wrong else "")
+        self._shoot(seen)
+        return StepResult(
+            observation, float(reward), bool(terminated), bool(truncated and not terminated), self._info(before)
+        )
+
+    def close(self) -> None:
+        self._running = False
+        self._end_episode()
+        if self._browser is not None:
+            self._browser.end()
+            self._browser = None
+
+    def _end_episode(self) -> None:
+        if self._env is not None:
+            env, self._env = self._env, None
+            env.close()
+
+    def _read(self, seen: Mapping[str, Any]) -> None:
+        address = f"{seen['url'].partition('#')[0]} {seen['active_page_index'][0]}"
+        if address != self._address:  # another document, whose elements have BrowserGym's ids anew
+            self._address, self._numbers = address, Numbers()
+        self._elements = read_page(seen["axtree_object"], seen["extra_element_properties"], self._numbers)
+        if self._look.where:
+            title = seen["open_pages_titles"][int(seen["active_page_index"][0])]
+            self._head = f"Page: {title} ({seen['url']})"
+
+    def _observe(self, first: str) -> Observation:
+        text = "\n".join(part for part in (first, self._head, page_text(self._elements)) if part)
+        hidden: dict[str, object] = {}
+        if self._privileged:
+            hidden = {
+                "admissible_commands": admissible(self._elements, self._goal),
+                "policy_commands": list(self._plan(self._task, self._goal, self._elements)) if self._plan else [],
+                "inventory": "",
+                "entities": [str(e.number) for e in self._elements if e.number is not None],
+            }
+        return Observation(text, hidden)
+
+    def _shoot(self, seen: Mapping[str, Any]) -> None:
+        if self._screens is not None:
+            pixels = seen["screenshot"]
+            width, height = self._look.crop or (pixels.shape[1], pixels.shape[0])
+            self._screen = keep(pixels[:height, :width].copy(), self._screens)
+
+    def _info(self, before: str | None = None) -> dict[str, float | str | bool]:
+        """The turn's picture; the first turn also tells that of the start."""
+        if self._screens is None:
+            return {}
+        info: dict[str, float | str | bool] = {AFTER: self._screen}
+        if self._first:
+            info[BEFORE] = self._screen if before is None else before
+        self._first = False
+        return info
+
+
+def admissible(elements: Sequence[Element], goal: str) -> list[str]:
+    """Calls that the page takes: clicks, choices, and texts of the goal for fields."""
+    words = re.findall(r'"([^"]+)"', goal) or [word.strip(".,!?") for word in goal.split()[-4:]]
+    calls: list[str] = []
+    choosing: int | None = None
+    for element in elements:
+        if element.role == "option" and element.number is None and choosing is not None:
+            calls.append(f"select_option('{choosing}', {element.name!r})")
+        if element.number is None:
+            continue
+        choosing = element.number if element.role == "combobox" else None
+        if element.role in ("textbox", "searchbox"):
+            calls += [f"fill('{element.number}', {word!r})" for word in dict.fromkeys(words)]
+        if "disabled" not in element.states:
+            calls.append(f"click('{element.number}')")
+    return calls or [LANGUAGE.look]
+
+
+def load_suite(suite: str) -> list[str]:
+    """The ids that ``browsergym.<suite>`` registers, without ``browsergym/``.
+
+    Raises:
+        ImportError: BrowserGym or the suite is not installed.
+        UserError: the suite wants something that is not there, such as the address of its servers.
+    """
+    try:
+        import gymnasium
+        from browsergym import core  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}; run `pip install 'imagination[browsergym]'`") from error
+    logging.getLogger("browsergym.core.env").setLevel(logging.ERROR)  # that our settings override a task's
+    before = set(gymnasium.registry)
+    try:
+        importlib.import_module(f"browsergym.{suite}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"env.options.suite={suite}: {error}; run `pip install browsergym-{suite}`, or correct the name"
+        ) from error
+    except Exception as error:  # suites look for their servers and licences as soon as they are imported
+        raise UserError(f"env.options.suite={suite} is not set up: {_first_line(error)}") from error
+    marks = {f"browsergym/{suite}", f"browsergym/{suite.replace('_', '')}"}
+    names = {name for name in gymnasium.registry if name.partition(".")[0] in marks} | (
+        {name for name in set(gymnasium.registry) - before if name.startswith("browsergym/")}
+    )
+    return sorted(name.removeprefix("browsergym/") for name in names)
+
+
+class BrowserGym:
+    """``env=browsergym`` (a ``World``)."""
+
+    name: ClassVar[str] = "browsergym"
+    settings: ClassVar[type[BrowserSettings]] = BrowserSettings
+    invalid: ClassVar[str] = INVALID
+    elsewhere: ClassVar[bool] = False  # a number that is right on one page is nothing on another
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: BrowserSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
+
+        Raises:
+            UserError: there is no Chromium, no such suite, or it has not so many tasks.
+        """
+        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
+        path = folder / FILE
+        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
+            return
+        find_chromium()
+        ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
+        tasks = [(name, k) for name in ids for k in range(settings.seeds)]
+        rng = random.Random(stream_seed(f"browsergym/{settings.suite}", seed))
+        order = {name: rng.random() for name in ids}
+        tasks.sort(key=lambda task: (order[task[0]], task[1]))
+        splits: dict[str, list[tuple[str, int]]] = {}
+        for split, count in counts.items():
+            taken = {name for chosen in splits.values() for name, _ in chosen}
+            left = [task for task in tasks if task[0] not in taken]
+            if len(left) < count:
+                raise UserError(
+                    f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
+                    f"games.{split}={count}"
+                )
+            splits[split] = left[:count]
+            progress(sum(map(len, splits.values())), sum(counts.values()))
+        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = json.loads((folder / FILE).read_text())
+        settings = BrowserSettings(**data["made_by"]["settings"])
+        look = BrowserLook(settings.suite, settings.actions, settings.delay)
+        game = partial(BrowserGame, look, None, pictures_of(folder) if settings.screenshots else None, privileged)
+        return PooledTasks(tasks_of(data["splits"]), game, workers, STEP_TIMEOUT, RESET_TIMEOUT)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def pictures_of(folder: Path) -> Path:
+    """Where the episodes of the tasks in ``folder`` keep their pictures."""
+    return folder.resolve() / FOLDER
+
+
+def tasks_of(splits: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Task]]:
+    """Tasks of ids and seeds, such as ``miniwob.click-tab/s7``."""
+    return {
+        split: [Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)}) for name, seed in chosen]
+        for split, chosen in splits.items()
+    }
+
+
+def _calls(actions: Any) -> dict[str, tuple[int, ...]]:
+    """The calls of a set of actions, each with the places of its arguments that name elements."""
+    from browsergym.core.action import functions
+
+    found = {}
+    for name in actions.action_set:
+        if name not in _FORBIDDEN:
+            parameters = inspect.signature(getattr(functions, name)).parameters
+            found[name] = tuple(k for k, argument in enumerate(parameters) if argument.endswith("bid"))
+    return found
+
+
+def _short(error: str) -> str:
+    """What went wrong, in a few words that are the same in every episode."""
+    if not error:
+        return ""
+    kind, _, detail = error.partition(": ")
+    if kind == "TimeoutError":
+        return "the element cannot be acted on"
+    if kind in ("TypeError", "NameError", "SyntaxError"):
+        return "the action has other arguments"
+    line = next((line.strip() for line in detail.splitlines() if line.strip()), kind)
+    return _BID.sub("the element", _PREFIX.sub("", line))[:120]
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,106 @@
+"""The system's Chromium for BrowserGym: found or asked for, never downloaded, and started once a worker.
+
+BrowserGym starts two browsers at each reset, one for the page and one for the chat, which takes three seconds. A
+context of its own is all that an episode needs, so here both get one in the same browser, which stays open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import Any
+
+from real_envs.errors import UserError
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_ADVICE = "install it (Debian and Ubuntu: apt-get install chromium), or set CHROMIUM to its path"
+
+
+def find_chromium() -> str:
+    """The path of ``$CHROMIUM``, or of the first Chromium or Chrome on the path.
+
+    Raises:
+        UserError: there is none; the message says what to do.
+    """
+    wanted = os.environ.get("CHROMIUM", "")
+    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
+    if not found:
+        raise UserError(f"there is no Chromium{f' at CHROMIUM={wanted}' if wanted else ''}: {_ADVICE}")
+    return found
+
+
+class KeptBrowser:
+    """Stands before Playwright for BrowserGym: whatever it launches is one browser, started at the first use.
+
+    Example::
+
+        kept = KeptBrowser(find_chromium())
+        browsergym.core._set_global_playwright(kept)
+        ...
+        kept.end()
+
+    Args:
+        executable: of Chromium.
+        still: pages show no animations (``prefers-reduced-motion``; jQuery's are off), so that what one sees after an
+            action does not depend on how fast the machine is.
+    """
+
+    def __init__(self, executable: str, still: bool = True) -> None:
+        from playwright.sync_api import sync_playwright
+
+        self._executable, self._still = executable, still
+        self._playwright = sync_playwright().start()
+        self._browser: Any = None
+        self.chromium = self  # BrowserGym calls playwright.chromium.launch
+
+    @property
+    def selectors(self) -> Any:
+        return self._playwright.selectors
+
+    def launch(self, **named: Any) -> _Contexts:
+        """
+        Raises:
+            UserError: the browser does not start.
+        """
+        from playwright.sync_api import Error
+
+        if self._browser is None or not self._browser.is_connected():
+            named.pop("executable_path", None)
+            try:
+                self._browser = self._playwright.chromium.launch(executable_path=self._executable, **named)
+            except Error as error:
+                raise UserError(f"{self._executable} does not start ({_first_line(error)}): {_ADVICE}") from None
+        return _Contexts(self._browser, self._still)
+
+    def end(self) -> None:
+        """Closes the browser."""
+        from playwright.sync_api import Error
+
+        with contextlib.suppress(Error):  # it is gone already
+            if self._browser is not None:
+                self._browser.close()
+            self._playwright.stop()
+
+
+class _Contexts:
+    """A browser as BrowserGym sees it: what it makes is real, but its end is not the browser's."""
+
+    def __init__(self, browser: Any, still: bool) -> None:
+        self._browser, self._still = browser, still
+
+    def new_context(self, **named: Any) -> Any:
+        context = self._browser.new_context(**({"reduced_motion": "reduce"} if self._still else {}), **named)
+        if self._still:
+            context.add_init_script(
+                "addEventListener('DOMContentLoaded', () => { if (window.jQuery) jQuery.fx.off = true; });"
+            )
+        return context
+
+    def close(self) -> None:
+        """Its contexts were closed by whoever made them."""
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
