@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, played from the benchmark's own files by TextWorld's planner-backed engine.
+"""ALFWorld: household tasks in text, played from the benchmark's own files by TextWorld's PDDL engine.
 
 The games (Shridhar et al. 2021, arXiv 2010.03768) are the files ``game.tw-pddl`` that ``alfworld-download`` fetches,
 in one folder a split. Things have coordinates for names there (``desk_bar__plus_02_...``); here, as in ALFWorld, they
@@ -15,13 +15,15 @@ import json
 import os
 import random
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from real_envs.alfworld_plans import Facts, Goal, commands, read_goal
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
@@ -38,12 +40,13 @@ _RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a k
 _ARRIVAL = re.compile(r"You arrive at \S+\. ")
 _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
 _NUMBERED = re.compile(r"[a-z]+ \d+")
+_TRANSLATIONS = 1024  # two a game, of a tenth of a megabyte
 
 LANGUAGE = Language(
     {
         "go to {a}": 8,
         "take {a} from {b}": 5,
-        "move {a} to {b}": 5,
+        "put {a} in/on {b}": 5,
         "open {a}": 3,
         "close {a}": 1,
         "use {a}": 1,
@@ -54,6 +57,7 @@ LANGUAGE = Language(
         "slice {a} with {b}": 0.5,
         "inventory": 0.5,
         "look": 0.3,
+        "move {a} to {b}": 0.5,
         "put {a} in {b}": 0.5,
         "take {a}": 0.5,
     }
@@ -125,12 +129,43 @@ class Names:
         return sorted(self._raw)
 
 
+class Translations:
+    """In place of the planner's translation of a game, which the engine asks for twice at every reset, a second or two:
+    a game that was translated before is known."""
+
+    def __init__(self, translate: Callable[..., tuple[Any, str]]) -> None:
+        self._translate = translate
+        self._known: dict[tuple[str, str, bool], tuple[Any, bytes]] = {}
+
+    def __call__(self, domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, str]:
+        key = domain, problem, optimize
+        if key not in self._known:
+            while len(self._known) >= _TRANSLATIONS:
+                self._known.pop(next(iter(self._known)))  # the oldest
+            task, text = self._translate(domain, problem, verbose=verbose, optimize=optimize)
+            self._known[key] = task, zlib.compress(text.encode(), 1)
+        task, packed = self._known[key]
+        return task, zlib.decompress(packed).decode()
+
+
+@lru_cache(maxsize=1)
+def remember_work() -> None:
+    """What the engine works out again and again, in this process only once: translations of games, and the parse of its
+    few templates and conditions, which it asks for with each possible command at each step."""
+    import textworld.logic
+    from textworld.envs.pddl import logic, textgen
+
+    logic.fast_downward.pddl2sas = Translations(logic.fast_downward.pddl2sas)
+    for parser in (textgen._PARSER, textworld.logic._PARSER):
+        parser.parse = lru_cache(maxsize=4096)(parser.parse)
+
+
 class AlfworldGame:
     """One game at a time, in this process (a ``SyncEnv``; play it in a worker).
 
     Args:
-        privileged: also give ``admissible_commands``, ``policy_commands`` (a plan from here, by the game's planner),
-            ``inventory`` and ``entities`` in ``Observation.privileged``. Planning takes most of a step's time.
+        privileged: also give ``admissible_commands``, ``policy_commands`` (what solves the game from here, see
+            ``real_envs.alfworld_plans``), ``inventory`` and ``entities`` in ``Observation.privileged``.
     """
 
     def __init__(self, privileged: bool = False) -> None:
@@ -138,6 +173,7 @@ class AlfworldGame:
         self._env: Any = None
         self._path = ""
         self._names = Names("")
+        self._goal: Goal | None = None
         self._running = False
 
     def reset(self, task: Task, seed: int = 0) -> Observation:
@@ -151,9 +187,11 @@ class AlfworldGame:
             self.close()
             import textworld
 
-            asked = {"admissible_commands": True, "policy_commands": True} if self._privileged else {}
-            self._env = textworld.start(task.spec["path"], textworld.EnvInfos(feedback=True, won=True, **asked))
-            self._names = Names(json.loads(Path(task.spec["path"]).read_text())["pddl_problem"])
+            remember_work()
+            asked = textworld.EnvInfos(feedback=True, won=True, admissible_commands=self._privileged)
+            self._env = textworld.start(task.spec["path"], asked)
+            problem = json.loads(Path(task.spec["path"]).read_text())["pddl_problem"]
+            self._names, self._goal = Names(problem), read_goal(problem)
             self._path = task.spec["path"]
         state = self._env.reset()
         self._running = True
@@ -177,12 +215,19 @@ class AlfworldGame:
             self._env.close()
             self._env = None
 
+    def _plan(self, state: Mapping[str, Any]) -> list[str]:
+        """What solves the game from here; nothing where no rule knows a way, or it is over."""
+        if self._goal is None or not self._running:
+            return []
+        facts = Facts((fact.name, *(argument.name for argument in fact.arguments)) for fact in state["_facts"])
+        return [self._names.plain(command) for command in commands(self._goal, facts)]
+
     def _observe(self, state: Mapping[str, Any]) -> Observation:
         hidden: dict[str, object] = {}
         if self._privileged:
             hidden = {
                 "admissible_commands": [self._names.plain(c) for c in state["admissible_commands"]],
-                "policy_commands": [self._names.plain(c) for c in state["policy_commands"] or ()],
+                "policy_commands": self._plan(state),
                 "inventory": "",
                 "entities": self._names.things,
             }

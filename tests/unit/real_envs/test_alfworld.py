@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from pathlib import Path
 
 import pytest
 
-from real_envs.alfworld import GAME, Alfworld, AlfworldGame, AlfworldSettings, Names, clean, world_facts
+from real_envs.alfworld import (
+    GAME,
+    Alfworld,
+    AlfworldGame,
+    AlfworldSettings,
+    Names,
+    Translations,
+    clean,
+    world_facts,
+)
+from real_envs.alfworld_plans import Facts, Goal, commands, read_goal
 from real_envs.check import check_env
 from real_envs.errors import UserError
 from real_envs.pooled_tasks import PooledTasks
@@ -37,6 +48,70 @@ def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None
     assert world_facts(PROBLEM) == ("mug 1 in desk 1", "mug 2 in drawer 1")
 
 
+PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "
+PLACED += "(receptacleType ?r DeskType) {more}"
+HOUSE = [
+    ("objecttype", "mug_1", "mugtype"),
+    ("objecttype", "mug_2", "mugtype"),
+    ("objecttype", "pen_1", "pentype"),
+    ("objecttype", "lamp_1", "desklamptype"),
+    ("receptacletype", "drawer_1", "drawertype"),
+    ("receptacletype", "desk_1", "desktype"),
+    ("receptacletype", "sink_1", "sinkbasintype"),
+    ("receptacleatlocation", "drawer_1", "loc_1"),
+    ("receptacleatlocation", "desk_1", "loc_2"),
+    ("receptacleatlocation", "sink_1", "loc_3"),
+    ("inreceptacle", "mug_1", "drawer_1"),
+    ("inreceptacle", "mug_2", "sink_1"),
+    ("inreceptacle", "lamp_1", "desk_1"),
+    ("openable", "drawer_1"),
+    ("atlocation", "agent", "loc_9"),
+]
+
+
+def test_goals_of_all_shapes_are_read() -> None:
+    assert read_goal(f"(:goal (and {PLACED.format(more='')}") == Goal("mugtype", "desktype")
+    cleaned = read_goal(f"(:goal (and {PLACED.format(more='(isClean ?o)')}")
+    assert cleaned == Goal("mugtype", "desktype", change="clean")
+    two = read_goal(f"(:goal (and {PLACED.format(more='(objectType ?o2 MugType) (receptacleType ?r DeskType)')}")
+    assert two == Goal("mugtype", "desktype", count=2)
+    lit = "(:goal (and (objectType ?ot DeskLampType) (isToggled ?ot) (objectType ?o PenType) (holds ?a ?o)"
+    assert read_goal(lit) == Goal("pentype", lamp="desklamptype")
+    assert read_goal("(:goal (and (opened ?r)))") is None
+
+
+def test_a_plan_is_written_from_any_state() -> None:
+    brought = ["go to sink_1", "take mug_2 from sink_1", "go to desk_1", "put mug_2 in/on desk_1"]
+    assert commands(Goal("mugtype", "desktype"), Facts(HOUSE)) == brought
+    more = ["go to drawer_1", "open drawer_1", "take mug_1 from drawer_1", "go to desk_1", "put mug_1 in/on desk_1"]
+    assert commands(Goal("mugtype", "desktype", count=2), Facts(HOUSE)) == brought + more
+    clean_it = [*brought[:2], "clean mug_2 with sink_1", *brought[2:]]  # it is at the sink already
+    assert commands(Goal("mugtype", "desktype", change="clean"), Facts(HOUSE)) == clean_it
+    # another thing is in the hand, and the drawer stands open before us
+    aside = [fact for fact in HOUSE if fact[0] != "atlocation"]
+    aside += [("atlocation", "agent", "loc_1"), ("opened", "drawer_1"), ("holds", "agent", "pen_1")]
+    assert commands(Goal("mugtype", "desktype"), Facts(aside)) == ["put pen_1 in/on drawer_1", *brought]
+    held = [*HOUSE, ("holds", "agent", "pen_1")]
+    assert commands(Goal("pentype", lamp="desklamptype"), Facts(held)) == ["go to desk_1", "use lamp_1"]
+    assert commands(Goal("pentype", "desktype"), Facts(HOUSE)) == []  # the pen is nowhere
+    assert commands(Goal("mugtype", "bedtype"), Facts(HOUSE)) == []
+
+
+def test_a_game_is_translated_once_for_each_way_of_asking() -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def translate(domain: str, problem: str, verbose: bool, optimize: bool) -> tuple[str, str]:
+        asked.append((problem, optimize))
+        return f"task of {problem}", f"sas of {problem}, {optimize}"
+
+    known = Translations(translate)
+    for _ in range(2):
+        assert known("domain", "a") == ("task of a", "sas of a, False")
+        assert known("domain", "a", verbose=False, optimize=True) == ("task of a", "sas of a, True")
+        assert known("domain", "b")[1] == "sas of b, False"
+    assert asked == [("a", False), ("a", True), ("b", False)]
+
+
 def test_what_is_wrong_with_the_games_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
@@ -58,7 +133,7 @@ def test_what_is_wrong_with_the_games_is_said(tmp_path: Path, monkeypatch: pytes
 
 
 @played
-def test_the_planner_solves_and_splits_do_not_meet(tmp_path: Path) -> None:
+def test_the_plan_solves_and_splits_do_not_meet(tmp_path: Path) -> None:
     pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
     tasks = generated(tmp_path, {"train": 3, "heldout": 2}, data=str(DATA), train="train+valid_train")
     train, heldout = tasks.tasks("train"), tasks.tasks("heldout")
@@ -84,6 +159,16 @@ def test_the_planner_solves_and_splits_do_not_meet(tmp_path: Path) -> None:
         assert (sum(map(bool, rewards)), rewards[-1]) == (1, 1.0)
     with pytest.raises(RuntimeError, match="not running"):
         game.step("look")
+    observation, rng = game.reset(train[1]), random.Random(0)
+    for _ in range(15):  # whatever was done before, the plan is one from where one stands
+        result = game.step(rng.choice(observation.privileged["admissible_commands"]))  # type: ignore[arg-type]
+        observation = result.observation
+    for _ in range(30):
+        result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
+        observation = result.observation
+        if result.terminated:
+            break
+    assert (result.terminated, result.reward) == (True, 1.0)
     assert game.reset(heldout[0]).text == game.reset(heldout[0]).text
     assert game.step("dance with mug 1").observation.text == "Nothing happens."
     game.close()
