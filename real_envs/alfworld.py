@@ -254,8 +254,8 @@ def read_game(path: Path) -> str:
 
 def world_facts(problem: str) -> tuple[str, ...]:
     """Where each thing is at first, such as ``alarmclock 1 in desk 1``."""
-    names = Names(problem)
-    inside = {thing: place for kind, thing, place in _IN.findall(problem) if kind == "inReceptacle"}
+    names, state = Names(problem), problem.partition("(:goal")[0]
+    inside = {thing: place for kind, thing, place in _IN.findall(state) if kind == "inReceptacle"}
     return tuple(sorted(f"{names.plain(thing)} in {names.plain(place)}" for thing, place in inside.items()))
 
 

@@ -45,7 +45,8 @@ def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None
     assert clean(names.plain(text)) == "On the desk 1, you see a mug 1."
     assert names.raw("take mug 2 from drawer 1") == "take mug_bar__plus_03 from drawer_bar__plus_01"
     assert names.raw("take mug 9 from lake 1") == "take mug 9 from lake 1"  # the game then says that nothing happens
-    assert world_facts(PROBLEM) == ("mug 1 in desk 1", "mug 2 in drawer 1")
+    asked = PROBLEM + "(:goal (and (inReceptacle ?o ?r)))"
+    assert world_facts(PROBLEM) == world_facts(asked) == ("mug 1 in desk 1", "mug 2 in drawer 1")
 
 
 PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "

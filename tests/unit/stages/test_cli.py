@@ -200,7 +200,7 @@ def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*STAGES, "algorithm=grpo|ppo", "preset=demo|tiny", "imagine train run=mine"]:
+    for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|demo|gymnasium|", "imagine train run=mine"]:
         assert word in out
     columns = {
         line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line
