@@ -35,6 +35,7 @@ class AgentGym:
     name: ClassVar[str] = "agentgym"
     settings: ClassVar[type[AgentGymSettings]] = AgentGymSettings
     invalid: ClassVar[str] = INVALID
+    elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
 
     def generate(
         self,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ class AgentGymSession:
     def __init__(self, settings: AgentGymSettings, left_open: Path | None = None) -> None:
         self._settings, self._left_open = settings, left_open
         self._handle: dict[str, int | str] | None = None
-        self._note: Path | None = None
+        self._farewell: Callable[[], object] | None = None
         self._score = 0.0
         self._client: httpx.Client | None = None
 
@@ -158,10 +159,10 @@ class AgentGymSession:
         )
 
     def close(self) -> None:
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            if _told_to_close(self._settings.url, handle) and self._note is not None:
-                self._note.unlink(missing_ok=True)
+        self._handle = None
+        if self._farewell is not None:
+            farewell, self._farewell = self._farewell, None
+            farewell()
         if self._client is not None:
             client, self._client = self._client, None
             client.close()
@@ -176,10 +177,12 @@ class AgentGymSession:
         if isinstance(handle, bool) or not isinstance(handle, (int, str)) or handle == "":
             raise crashed(f"the server's /create answered {answer!r}, which has no handle")
         self._handle = {name: handle}
-        if self._left_open is not None:
-            self._note = self._left_open / uuid.uuid4().hex
+        note = self._left_open / uuid.uuid4().hex if self._left_open else None
+        # also at the exit of a worker whose parent died while it answered, which ends by an error
+        self._farewell = weakref.finalize(self, _close, self._settings.url, self._handle, note)
+        if note is not None:
             try:
-                write_atomically(self._note, json.dumps(self._handle))
+                write_atomically(note, json.dumps(self._handle))
             except OSError as error:
                 raise crashed(f"the handle cannot be written down: {error}") from error
         return self._handle
@@ -254,6 +257,11 @@ def _told_to_close(url: str, handle: Mapping[str, int | str]) -> bool:
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
         return False
     return True
+
+
+def _close(url: str, handle: Mapping[str, int | str], note: Path | None) -> None:
+    if _told_to_close(url, handle) and note is not None:
+        note.unlink(missing_ok=True)
 
 
 def close_left_open(url: str, folder: Path) -> None:

@@ -245,6 +245,7 @@ class OpenEnv:
     name: ClassVar[str] = "openenv"
     settings: ClassVar[type[OpenEnvSettings]] = OpenEnvSettings
     invalid: ClassVar[str] = INVALID
+    elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
 
     def __init__(self) -> None:
         if importlib.util.find_spec("openenv") is None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -91,3 +95,21 @@ def test_a_server_that_dies_under_way_makes_typed_failures_that_are_counted(
     assert sum(counted.values()) == len(failed) > 0
     shown = [turn.observation for t in episodes for turn in t.turns]
     assert all(text.startswith(("You ", "Unknown action.")) for text in shown), "a failure is no observation"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_is_stopped_leaves_no_environments_on_the_server(how: signal.Signals, tmp_path: Path) -> None:
+    with agentgym_server(tmp_path) as server:
+        size = ["collect.episodes=5000", f"output={tmp_path}", f"env.options.url={server.url}"]
+        command = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", "collect", "preset=tiny"]
+        run = subprocess.Popen([sys.executable, *command, "env=agentgym", *FEW, *size], stderr=subprocess.PIPE)
+        try:
+            deadline = time.monotonic() + 120
+            while server.counts()["open"] < 3 and time.monotonic() < deadline:  # one to draw tasks, and the workers'
+                time.sleep(0.05)
+            assert server.counts() == {"open": 3, "closed": 1}
+            run.send_signal(how)
+            run.communicate(timeout=120)
+        finally:
+            run.kill()
+        assert server.all_closed(10)
