@@ -67,7 +67,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     parser.add_argument("overrides", nargs="*", help="settings, of all worlds or of one: alfworld:env.options.data=...")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
+    options = parser.parse_args([word for word in words if word not in settings])
     failed = 0
     if unknown := [name for name in options.worlds if not _preset(name).exists()]:
         print(f"error: there is no preset={unknown[0]} (configs/preset/{unknown[0]}.yaml)", file=sys.stderr)
@@ -76,7 +78,7 @@ def main() -> int:
     for world, seed in [] if options.table else parts:
         print(f"== {world}, seed {seed}", flush=True)
         try:
-            make_part(part_config(world, seed, options.overrides), part_folder(options.out, world, seed))
+            make_part(part_config(world, seed, settings), part_folder(options.out, world, seed))
         except Exception as error:
             if not told_in_a_line(error):
                 raise

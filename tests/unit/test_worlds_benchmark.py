@@ -129,3 +129,15 @@ def test_settings_of_one_world_are_not_those_of_another() -> None:
     for config in (grid, house):  # enough checkpoints to rank: at least eight with the clone and the last policy
         kept = config.clone.steps // config.clone.keep_every + config.train.updates // config.train.keep_every
         assert kept + 2 >= 8 or config.train.updates == 3
+
+
+def test_a_table_of_nothing_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["worlds", "--table", "--out", str(tmp_path), "--worlds", "gymnasium", "--seeds", "4", "train.updates=3"]
+    monkeypatch.setattr("sys.argv", words)  # a setting may follow a list of numbers
+    assert worlds.main() == 0
+    assert (tmp_path / "table.md").read_text().splitlines()[2].startswith(f"| gymnasium | 4 | {DASH} |")
+    monkeypatch.setattr("sys.argv", ["worlds", "--out", str(tmp_path), "--worlds", "moon"])
+    assert worlds.main() == 2
+    assert "there is no preset=moon" in capsys.readouterr().err
