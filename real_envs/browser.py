@@ -161,10 +161,11 @@ class BrowserGame:
             action_mapping=actions.to_python_code,
             pre_observation_delay=self._look.delay,
             slow_mo=0,
-            timeout=self._look.timeout,
             disable_env_checker=True,
         ).unwrapped
         seen, _ = self._env.reset(seed=int(task.spec["seed"]))
+        if self._look.timeout is not None:  # from here on: what a page takes to open says nothing about an action
+            self._env.context.set_default_timeout(self._look.timeout)
         self._task, self._goal = task, " ".join(str(seen["goal"]).split())
         self._address = ""
         self._read(seen)

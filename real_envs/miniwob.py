@@ -15,6 +15,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,7 @@ _SHOWN = (  # what tells two starts apart
     "[...document.querySelectorAll('input, textarea, select')].map(e => e.type + e.value + e.checked).join('|')"
 )
 _ZOOMED = (240, 315)  # pixels of a screenshot in which the task is: 160 x 210 by 1.5
-_TIMEOUT = 1000  # ms; no element of these pages comes later
+_TIMEOUT = 2000  # ms; no element of these pages comes later
 _STEP_TIMEOUT = 20.0  # seconds
 
 
@@ -107,18 +108,24 @@ class Miniwob:
         path = folder / FILE
         if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
             return
-        splits = _draw(settings.families.split(), counts, seed, progress)
+        with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
+            splits = thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
         write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         data = json.loads((folder / FILE).read_text())
         settings = MiniwobSettings(**data["made_by"]["settings"])
-        look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, where=False, crop=_ZOOMED, still=True)
-        game = partial(BrowserGame, look, _plan, pictures_of(folder) if settings.screenshots else None, privileged)
+        game = partial(make_game, settings, pictures_of(folder), privileged)
         return PooledTasks(tasks_of(data["splits"]), game, workers, _STEP_TIMEOUT, RESET_TIMEOUT)
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         return mixture(elsewhere, LANGUAGE)
+
+
+def make_game(settings: MiniwobSettings, screens: Path, privileged: bool = False) -> BrowserGame:
+    """A game that plays all families, in this process."""
+    look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, where=False, crop=_ZOOMED, still=True)
+    return BrowserGame(look, _plan, screens if settings.screenshots else None, privileged)
 
 
 def set_address() -> None:
