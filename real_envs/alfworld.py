@@ -40,7 +40,7 @@ _RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a k
 _ARRIVAL = re.compile(r"You arrive at \S+\. ")
 _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
 _NUMBERED = re.compile(r"[a-z]+ \d+")
-_TRANSLATIONS = 1024  # two a game, of a tenth of a megabyte
+_TRANSLATIONS = 512  # of a tenth of a megabyte
 
 LANGUAGE = Language(
     {
@@ -130,19 +130,20 @@ class Names:
 
 
 class Translations:
-    """In place of the planner's translation of a game, which the engine asks for twice at every reset, a second or two:
-    a game that was translated before is known."""
+    """In place of the translation of a game, which the engine asks for twice at every reset, a second or two: a game
+    that was translated before is known. The second one is for its planner, which is not asked here, so it is the first.
+    """
 
     def __init__(self, translate: Callable[..., tuple[Any, str]]) -> None:
         self._translate = translate
-        self._known: dict[tuple[str, str, bool], tuple[Any, bytes]] = {}
+        self._known: dict[tuple[str, str], tuple[Any, bytes]] = {}
 
     def __call__(self, domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, str]:
-        key = domain, problem, optimize
+        key = domain, problem
         if key not in self._known:
             while len(self._known) >= _TRANSLATIONS:
                 self._known.pop(next(iter(self._known)))  # the oldest
-            task, text = self._translate(domain, problem, verbose=verbose, optimize=optimize)
+            task, text = self._translate(domain, problem, verbose=verbose)
             self._known[key] = task, zlib.compress(text.encode(), 1)
         task, packed = self._known[key]
         return task, zlib.decompress(packed).decode()

@@ -98,19 +98,18 @@ def test_a_plan_is_written_from_any_state() -> None:
     assert commands(Goal("mugtype", "bedtype"), Facts(HOUSE)) == []
 
 
-def test_a_game_is_translated_once_for_each_way_of_asking() -> None:
-    asked: list[tuple[str, bool]] = []
+def test_a_game_is_translated_once() -> None:
+    asked: list[str] = []
 
-    def translate(domain: str, problem: str, verbose: bool, optimize: bool) -> tuple[str, str]:
-        asked.append((problem, optimize))
-        return f"task of {problem}", f"sas of {problem}, {optimize}"
+    def translate(domain: str, problem: str, verbose: bool) -> tuple[str, str]:
+        asked.append(problem)
+        return f"task of {problem}", f"sas of {problem}"
 
     known = Translations(translate)
     for _ in range(2):
-        assert known("domain", "a") == ("task of a", "sas of a, False")
-        assert known("domain", "a", verbose=False, optimize=True) == ("task of a", "sas of a, True")
-        assert known("domain", "b")[1] == "sas of b, False"
-    assert asked == [("a", False), ("a", True), ("b", False)]
+        assert known("domain", "a") == known("domain", "a", verbose=False, optimize=True) == ("task of a", "sas of a")
+        assert known("domain", "b")[1] == "sas of b"
+    assert asked == ["a", "b"]
 
 
 def test_what_is_wrong_with_the_games_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
