@@ -13,8 +13,17 @@ from typing import Any
 
 from real_envs.errors import UserError
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_ADVICE = "install it (Debian and Ubuntu: apt-get install chromium), or set CHROMIUM to its path"
+# The shell has no windows to draw: a reset takes half the time.
+_NAMES = (
+    "chromium-headless-shell",
+    "chrome-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
+_ADVICE = "install it (Debian: apt-get install chromium-headless-shell, or chromium), or set CHROMIUM to its path"
 
 
 def find_chromium() -> str:

@@ -2,7 +2,7 @@
 
 The pages (Shi et al. 2017; Liu et al., ICLR 2018, arXiv 1802.08802) come with the wheel ``miniwob`` and are opened from
 the disk. A task is a family and a seed; held-out tasks are seeds, and starts, that are never logged.
-``pip install 'imagination[miniwob]'`` and ``apt-get install chromium``.
+``pip install 'imagination[miniwob]'`` and ``apt-get install chromium-headless-shell`` (or ``chromium``).
 
 The text of a reset is the goal and then the page; a solved task earns 1. Beside BrowserGym's own way of playing, pages
 show no animations and an action is followed by a shorter wait, so that a step takes a third of a second.

@@ -39,6 +39,7 @@ nobody anything, and ``read`` refuses it. An empty action is an agent's mistake:
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -54,6 +55,8 @@ from real_envs.screens import FOLDER, copy_screens, screens_of
 from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, to_parquet
 from real_envs.tally import Summary, Tally
 from real_envs.trajectory import Trajectory
+
+_LONGEST_WAIT = 60.0  # seconds that a finished episode is in memory alone
 
 __all__ = ["StoreError", "Summary", "Tally", "TrajectoryStore", "Writer", "is_validation"]
 
@@ -157,6 +160,8 @@ class TrajectoryStore:
 
     def writer(self, shard_turns: int = 4096, pictures: Path | None = None) -> Writer:
         """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end.
+
+        Episodes do not wait longer than a minute for others, so that a slow world loses little to a power cut.
 
         Args:
             pictures: a folder from which the pictures that turns name (``real_envs.screens``) are kept with the store.
@@ -277,12 +282,13 @@ class Writer:
         self._store, self._shard_turns, self._pictures = store, shard_turns, pictures
         self._pending: dict[str, Trajectory] = {}
         self._turns = 0
+        self._flushed = time.monotonic()
 
     def add(self, trajectory: Trajectory) -> None:
         """Takes a finished episode; a bad one is an error here and now, and is not taken."""
         self._store._admit(trajectory, self._pending)
         self._turns += max(1, len(trajectory.turns))
-        if self._turns >= self._shard_turns:
+        if self._turns >= self._shard_turns or time.monotonic() - self._flushed > _LONGEST_WAIT:
             self.flush()
 
     def flush(self) -> None:
@@ -291,6 +297,7 @@ class Writer:
             copy_screens(screens_of(self._pending.values()), self._pictures, self._store.folder / FOLDER)
         self._store._append(list(self._pending.values()))
         self._pending, self._turns = {}, 0
+        self._flushed = time.monotonic()
 
     def __enter__(self) -> Writer:
         return self

@@ -182,7 +182,7 @@ def test_no_chromium_and_one_that_does_not_start_are_one_line_each(
 ) -> None:
     where = ["env=miniwob", "games.train=1", "games.heldout=1", f"output={tmp_path}"]
     monkeypatch.setenv("CHROMIUM", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="apt-get install chromium"):
+    with pytest.raises(UserError, match="apt-get install chromium-headless-shell"):
         find_chromium()
     assert main(["collect", "run=a", *where]) == 2
     assert "there is no Chromium at CHROMIUM=" in capsys.readouterr().err

@@ -556,3 +556,16 @@ def test_a_log_in_which_nobody_acts_is_an_error_but_can_be_looked_at(tmp_path: P
     assert store.summary().total.failures == {StopReason.ENV_CRASHED: 1}
     store.append([episode("a")])  # one action is enough, and nothing is left out then
     assert [t.id for t in store.read()] == ["x", "m", "a"]
+
+
+def test_a_slow_world_does_not_keep_its_episodes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed without a chance to end in order, a log of hours would otherwise be lost up to its last shard."""
+    now = [0.0]
+    monkeypatch.setattr("real_envs.store.time.monotonic", lambda: now[0])
+    store = TrajectoryStore.create(tmp_path, {"train": ["t"]})
+    writer = store.writer(shard_turns=1000)  # nobody leaves a `with`: the process dies
+    for k, at in enumerate((10.0, 59.0, 61.0, 70.0)):
+        now[0] = at
+        turn = Turn("look", "a room", 0.0, False)
+        writer.add(Trajectory(f"e{k}", "t", "g", Source.REAL, "a", 0, "start", (turn,), StopReason.TURN_LIMIT))
+    assert [t.id for t in TrajectoryStore.open(tmp_path).read()] == ["e0", "e1", "e2"]
