@@ -10,7 +10,7 @@ held-out tasks with intervals over tasks, and the speed of both worlds. Nothing 
 Speed is that of the same logged actions, done again in the real world and in dreams, without a policy, as fast as each
 world goes on as many cores as torch has threads; resets are part of it, the start of processes is not.
 
-Writes ``<out>/table.md`` after every part. What a run folder holds already is not done again; a part that was
+Writes ``<out>/table.md`` after every part, with all parts that are there. What a run folder holds already is not done again; a part that was
 interrupted goes on where it stopped, and one that cannot be made is a line of dashes. ``--table`` only reads.
 """
 
@@ -21,6 +21,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,8 @@ def main() -> int:
                 raise
             print(f"error: {world}, seed {seed}: {error}", file=sys.stderr)
             failed = 1
-        write_table(options.out, options.worlds, options.seeds)
-    print(write_table(options.out, options.worlds, options.seeds))
+        write_table(options.out, parts)
+    print(write_table(options.out, parts))
     return failed
 
 
@@ -121,9 +122,12 @@ def make_part(config: Config, folder: Path) -> None:
             give_back_memory()
 
 
-def write_table(out: Path, worlds: list[str], seeds: list[int]) -> str:
-    """``table.md`` of the parts that are asked for; what it says."""
-    found = table([read_part(world, seed, part_folder(out, world, seed)) for world in worlds for seed in seeds])
+def write_table(out: Path, parts: Iterable[tuple[str, int]]) -> str:
+    """``table.md`` of these parts and of all others that are there; what it says."""
+    there = {(path.parent.name, int(path.name.removeprefix("seed-"))) for path in out.glob("*/seed-*")}
+    known = {name: place for place, name in enumerate(WORLDS)}
+    wanted = sorted({*parts, *there}, key=lambda part: (known.get(part[0], len(known)), *part))
+    found = table([read_part(world, seed, part_folder(out, world, seed)) for world, seed in wanted])
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "table.md", found)
     return found

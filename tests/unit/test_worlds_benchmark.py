@@ -138,6 +138,10 @@ def test_a_table_of_nothing_can_be_asked_for(
     monkeypatch.setattr("sys.argv", words)  # a setting may follow a list of numbers
     assert worlds.main() == 0
     assert (tmp_path / "table.md").read_text().splitlines()[2].startswith(f"| gymnasium | 4 | {DASH} |")
+    (tmp_path / "textworld" / "seed-12").mkdir(parents=True)
+    assert worlds.main() == 0
+    lines = (tmp_path / "table.md").read_text().splitlines()[2:]
+    assert [cells(line)[:2] for line in lines] == [["textworld", "12"], ["gymnasium", "4"]]  # what is there stays
     monkeypatch.setattr("sys.argv", ["worlds", "--out", str(tmp_path), "--worlds", "moon"])
     assert worlds.main() == 2
     assert "there is no preset=moon" in capsys.readouterr().err
