@@ -10,8 +10,9 @@ held-out tasks with intervals over tasks, and the speed of both worlds. Nothing 
 Speed is that of the same logged actions, done again in the real world and in dreams, without a policy, as fast as each
 world goes on as many cores as torch has threads; resets are part of it, the start of processes is not.
 
-Writes ``<out>/table.md`` after every part, with all parts that are there. What a run folder holds already is not done again; a part that was
-interrupted goes on where it stopped, and one that cannot be made is a line of dashes. ``--table`` only reads.
+Writes ``<out>/table.md`` after every part, with all parts that are there. What a run folder holds already is not done
+again; a part that was interrupted goes on where it stopped, and one that cannot be made is a line of dashes.
+``--table`` only reads.
 """
 
 from __future__ import annotations
