@@ -70,7 +70,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             "unchanged_share": share,
         }
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
-        run.update({"language": language_metrics(chat, train, heldout_tasks(run))})
+        run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
 

@@ -8,16 +8,22 @@ from typing import Any
 
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
+from worldmodel.form import Form, WholeText
 
 _WORD = re.compile(r"\w+")
 
 
-def language_metrics(chat: ChatFormat, log: Sequence[Trajectory], elsewhere: Sequence[Trajectory]) -> dict[str, Any]:
+def language_metrics(
+    chat: ChatFormat, log: Sequence[Trajectory], elsewhere: Sequence[Trajectory], form: Form | None = None
+) -> dict[str, Any]:
     """Tokens of an action and of an observation of the log, and how many observations elsewhere have an unread word.
 
-    ``{"tokens_per_action": 3.1, "tokens_per_observation": 41.0, "unread_words": 0.04, "n": 1825}``: of 1,825
-    observations of other tasks, 4 % hold a word that the log never had. One action a token is a table, no language.
+    ``{"tokens_per_action": 3.1, "tokens_per_observation": 41.0, "tokens_per_prediction": 12.5, "unread_words": 0.04,
+    "n": 1825}``: of 1,825 observations of other tasks, 4 % hold a word that the log never had. One action a token is a
+    table, no language. A prediction is what the world model writes for a turn in its form, reward and end included:
+    whole texts or edits.
     """
+    form = form or WholeText()
     turns = [turn for episode in log for turn in episode.turns]
     read = {word for e in log for text in (e.start, *_texts(e)) for word in _words(text)}
     there = [turn.observation for episode in elsewhere for turn in episode.turns]
@@ -31,6 +37,7 @@ def language_metrics(chat: ChatFormat, log: Sequence[Trajectory], elsewhere: Seq
     return {
         "tokens_per_action": _mean([tokens(turn.action) for turn in turns]),
         "tokens_per_observation": _mean([tokens(turn.observation) for turn in turns]),
+        "tokens_per_prediction": _mean([tokens(text) for e in log for text in form.answers(e.start, e.turns)]),
         "unread_words": _mean([not _words(text) <= read for text in there]),
         "n": len(there),
     }

@@ -224,6 +224,9 @@ def language_sentence(report: Mapping[str, Any]) -> str:
         f"An action has {language['tokens_per_action']:.1f} tokens, an observation "
         f"{language['tokens_per_observation']:.0f}"
     )
+    written = language.get("tokens_per_prediction")  # runs of earlier versions have none
+    if written is not None and written < language["tokens_per_observation"]:
+        sentence += f", of which the world model writes {written:.0f}, as edits"
     if language["unread_words"] is None:
         return f"{sentence}."
     share = f"{100 * language['unread_words']:.1f} % of {language['n']:,} observations of held-out tasks"

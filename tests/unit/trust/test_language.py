@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from imagination.trust.language import language_metrics
-from policy.lm.render import ChatFormat
+from policy.lm.render import ChatFormat, status_line
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.delta import Edits
 
 CHAT = ChatFormat(train_tokenizer(["take the lamp"] * 9 + ["A hall."] * 9, 400))
+STATUS = len(CHAT.encode(status_line(0.0, False)))  # how a prediction tells reward and end
 
 
 def episode(start: str, *turns: tuple[str, str]) -> Trajectory:
@@ -21,15 +23,26 @@ def test_by_hand() -> None:
     assert language_metrics(CHAT, log, elsewhere) == {
         "tokens_per_action": 2.5,  # take| the| lamp and take| the
         "tokens_per_observation": 2.5,  # A| hall|. and A| hall
+        "tokens_per_prediction": 2.5 + STATUS,
         "unread_words": 0.5,  # cellar and 12; case and punctuation are no words
         "n": 4,
     }
+
+
+def test_edits_are_what_a_model_of_edits_writes() -> None:
+    page = "[1] checkbox 'a'\n[2] button 'Submit'"
+    log = [episode(page, ("click('1')", page.replace("'a'", "'a' checked")), ("click('9')", page))]
+    written = ["=\n~[1] checkbox 'a' checked", "=[1] checkbox 'a'"]  # the second goes back to an earlier page
+    assert Edits().answers(page, log[0].turns) == [text + status_line(0.0, False) for text in written]
+    tokens = [len(CHAT.encode(text + status_line(0.0, False))) for text in written]
+    assert language_metrics(CHAT, log, [], Edits())["tokens_per_prediction"] == sum(tokens) / 2
 
 
 def test_nothing_to_measure_is_none() -> None:
     assert language_metrics(CHAT, [], []) == {
         "tokens_per_action": None,
         "tokens_per_observation": None,
+        "tokens_per_prediction": None,
         "unread_words": None,
         "n": 0,
     }
