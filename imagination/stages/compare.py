@@ -166,7 +166,8 @@ def _policy(config: Config, run: RunFolder, engines: Engines) -> tuple[LanguageM
     if not name or not config.compare.episodes:
         return None, None
     own = run.model(name)
-    folder = Path(name) if not own.exists() and Path(name).is_dir() else own
+    elsewhere = not own.exists() and (Path(name) / "config.json").exists()  # a folder policy/ of sources is no model
+    folder = Path(name) if elsewhere else own
     model, chat = load_model(folder, "clone" if name == "policy-clone" else "train", config.policy)
     agent = make_agent(
         engines, model, chat, config.policy, config.max_action_tokens, config.compare.temperature, "policy"
