@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from imagination.pages.compare.page import render_page
 from imagination.trust.compare.pairs import Pair, first_kind, pair_up
+from real_envs.screens import keep
 from real_envs.trajectory import Source, Turn
 from tests.support.chromium import Chromium, find
 from tests.support.comparisons import comparison, episode, made_up_pair
@@ -196,6 +198,31 @@ def test_everything_can_be_reached_with_keys(opened: Chromium) -> None:
     opened.key("Home")
     opened.key("Enter")
     assert opened.run("document.activeElement.id") == "pair"
+
+
+def test_a_screenshot_stands_beside_the_dreamed_page_and_at_the_start(opened: Chromium, tmp_path: Path) -> None:
+    names = [keep(np.full((60, 40, 3), shade, dtype=np.uint8), tmp_path) for shade in (10, 200)]
+    text = "Goal: Select a.\n[1] checkbox 'a'"
+    info: dict[str, float | str | bool] = {"screenshot": names[1], "screenshot_before": names[0]}
+    real = [Turn("click('1')", text, 0.0, False, info), Turn("click('1')", text, 0.0, False)]
+    dream = [Turn(turn.action, turn.observation, 0.0, False) for turn in real]
+    made = comparison([pair_up("web", "log", "train", episode("d", dream), episode("r", real, Source.REAL))])
+    page = tmp_path / "compare.html"
+    page.write_text(render_page(made, [tmp_path]), encoding="utf-8")
+    opened.requests.clear()
+    opened.open(page)
+    counted(opened, "1 pairs")
+    opened.wait("[...document.querySelectorAll('#pair img')].every((image) => image.complete)")
+    seen = opened.run(
+        "[...document.querySelectorAll('#pair img')].map((i) => [i.naturalWidth, i.alt, i.closest('div').className])"
+    )
+    assert seen == [
+        [40, "Screenshot of the real page at the start", "text"],
+        [40, "Screenshot of the real page after the action", "text in-real"],
+    ]
+    assert opened.run("document.querySelectorAll('.cells').length") == 1, "beside it stands what was dreamed"
+    assert opened.run("document.querySelectorAll('.both').length") == 1, "without a picture, one text for both"
+    assert {url for url in opened.requests if not url.startswith(("about:", "data:"))} == {page.resolve().as_uri()}
 
 
 def test_an_observation_cannot_run(opened: Chromium, page: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import re
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from imagination.pages.compare.page import embed_json, headline, page_data, rend
 from imagination.pages.compare.text import diverging, pair_view, printable, summary_table
 from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import pair_up
+from real_envs.screens import keep
 from real_envs.trajectory import Source, Turn
 from tests.support.comparisons import comparison, episode, made_up_pair
 
@@ -64,6 +68,31 @@ def test_marks_are_counted_as_javascript_counts() -> None:
     made = comparison([pair_up("p", "log", "s", episode("d", turns[0]), episode("r", turns[1], Source.REAL))])
     assert made["pairs"][0]["turns"][0]["dream"]["marks"] == [[4, 7]]
     assert page_data(made)["pairs"][0]["turns"][0][3][4] == [[5, 8]]
+
+
+def test_a_web_page_stands_in_the_data_once_whoever_names_it(tmp_path: Path) -> None:
+    """Names come out of a log, so nothing but a picture in the folders may get into the page."""
+    other, missing, outside = (f"{k:032x}.png" for k in (1, 2, 3))
+    name = keep(np.full((2, 3, 3), 9, dtype=np.uint8), tmp_path / "log")
+    (tmp_path / outside).write_bytes(b"secret")
+    (tmp_path / "log" / other).write_bytes((tmp_path / "log" / name).read_bytes())  # the same picture by another name
+    real = [
+        Turn("click('1')", "a page", 0.0, False, {"screenshot": name, "screenshot_before": name}),
+        Turn("click('2')", "a page", 0.0, False, {"screenshot": other}),
+        Turn("click('3')", "a page", 0.0, False, {"screenshot": missing}),
+        Turn("click('4')", "a page", 0.0, False, {"screenshot": f"../{outside}"}),
+        Turn("click('5')", "a page", 0.0, False),
+    ]
+    dream = [Turn(turn.action, "a page", 0.0, False) for turn in real]
+    made = comparison([pair_up("p", "log", "s", episode("d", dream), episode("r", real, Source.REAL))])
+    assert [turn["real"]["screenshot"] for turn in made["pairs"][0]["turns"]] == [name, other, missing, None, None]
+    data = page_data(made, [tmp_path / "nowhere", tmp_path / "log"])
+    (pair,) = data["pairs"]
+    assert len(data["pictures"]) == 1
+    assert base64.b64decode(data["pictures"][0].removeprefix("data:image/png;base64,"))[1:4] == b"PNG"
+    assert pair["screenshot"] == 1
+    assert [(turn[3][5], turn[4][5]) for turn in pair["turns"]] == [(0, 1), (0, 1), (0, 0), (0, 0), (0, 0)]
+    assert page_data(made)["pictures"] == []
 
 
 def test_the_page_asks_for_nothing_and_escapes_what_it_writes_itself() -> None:
