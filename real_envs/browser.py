@@ -250,13 +250,14 @@ def admissible(elements: Sequence[Element], goal: str) -> list[str]:
     """Calls that the page takes: clicks, choices, and texts of the goal for fields."""
     words = re.findall(r'"([^"]+)"', goal) or [word.strip(".,!?") for word in goal.split()[-4:]]
     calls: list[str] = []
-    choosing: int | None = None
+    menu: int | None = None  # whose options follow; those of a list can be clicked as well
     for element in elements:
-        if element.role == "option" and element.number is None and choosing is not None:
-            calls.append(f"select_option('{choosing}', {element.name!r})")
         if element.number is None:
             continue
-        choosing = element.number if element.role == "combobox" else None
+        if element.role == "option" and menu is not None:
+            calls.append(f"select_option('{menu}', {element.name!r})")
+            continue
+        menu = element.number if element.role == "combobox" else None
         if element.role in ("textbox", "searchbox"):
             calls += [f"fill('{element.number}', {word!r})" for word in dict.fromkeys(words)]
         if "disabled" not in element.states:

@@ -142,7 +142,7 @@ def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any
     nodes = {node["nodeId"]: node for node in tree["nodes"]}
     elements: list[Element] = []
 
-    def visit(node: Mapping[str, Any], above: str, within: str) -> None:
+    def visit(node: Mapping[str, Any], above: str) -> None:
         role, name, browser_id = _role(node), _name(node), node.get("browsergym_id")
         if role == _TEXT:
             if name and name not in above and not (elements and elements[-1].name == name):
@@ -152,9 +152,6 @@ def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any
         shown = above
         if role not in _SILENT and not node.get("ignored"):
             found = properties.get(str(browser_id), {})
-            if role == "option" and within == "combobox":
-                elements.append(_element(node, role, name, None))  # chosen by select_option, not by a click
-                return
             if role in _CONTROLS and browser_id:
                 if not (name and name == above):  # a link within a tab of the same name is the tab
                     elements.append(_element(node, role, name, numbers.of(browser_id)))
@@ -170,10 +167,10 @@ def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any
                 elements.append(Element(None, "text", name))
                 shown = name
         for child in below:
-            visit(child, shown, role if role in _CONTROLS else within)
+            visit(child, shown)
 
     if tree["nodes"]:
-        visit(tree["nodes"][0], "", "")
+        visit(tree["nodes"][0], "")
     return elements
 
 
@@ -254,7 +251,7 @@ def _only_text(below: Sequence[Mapping[str, Any]], nodes: Mapping[Any, Mapping[s
     return " ".join(" ".join(parts).split())
 
 
-def _element(node: Mapping[str, Any], role: str, name: str, number: int | None) -> Element:
+def _element(node: Mapping[str, Any], role: str, name: str, number: int) -> Element:
     held = node.get("value", {}).get("value")
     value = str(held) if role in _HOLDS_VALUE and held not in (None, "") else None
     found = {p["name"]: p.get("value", {}).get("value") for p in node.get("properties", ())}

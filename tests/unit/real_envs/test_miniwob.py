@@ -205,12 +205,14 @@ def test_what_scripted_agents_may_try_is_on_the_page() -> None:
     page = [
         Element(1, "textbox", ""),
         Element(2, "combobox", "Size"),
-        Element(None, "option", "M"),
+        Element(4, "option", "M"),
         Element(3, "button", "Go", None, ("disabled",)),
+        Element(5, "listbox", "Colours"),
+        Element(6, "option", "red"),
         Element(None, "text", "hello"),
     ]
     assert admissible(page, 'Enter "ada" and "bob".') == [
-        "fill('1', 'ada')", "fill('1', 'bob')", "click('1')", "click('2')", "select_option('2', 'M')",
+        "fill('1', 'ada')", "fill('1', 'bob')", "click('1')", "click('2')", "select_option('2', 'M')", "click('5')", "click('6')",
     ]  # fmt: skip
     assert admissible([], "") == ["noop(0)"]
 

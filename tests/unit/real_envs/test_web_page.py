@@ -74,7 +74,7 @@ def test_what_can_be_clicked_has_a_number_and_what_contains_more_than_text_has_n
     assert text_of(*nodes) == "vel\naround\n[1] link 'inside'"
 
 
-def test_options_are_numbered_in_lists_and_only_named_in_menus() -> None:
+def test_options_have_numbers_by_which_edits_find_them() -> None:
     def page(role: str) -> str:
         return text_of(
             node(0, "RootWebArea", "", "0", (1,)),
@@ -83,7 +83,7 @@ def test_options_are_numbered_in_lists_and_only_named_in_menus() -> None:
             node(3, "option", "M", "5", (), selected=False),
         )
 
-    assert page("combobox") == "[1] combobox 'Size' value='S'\noption 'S' selected\noption 'M'"
+    assert page("combobox") == "[1] combobox 'Size' value='S'\n[2] option 'S' selected\n[3] option 'M'"
     assert page("listbox") == "[1] listbox 'Size'\n[2] option 'S' selected\n[3] option 'M'"
 
 
@@ -131,5 +131,5 @@ def test_whatever_no_browser_should_see_is_refused_in_words_that_count_as_invali
 
 def test_lines_of_elements() -> None:
     assert Element(None, "text", "hello").line == "hello"
-    assert Element(None, "option", "M", None, ("selected",)).line == "option 'M' selected"
+    assert Element(4, "option", "M", None, ("selected",)).line == "[4] option 'M' selected"
     assert Element(7, "textbox", "it's", "x", ("disabled",)).line == "[7] textbox \"it's\" value='x' disabled"
