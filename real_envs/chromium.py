@@ -1,4 +1,4 @@
-"""The system's Chromium for BrowserGym: found or asked for, never downloaded, and started once a worker.
+"""What BrowserGym needs: its suites, and the system's Chromium, found or asked for and never downloaded.
 
 BrowserGym starts two browsers at each reset, one for the page and one for the chat, which takes three seconds. A
 context of its own is all that an episode needs, so here both get one in the same browser, which stays open.
@@ -7,6 +7,8 @@ context of its own is all that an episode needs, so here both get one in the sam
 from __future__ import annotations
 
 import contextlib
+import importlib
+import logging
 import os
 import shutil
 from typing import Any
@@ -110,6 +112,35 @@ class _Contexts:
         """Its contexts were closed by whoever made them."""
 
 
+def load_suite(suite: str) -> list[str]:
+    """The ids that ``browsergym.<suite>`` registers, without ``browsergym/``.
+
+    Raises:
+        ImportError: BrowserGym or the suite is not installed.
+        UserError: the suite wants something that is not there, such as the address of its servers.
+    """
+    try:
+        import gymnasium
+        from browsergym import core  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}; run `pip install 'imagination[browsergym]'`") from error
+    logging.getLogger("browsergym.core.env").setLevel(logging.ERROR)  # that our settings override a task's
+    before = set(gymnasium.registry)
+    try:
+        importlib.import_module(f"browsergym.{suite}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"env.options.suite={suite}: {error}; run `pip install browsergym-{suite}`, or correct the name"
+        ) from error
+    except Exception as error:  # suites look for their servers and licences as soon as they are imported
+        raise UserError(f"env.options.suite={suite} is not set up: {_first_line(error)}") from error
+    marks = {f"browsergym/{suite}", f"browsergym/{suite.replace('_', '')}"}
+    names = {name for name in gymnasium.registry if name.partition(".")[0] in marks} | (
+        {name for name in set(gymnasium.registry) - before if name.startswith("browsergym/")}
+    )
+    return sorted(name.removeprefix("browsergym/") for name in names)
+
+
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

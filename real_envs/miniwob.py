@@ -22,17 +22,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from real_envs.behaviours import Agent, mixture
-from real_envs.browser import (
-    INVALID,
-    LANGUAGE,
-    RESET_TIMEOUT,
-    BrowserGame,
-    BrowserLook,
-    load_suite,
-    pictures_of,
-    tasks_of,
-)
-from real_envs.chromium import KeptBrowser, find_chromium
+from real_envs.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
+from real_envs.browsergym_suites import RESET_TIMEOUT, pictures_of, tasks_of
+from real_envs.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically

@@ -20,7 +20,7 @@ GROUP = "imagination.envs"
 BUILT_IN = {
     "agentgym": "real_envs.agentgym:AgentGym",
     "alfworld": "real_envs.alfworld:Alfworld",
-    "browsergym": "real_envs.browser:BrowserGym",
+    "browsergym": "real_envs.browsergym_suites:BrowserGym",
     "gymnasium": "real_envs.gymnasium_text:GymnasiumText",
     "miniwob": "real_envs.miniwob:Miniwob",
     "openenv": "real_envs.openenv:OpenEnv",

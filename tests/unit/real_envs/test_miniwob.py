@@ -13,9 +13,10 @@ import pytest
 
 from imagination.cli import main
 from real_envs import browser as browser_module
-from real_envs.browser import BrowserGame, BrowserGym, BrowserLook, BrowserSettings, admissible, load_suite
+from real_envs.browser import BrowserGame, BrowserLook, admissible
+from real_envs.browsergym_suites import BrowserGym, BrowserSettings
 from real_envs.check import check_env
-from real_envs.chromium import find_chromium
+from real_envs.chromium import find_chromium, load_suite
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.miniwob import FAMILIES, Miniwob, MiniwobSettings, make_game
@@ -212,7 +213,8 @@ def test_what_scripted_agents_may_try_is_on_the_page() -> None:
         Element(None, "text", "hello"),
     ]
     assert admissible(page, 'Enter "ada" and "bob".') == [
-        "fill('1', 'ada')", "fill('1', 'bob')", "click('1')", "click('2')", "select_option('2', 'M')", "click('5')", "click('6')",
+        "fill('1', 'ada')", "fill('1', 'bob')", "click('1')", "click('2')", "select_option('2', 'M')",
+        "click('5')", "click('6')",
     ]  # fmt: skip
     assert admissible([], "") == ["noop(0)"]
 
