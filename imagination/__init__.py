@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from imagination.settings.schema import ConfigError as ConfigError
     from imagination.stages.api import AuditResult as AuditResult
     from imagination.stages.api import EvaluateResult as EvaluateResult
+    from imagination.stages.api import LoopResult as LoopResult
     from imagination.stages.api import PolicyResult as PolicyResult
     from imagination.stages.api import Run as Run
     from imagination.stages.api import TrainResult as TrainResult
@@ -33,7 +34,16 @@ if TYPE_CHECKING:
     from real_envs.store import TrajectoryStore as TrajectoryStore
     from real_envs.trajectory import Trajectory as Trajectory
 
-_API = ("AuditResult", "EvaluateResult", "PolicyResult", "Run", "TrainResult", "WorldModelResult", "load_log")
+_API = (
+    "AuditResult",
+    "EvaluateResult",
+    "LoopResult",
+    "PolicyResult",
+    "Run",
+    "TrainResult",
+    "WorldModelResult",
+    "load_log",
+)
 _FROM = {
     **dict.fromkeys(_API, "imagination.stages.api"),
     "Config": "imagination.settings",

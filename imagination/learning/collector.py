@@ -45,6 +45,10 @@ OVERLAP_SECONDS = ("dream_seconds", "real_seconds", "both_seconds")
 _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 
+class NothingToLearn(UserError):
+    """Every dream of a first update broke or was cut off in doubt."""
+
+
 @dataclass(slots=True)
 class World:
     """Where rollouts of this run happen: dreams by default, the real games for the control."""
@@ -119,7 +123,7 @@ class ExperienceCollector:
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
             stops = dict(Counter(t.stop.value for t in played))
-            raise UserError(
+            raise NothingToLearn(
                 f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
                 "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
             )

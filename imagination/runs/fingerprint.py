@@ -12,7 +12,7 @@ from imagination.settings import Config, EnvSettings
 
 # Names of folders, how many processes work, where losses are logged, and what only looks at a run or starts others from
 # it, decide nothing that is made.
-_ASIDE = ("run", "output", "jobs", "logger", "few_shot", "audit", "compare", "ablation", "listing")
+_ASIDE = ("run", "output", "jobs", "logger", "loop", "few_shot", "audit", "compare", "ablation", "listing")
 
 
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
@@ -24,12 +24,16 @@ _LOG = ("seed", "env", "games", "collect")
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
 
 
+_TRAIN = tuple(name for name in _WHOLE if name != "evaluate")
+
+
 # What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
 READS = {
     "collect": _LOG,
     "fit_world_model": _WORLD,
     "clone": (*_WORLD, "policy", "max_action_tokens", "clone"),
-    "train": tuple(name for name in _WHOLE if name != "evaluate"),
+    "train": _TRAIN,
+    "loop": (*_TRAIN, "loop"),
 }
 
 

@@ -4,6 +4,7 @@ from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, Pro
 from imagination.settings.config import Config, LoggerName
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.looping import ChoiceWeights, LoopSettings
 from imagination.settings.measuring import (
     AblationSettings,
     AuditSettings,
@@ -20,6 +21,7 @@ __all__ = [
     "AlgorithmName",
     "AlgorithmSettings",
     "AuditSettings",
+    "ChoiceWeights",
     "CloneSettings",
     "CollectSettings",
     "CompareSettings",
@@ -31,6 +33,7 @@ __all__ = [
     "FitSettings",
     "GamesSettings",
     "LoggerName",
+    "LoopSettings",
     "ProgressSettings",
     "RefineSettings",
     "SelfImitationSettings",

@@ -8,6 +8,7 @@ from typing import Literal
 from imagination.settings.algorithm import AlgorithmSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.looping import LoopSettings
 from imagination.settings.measuring import (
     AblationSettings,
     AuditSettings,
@@ -59,6 +60,7 @@ class Config:
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
     few_shot: FewShotSettings = field(default_factory=FewShotSettings)
     audit: AuditSettings = field(default_factory=AuditSettings)
     compare: CompareSettings = field(default_factory=CompareSettings)

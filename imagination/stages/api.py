@@ -41,6 +41,7 @@ from imagination.stages.clone import clone
 from imagination.stages.collect import collect
 from imagination.stages.evaluate import evaluate
 from imagination.stages.fit_world_model import fit_world_model
+from imagination.stages.loop import loop
 from imagination.stages.report import report
 from imagination.stages.train import train
 from imagination.trust.evaluation import Proportion
@@ -97,6 +98,25 @@ class TrainResult:
         """Success of each update's episodes in the world they were played in, where some began at the start."""
         found = (u.get("dream_success", u.get("real_success")) for u in self.updates)
         return [rate for rate in found if rate is not None]
+
+
+@dataclass(frozen=True)
+class LoopResult:
+    """A policy that learned in dreams of a world model that learned from a few real steps.
+
+    Attributes:
+        folder: a Hugging Face checkpoint of the policy.
+        real_steps: charged to the budget: those that the world answered.
+        rounds: what each did and came to, as in ``summary.json``.
+        versions: of the world model, with their data, scores and verdict.
+        seconds: of wall time.
+    """
+
+    folder: Path
+    real_steps: int
+    rounds: list[dict[str, Any]]
+    versions: list[dict[str, Any]]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -232,6 +252,19 @@ class Run:
             seconds=found["wall_seconds"]["train"],
             real_seconds=found["real_seconds"]["train"],
             real_cost=found.get("real_cost", {}).get("train"),
+        )
+
+    def loop(self) -> LoopResult:
+        """Acts a little for real, refits, dreams and improves until ``loop.budget`` real steps are spent."""
+        self._do(loop)
+        found = self._summary
+        told = found["loop"]
+        return LoopResult(
+            folder=self.folder / "models" / "policy",
+            real_steps=told["charged"],
+            rounds=told["rounds"],
+            versions=told["versions"],
+            seconds=found["wall_seconds"]["loop"],
         )
 
     def dream(self, episodes: int, policy: str | None = None) -> list[Trajectory]:

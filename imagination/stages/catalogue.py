@@ -152,6 +152,27 @@ _ALL = (
         function="imagination.stages.train:train",
     ),
     Stage(
+        name="loop",
+        summary="act a little for real where it teaches most, refit, dream, improve; every real step is counted",
+        help=(
+            "Rounds of five steps, until loop.budget real steps are spent: choose tasks by what log and dreams say of\n"
+            "them, play the policy there for real, fit the world model on to all real transitions, promote the result\n"
+            "only where it is no worse on held-back real episodes, and improve the policy in its dreams. Without a\n"
+            "log scripted agents play first, within the budget; a world model and a clone that are missing are made.\n"
+            "Stopped at any point, even killed, it goes on where it was; a larger loop.budget goes on with a finished\n"
+            "one. The run's log and world model grow; a copy of its folder keeps what they were."
+        ),
+        reads="nothing, or what the stages above write",
+        writes="games/, log/, models/, loop/, metrics.jsonl, summary.json",
+        examples=(
+            "imagine loop run=mine loop.budget=2000",
+            "imagine loop run=fresh env=textworld_express loop.budget=5000 loop.first_episodes=100",
+            "imagine loop run=plain loop.choice=uniform",
+        ),
+        sections=("loop", "collect", "dream", "train", "algorithm", "tripwires", "fit", "worldmodel", "engine"),
+        function="imagination.stages.loop:loop",
+    ),
+    Stage(
         name="evaluate",
         summary="the verdict: the policy before and after, in the real games and in the dream",
         help=(

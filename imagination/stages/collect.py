@@ -49,7 +49,8 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
             raise UserError(f"env={config.env.name}: {error}") from error
 
 
-def _open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
+def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
+    """The run's log; a new one where there is none, for the tasks of both splits."""
     if (run.log / "manifest.json").exists():
         return TrajectoryStore.open(run.log)
     splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
@@ -58,13 +59,13 @@ def _open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
 
 async def _collect(config: Config, run: RunFolder) -> None:
     tasks = open_tasks(run, config.env, config.collect.workers, privileged=True)
-    store = _open_store(run, config.env.name, tasks)
+    store = open_store(run, config.env.name, tasks)
     world = find_world(config.env.name)
     known = store.ids()
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
     agents = {}
-    commands = await _commands(tasks) if getattr(world, "elsewhere", True) else []
+    commands = await commands_of(tasks) if getattr(world, "elsewhere", True) else []
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
@@ -106,7 +107,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     await tasks.close()
 
 
-async def _commands(tasks: TaskSet) -> list[str]:
+async def commands_of(tasks: TaskSet) -> list[str]:
     """What solves the training games: commands that agents in other games confuse with theirs."""
     found: dict[str, None] = {}
     env = tasks.make_env()

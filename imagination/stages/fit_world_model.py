@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
@@ -12,19 +9,18 @@ from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder
 from imagination.learning.initial_model import check_texts, initial_model
 from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
+from imagination.learning.world_model_data import forms_of, weights_of
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
-from imagination.settings import Config, UserError, WorldModelSettings
+from imagination.settings import Config, UserError
 from imagination.trust.held_out import heldout_tasks, measure
 from imagination.trust.language import language_metrics
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Trajectory
-from worldmodel.form import Form
-from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
+from worldmodel.objective import world_model_rows
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
@@ -37,7 +33,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-        weights, share = _weights(settings, train)
+        weights, share = weights_of(settings, train)
         run.update({"world_model_form": UNFINISHED})
         told = with_renamed(train, config.fit.renamed, config.seed)
         rows: list[Row] = []
@@ -50,7 +46,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
                 check_thoughts(config.dream.max_tokens, thoughts, told, chat, form, context)
-                forms = _forms(settings, form, told, config.seed)
+                forms = forms_of(settings, form, told, config.seed)
                 weights *= 1 + config.fit.renamed  # a copy weighs what its episode does
                 rows = [
                     row
@@ -73,29 +69,3 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
-
-
-def _forms(settings: WorldModelSettings, form: Form, log: Sequence[Trajectory], seed: int) -> list[Form]:
-    """The form of each episode: some without facts, so that the model also dreams in tasks that nothing is known of."""
-    if not settings.facts:
-        return [form] * len(log)
-    bare = form_of(replace(settings, facts=0), log)
-    rng = random.Random(stream_seed("facts", seed))
-    return [form if rng.random() < settings.facts_share else bare for _ in log]
-
-
-def _weights(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:
-    """A training weight for each turn of each episode, and the share of it on turns that change nothing.
-
-    Raises:
-        UserError: the log has no turn of a kind that should get a share.
-    """
-    same = [unchanging(trajectory, settings.refusals) for trajectory in log]
-    try:
-        weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)
-    except ValueError as error:
-        raise UserError(
-            f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, or "
-            "set the share to null"
-        ) from error
-    return weights, unchanging_share(weights, same)

@@ -41,7 +41,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("policy/", "worldmodel/", "imagination/"),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "pages", "stages", "cli")
+ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "stages", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 

@@ -120,6 +120,7 @@ class Config:
     tripwires: Other = field(default_factory=Other)
     evaluate: Other = field(default_factory=Other)
     audit: Other = field(default_factory=Other)
+    loop: Other = field(default_factory=Other)
     few_shot: Other = field(default_factory=Other)
     compare: Compare = field(default_factory=Compare)
     ablation: Other = field(default_factory=Other)
@@ -163,8 +164,8 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "evaluate"]
-    names += ["audit", "audit-table", "ablate", "few-shot", "compare", "report", "list"]
+    names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "loop"]
+    names += ["evaluate", "audit", "audit-table", "ablate", "few-shot", "compare", "report", "list"]
     assert list(STAGES) == names
     assert len({stage.function for stage in STAGES.values()}) == len(names)
     for name in names:

@@ -1,0 +1,40 @@
+"""What a world model is fitted to: a weight for each logged turn, and the form of each logged episode."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from imagination.dreaming.world_models import form_of
+from imagination.settings import UserError, WorldModelSettings
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory
+from worldmodel.form import Form
+from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share
+
+
+def forms_of(settings: WorldModelSettings, form: Form, log: Sequence[Trajectory], seed: int) -> list[Form]:
+    """The form of each episode: some without facts, so that the model also dreams in tasks that nothing is known of."""
+    if not settings.facts:
+        return [form] * len(log)
+    bare = form_of(replace(settings, facts=0), log)
+    rng = random.Random(stream_seed("facts", seed))
+    return [form if rng.random() < settings.facts_share else bare for _ in log]
+
+
+def weights_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:
+    """A training weight for each turn of each episode, and the share of it on turns that change nothing.
+
+    Raises:
+        UserError: the log has no turn of a kind that should get a share.
+    """
+    same = [unchanging(trajectory, settings.refusals) for trajectory in log]
+    try:
+        weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)
+    except ValueError as error:
+        raise UserError(
+            f"worldmodel.unchanged_share={settings.unchanged_share}: {error}; declare them in worldmodel.refusals, or "
+            "set the share to null"
+        ) from error
+    return weights, unchanging_share(weights, same)

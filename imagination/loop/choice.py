@@ -1,0 +1,142 @@
+"""Where to act: which tasks are worth real episodes. Numbers in, names out; no torch.
+
+A score is the weighted mean of parts, each a function of its own of what is known of a task, and each in [0, 1]. A part
+that nothing is known for is ``None``, which is not 0: it is left out of the mean.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from imagination.settings import ChoiceWeights
+
+_LEAST = 1e-12  # a confidence that was rounded to 0 would be an infinite surprise
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known of a task before its next real episodes.
+
+    Attributes:
+        logged: episodes of it in the log.
+        dreamed: solved and played, by the policy as it is, in the world model as it is.
+        real: solved and played, by the policy in the real world so far.
+        confidences: of each dreamed turn, the probability of its prediction.
+        disagreements: of each dreamed turn, in nats; empty with a single world model.
+        members: of the world model.
+    """
+
+    logged: int = 0
+    dreamed: tuple[int, int] = (0, 0)
+    real: tuple[int, int] = (0, 0)
+    confidences: Sequence[float] = ()
+    disagreements: Sequence[float] = ()
+    members: int = 1
+
+
+def doubt(known: Evidence) -> float | None:
+    """How unsure the world model is of its dreams.
+
+    With an ensemble, the mean disagreement of its members over ``log M``, which is the most it can be
+    (``worldmodel.ensemble.disagreement``): what more data could settle, without the chance of the world itself (BALD;
+    Houlsby et al. 2011, arXiv 1112.5745; for exploration: Sekar et al. 2020, arXiv 2005.05960). With one model,
+    ``1 - exp(-surprise)`` of its mean surprise in nats, which is one minus the geometric mean of its confidences and
+    does hold that chance.
+
+    Example::
+
+        doubt(Evidence(confidences=[1.0, 0.25]))  # 0.5 = 1 - sqrt(1 * 0.25)
+    """
+    if known.disagreements:
+        return min(1.0, sum(known.disagreements) / len(known.disagreements) / math.log(known.members))
+    if not known.confidences:
+        return None
+    surprise = -sum(math.log(max(c, _LEAST)) for c in known.confidences) / len(known.confidences)
+    return 1.0 - math.exp(-max(surprise, 0.0))
+
+
+def gap(known: Evidence) -> float | None:
+    """Distance of dreamed and real success.
+
+    Example::
+
+        gap(Evidence(dreamed=(3, 4), real=(1, 4)))  # 0.5
+    """
+    dreamed, real = _rate(known.dreamed), _rate(known.real)
+    return None if dreamed is None or real is None else abs(dreamed - real)
+
+
+def variance(known: Evidence) -> float | None:
+    """Variance of success, ``p (1 - p)``, over the most it can be, a quarter; dreamed and real episodes count alike.
+
+    Where all episodes of a group end alike their advantages are 0 (DAPO's reason to leave such groups out; Yu et al.
+    2025, arXiv 2503.14476, section 3.2).
+
+    Example::
+
+        variance(Evidence(dreamed=(1, 4)))  # 0.75 = 4 * 1/4 * 3/4
+    """
+    p = _rate((known.dreamed[0] + known.real[0], known.dreamed[1] + known.real[1]))
+    return None if p is None else 4 * p * (1 - p)
+
+
+def thinness(known: Evidence) -> float:
+    """``1 / sqrt(1 + n)`` of n logged episodes, the exploration bonus of counts (Bellemare et al. 2016, arXiv
+    1606.01868, section 4).
+
+    Example::
+
+        thinness(Evidence(logged=3))  # 0.5
+    """
+    return 1 / math.sqrt(1 + known.logged)
+
+
+PARTS: Mapping[str, Callable[[Evidence], float | None]] = {
+    "doubt": doubt,
+    "gap": gap,
+    "variance": variance,
+    "thinness": thinness,
+}
+
+
+def score(known: Evidence, weights: ChoiceWeights) -> float:
+    """Weighted mean of the parts that are known; 0 where none with a weight is.
+
+    Example::
+
+        score(Evidence(logged=3, dreamed=(1, 4)), ChoiceWeights(doubt=5, gap=5, variance=1, thinness=3))  # 0.5625
+    """
+    found = [(PARTS[f.name](known), float(getattr(weights, f.name))) for f in fields(weights)]
+    total = sum(weight for value, weight in found if value is not None)
+    return sum(value * weight for value, weight in found if value is not None) / total if total else 0.0
+
+
+def choose(scores: Mapping[str, float], count: int, epsilon: float, seed: int) -> list[str]:
+    """``count`` tasks, none twice before each was taken once.
+
+    Each is drawn with probabilities in proportion to the scores of those that are left, or, with probability
+    ``epsilon``, any of them alike. Equal scores are a uniform choice.
+
+    Args:
+        scores: by task, 0 or more.
+
+    Raises:
+        ValueError: there is no task.
+    """
+    if not scores:
+        raise ValueError("there is no task to choose from")
+    rng, chosen, left = random.Random(seed), list[str](), list[str]()
+    while len(chosen) < count:
+        left = left or sorted(scores)
+        weights = [scores[task] for task in left]
+        uniform = rng.random() < epsilon or not any(weights)
+        chosen.append(rng.choice(left) if uniform else rng.choices(left, weights)[0])
+        left.remove(chosen[-1])
+    return chosen
+
+
+def _rate(counts: tuple[int, int]) -> float | None:
+    return counts[0] / counts[1] if counts[1] else None

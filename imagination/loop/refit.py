@@ -1,0 +1,100 @@
+"""A new version of the world model: the last one's weights, fitted on to real transitions, old and new."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from imagination.dreaming.world_models import form_of, member_folder
+from imagination.learning.renaming import with_renamed
+from imagination.learning.supervise import fitting, supervise
+from imagination.learning.world_model_data import forms_of, weights_of
+from imagination.loop.promotion import Scores, log_likelihood
+from imagination.runs.models import adapted, context_of, load_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import FitSettings, LoggerName, LoopSettings, WorldModelSettings
+from policy.lm.backbone import save_checkpoint
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory
+from worldmodel.objective import world_model_rows
+
+
+def refit(
+    run: RunFolder,
+    logger: LoggerName,
+    settings: WorldModelSettings,
+    fit: FitSettings,
+    loop: LoopSettings,
+    log: Sequence[Trajectory],
+    new: Collection[str],
+    number: int,
+    seed: int,
+    candidates: Path,
+) -> None:
+    """Fits each member on and writes it to ``candidates``/<member>; what is there is done, half of one is gone on with.
+
+    Args:
+        fit: how the first version was fitted; length and rate are the loop's.
+        log: real episodes, none of them held back and none of them dreamed.
+        new: ids of those that no version in use has been fitted to; their turns weigh ``loop.new_weight``.
+        number: of the round.
+        seed: of the run.
+    """
+    told = with_renamed(log, fit.renamed, seed)
+    weights, _ = weights_of(settings, log)
+    weights = [[w * loop.new_weight for w in ws] if t.id in new else ws for t, ws in zip(log, weights, strict=True)]
+    weights *= 1 + fit.renamed  # a copy weighs what its episode does
+    forms = forms_of(settings, form_of(settings, log), told, seed)
+    steps = loop.fit_steps
+    fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10), copying_steps=0)
+    for member in range(settings.members):
+        folder, name = candidates / str(member), f"loop_fit-{number}-{member}"
+        if folder.exists():
+            continue
+        model, chat = load_model(member_folder(run, member), "fit-world-model", settings)
+        noise = stream_seed("loop fit", seed, number, member)
+        torch.manual_seed(noise)  # adapters start at random
+        model = adapted(model, settings)
+        rows = [
+            row for t, w, form in zip(told, weights, forms, strict=True) for row in world_model_rows(chat, t, w, form)
+        ]
+        rows = fitting(rows, context_of(model, settings), "worldmodel.context")
+        supervise(run, logger, name, model, chat.tokenizer, rows, fit, stream_seed("loop fit", seed, number), noise)
+        draft = folder.with_suffix(".tmp")
+        shutil.rmtree(draft, ignore_errors=True)
+        save_checkpoint(model, chat.tokenizer, draft)
+        draft.rename(folder)
+        run.training_state(name).unlink(missing_ok=True)
+
+
+def scores_of(
+    folders: Sequence[Path],
+    settings: WorldModelSettings,
+    log: Sequence[Trajectory],
+    held: dict[str, list[Trajectory]],
+    micro_tokens: int,
+) -> Scores:
+    """Log-likelihood of a turn by kind of held-back episode, the mean over the members of a version."""
+    form, found = form_of(settings, log), list[dict[str, float | None]]()
+    for folder in folders:
+        model, chat = load_model(folder, "fit-world-model", settings)
+        context = context_of(model, settings)
+        found.append({k: log_likelihood(model, chat, form, ts, context, micro_tokens) for k, ts in held.items()})
+    means: dict[str, float | None] = {}
+    for kind in held:
+        known = [score for scores in found if (score := scores[kind]) is not None]
+        means[kind] = sum(known) / len(known) if known else None
+    return means
+
+
+def promote(run: RunFolder, members: int, candidates: Path) -> None:
+    """The candidates take the place of the run's world model; cut off anywhere, it can be done again."""
+    for member in range(members):
+        candidate, folder = candidates / str(member), member_folder(run, member)
+        if candidate.exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            candidate.rename(folder)

@@ -1,0 +1,57 @@
+"""When a new world model is believed. If these fail, a policy dreams in one that got worse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from imagination.loop.promotion import log_likelihood, no_worse
+from policy.lm.backbone import build_model
+from policy.lm.render import ChatFormat
+from policy.lm.settings import ModelSettings
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Owner
+from tests.support.tiny import logged_episode
+from worldmodel.form import WholeText, episode_tokens
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        ({"old": -0.5, "new": -2.0}, {"old": -0.505, "new": -0.9}, True),
+        ({"old": -0.5, "new": -2.0}, {"old": -0.6, "new": -0.1}, False),  # its own batch alone got likelier
+        ({"old": -0.5, "new": -2.0}, {"old": -0.4, "new": -2.1}, False),
+        ({"old": -0.5, "new": None}, {"old": -0.5, "new": None}, True),
+        ({"old": None, "new": None}, {"old": None, "new": None}, False),  # nothing is known of it
+        ({"old": -0.5, "new": None}, {"old": math.nan, "new": None}, False),
+    ],
+)
+def test_a_version_is_believed_where_no_kind_of_episode_got_less_likely(
+    before: dict[str, float | None], after: dict[str, float | None], wanted: bool
+) -> None:
+    assert no_worse(before, after, tolerance=0.01) is wanted
+
+
+def test_the_log_likelihood_of_a_turn_is_that_of_a_plain_loop() -> None:
+    episodes = [logged_episode(task, k) for task in ("corridor-a", "corridor-b") for k in range(3)]
+    texts = [t.start for t in episodes] + [u.observation for t in episodes for u in t.turns]
+    chat = ChatFormat(train_tokenizer(texts, 300, []))
+    settings = ModelSettings(hidden=32, layers=1, heads=2, kv_heads=2, mlp=64, context=256)
+    model = build_model(settings, chat.tokenizer, 0).eval()
+    total, turns = 0.0, 0
+    for episode in episodes:
+        tokens = episode_tokens(chat, episode, WholeText())
+        with torch.no_grad():
+            logprobs = model(torch.tensor([tokens.ids])).logits[0].double().log_softmax(-1)
+        total += sum(
+            float(logprobs[i - 1, token])
+            for i, (token, owner) in enumerate(zip(tokens.ids, tokens.owners, strict=True))
+            if owner == Owner.ENV
+        )
+        turns += len(episode.turns)
+    for micro in (64, 4096):
+        found = log_likelihood(model, chat, WholeText(), episodes, 256, micro)
+        assert found == pytest.approx(total / turns, rel=1e-4)
+    assert log_likelihood(model, chat, WholeText(), [], 256, 64) is None
