@@ -10,23 +10,28 @@ that is not understood brings is an observation.
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from real_envs.agentgym_session import AgentGymSession, AgentGymSettings, close_left_open, numbers_of
 from real_envs.behaviours import Agent, mixture
-from real_envs.env import EnvFailure, Task
-from real_envs.errors import UserError
-from real_envs.files import write_atomically
-from real_envs.servers import INVALID, LANGUAGE, ServerGame, ServerTasks, begun, commands_of
+from real_envs.env import Task
+from real_envs.servers import (
+    INVALID,
+    LANGUAGE,
+    ServerGame,
+    ServerTasks,
+    begun,
+    commands_of,
+    read_server_tasks,
+    write_server_tasks,
+)
 from real_envs.streams import stream_seed
-from real_envs.world import FILE
+from real_envs.task_file import draw_distinct
 
 
 class AgentGym:
@@ -51,33 +56,20 @@ class AgentGym:
         Raises:
             UserError: no server answers, it does not keep the protocol, or has not so many different starts.
         """
-        made_by = {"settings": {**asdict(settings), "url": ""}, "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        known = json.loads(path.read_text()) if path.exists() else {}
         session = AgentGymSession(settings)
-        try:
+
+        def check() -> None:
             begun(session.start({"task": str(numbers_of(settings.train)[0])}))
             session.act(commands_of(settings.commands)[0])
-            if known.get("made_by") == made_by:
-                splits = known["splits"]
-            else:
-                splits = _draw(session, counts, seed, settings, progress)
-        except EnvFailure as failure:
-            raise UserError(
-                f"{failure}; start a server there, or set env.options.url and the other env.options"
-            ) from None
-        finally:
-            session.close()
-        data = {"made_by": made_by, "url": settings.url, "splits": splits}
-        if data != known:
-            write_atomically(path, json.dumps(data, indent=1))
+
+        draw = partial(_draw, session, counts, seed, settings, progress)
+        write_server_tasks(folder, settings, seed, counts, session, check, draw)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
-        data = json.loads((folder / FILE).read_text())
-        settings = AgentGymSettings(**{**data["made_by"]["settings"], "url": data["url"]})
+        settings, drawn = read_server_tasks(folder, AgentGymSettings)
         splits = {
             split: [Task(f"agentgym-{number}", {"task": str(number)}) for number in numbers]
-            for split, numbers in data["splits"].items()
+            for split, numbers in drawn.items()
         }
         left_open = Path(tempfile.mkdtemp(prefix="imagination-agentgym-"))
         make = partial(AgentGymSession, settings, left_open)
@@ -97,23 +89,20 @@ def _draw(
     settings: AgentGymSettings,
     progress: Callable[[int, int], None],
 ) -> dict[str, list[int]]:
-    starts: set[str] = set()
-    splits: dict[str, list[int]] = {split: [] for split in counts}
-    for split, count in counts.items():
-        option = settings.train if split == "train" else settings.heldout
-        numbers = numbers_of(option)
+    def candidates(split: str, _: int) -> list[int]:
+        numbers = numbers_of(option[split])
         random.Random(stream_seed(f"agentgym/{split}", seed)).shuffle(numbers)
-        for number in numbers:
-            if len(splits[split]) == count:
-                break
-            start = begun(session.start({"task": str(number)})).text if settings.distinct else str(number)
-            if start not in starts:
-                starts.add(start)
-                splits[split].append(number)
-                progress(sum(map(len, splits.values())), sum(counts.values()))
-        if len(splits[split]) < count:
-            raise UserError(
-                f"env.options.{split}={option} has too few tasks that start differently for games.{split}={count}: "
-                f"{len(splits[split])} found; name more, or take them as they are by env.options.distinct=false"
-            )
-    return splits
+        return numbers
+
+    def start_of(number: int) -> str:
+        return begun(session.start({"task": str(number)})).text if settings.distinct else str(number)
+
+    def too_few(split: str, found: int) -> str:
+        return (
+            f"env.options.{split}={option[split]} has too few tasks that start differently for "
+            f"games.{split}={counts[split]}: {found} found; name more, or take them as they are by "
+            "env.options.distinct=false"
+        )
+
+    option = {split: settings.train if split == "train" else settings.heldout for split in counts}
+    return draw_distinct(counts, candidates, start_of, progress, too_few)

@@ -18,7 +18,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,12 +27,11 @@ from real_envs.alfworld_plans import Facts, Goal, commands, read_goal
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.isolation import WorkerPool
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.streams import stream_seed
+from real_envs.task_file import read_tasks, write_tasks
 from real_envs.trajectory import Observation
-from real_envs.world import FILE
 
 GAME = "game.tw-pddl"
 INVALID = r"Nothing happens\."
@@ -287,32 +286,10 @@ class Alfworld:
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
-        splits: dict[str, list[dict[str, Any]]] = {}
-        for split, count in counts.items():
-            found = _games(settings, settings.heldout if split == "heldout" else settings.train)
-            if len(found) < count:
-                raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
-            random.Random(stream_seed(f"alfworld/{split}", seed)).shuffle(found)
-            before = sum(map(len, splits.values()))
-            opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
-            if len(opened) < count:
-                raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
-            splits[split] = [
-                {
-                    "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
-                    "path": str(game),
-                    "facts": world_facts(read_game(game)),
-                }
-                for game in opened
-            ]
-        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())["splits"]
+        data = read_tasks(folder)["splits"]
         splits = {
             split: [Task(t["id"], {"path": t["path"]}, world_facts=tuple(t["facts"])) for t in tasks]
             for split, tasks in data.items()
@@ -321,6 +298,30 @@ class Alfworld:
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         return mixture(elsewhere, LANGUAGE)
+
+
+def _drawn(
+    settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[dict[str, Any]]]:
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for split, count in counts.items():
+        found = _games(settings, settings.heldout if split == "heldout" else settings.train)
+        if len(found) < count:
+            raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
+        random.Random(stream_seed(f"alfworld/{split}", seed)).shuffle(found)
+        before = sum(map(len, splits.values()))
+        opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
+        if len(opened) < count:
+            raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
+        splits[split] = [
+            {
+                "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
+                "path": str(game),
+                "facts": world_facts(read_game(game)),
+            }
+            for game in opened
+        ]
+    return splits
 
 
 def _advance(progress: Callable[[int, int], None], before: int, total: int, opened: int) -> None:

@@ -7,11 +7,10 @@ where seeds matter (``env.options.seeds``). ``pip install 'imagination[browsergy
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +20,10 @@ from real_envs.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.chromium import find_chromium, load_suite
 from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.screens import FOLDER
 from real_envs.streams import stream_seed
-from real_envs.world import FILE
+from real_envs.task_file import read_tasks, write_tasks
 
 STEP_TIMEOUT, RESET_TIMEOUT = 60.0, 120.0  # seconds; a page from far away may take its time
 
@@ -83,31 +81,11 @@ class BrowserGym:
         Raises:
             UserError: there is no Chromium, no such suite, or it has not so many tasks.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
         find_chromium()
-        ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
-        tasks = [(name, k) for name in ids for k in range(settings.seeds)]
-        rng = random.Random(stream_seed(f"browsergym/{settings.suite}", seed))
-        order = {name: rng.random() for name in ids}
-        tasks.sort(key=lambda task: (order[task[0]], task[1]))
-        splits: dict[str, list[tuple[str, int]]] = {}
-        for split, count in counts.items():
-            taken = {name for chosen in splits.values() for name, _ in chosen}
-            left = [task for task in tasks if task[0] not in taken]
-            if len(left) < count:
-                raise UserError(
-                    f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
-                    f"games.{split}={count}"
-                )
-            splits[split] = left[:count]
-            progress(sum(map(len, splits.values())), sum(counts.values()))
-        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+        write_tasks(folder, settings, seed, counts, partial(_deal, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())
+        data = read_tasks(folder)
         settings = BrowserSettings(**data["made_by"]["settings"])
         look = BrowserLook(settings.suite, settings.actions, settings.delay)
         game = partial(BrowserGame, look, None, pictures_of(folder) if settings.screenshots else None, privileged)
@@ -128,3 +106,25 @@ def tasks_of(splits: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Ta
         split: [Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)}) for name, seed in chosen]
         for split, chosen in splits.items()
     }
+
+
+def _deal(
+    settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[tuple[str, int]]]:
+    ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
+    tasks = [(name, k) for name in ids for k in range(settings.seeds)]
+    rng = random.Random(stream_seed(f"browsergym/{settings.suite}", seed))
+    order = {name: rng.random() for name in ids}
+    tasks.sort(key=lambda task: (order[task[0]], task[1]))
+    splits: dict[str, list[tuple[str, int]]] = {}
+    for split, count in counts.items():
+        taken = {name for chosen in splits.values() for name, _ in chosen}
+        left = [task for task in tasks if task[0] not in taken]
+        if len(left) < count:
+            raise UserError(
+                f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
+                f"games.{split}={count}"
+            )
+        splits[split] = left[:count]
+        progress(sum(map(len, splits.values())), sum(counts.values()))
+    return splits

@@ -8,10 +8,9 @@ without one, observations must be text, and actions text or numbers. ``pip insta
 from __future__ import annotations
 
 import importlib
-import json
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -19,11 +18,10 @@ from typing import Any, ClassVar, Protocol
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.streams import stream_seed
+from real_envs.task_file import draw_distinct, read_tasks, write_tasks
 from real_envs.trajectory import Observation
-from real_envs.world import FILE
 
 UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
@@ -200,36 +198,10 @@ class GymnasiumText:
         Raises:
             UserError: there is no such environment, it speaks no text, or has not so many different starts.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
-        env = make(settings)
-        rng = random.Random(stream_seed(f"gymnasium/{settings.id}", seed))
-        known: set[str] = set()
-        splits: dict[str, list[int]] = {split: [] for split in counts}
-        try:
-            for split, count in counts.items():
-                for _ in range(_TRIES * count):
-                    if len(splits[split]) == count:
-                        break
-                    number = rng.randrange(2**31)
-                    start = env.reset(number)
-                    if start not in known:
-                        known.add(start)
-                        splits[split].append(number)
-                        progress(sum(map(len, splits.values())), sum(counts.values()))
-                if len(splits[split]) < count:
-                    raise UserError(
-                        f"{settings.id} has too few different starts for games.{split}={count}: "
-                        f"{len(splits[split])} found among {_TRIES * count} seeds"
-                    )
-        finally:
-            env.close()
-        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+        write_tasks(folder, settings, seed, counts, partial(_draw, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())
+        data = read_tasks(folder)
         settings = GymnasiumSettings(**data["made_by"]["settings"])
         splits = {
             split: [Task(f"{settings.id}-s{number}", {"seed": str(number)}) for number in numbers]
@@ -239,3 +211,22 @@ class GymnasiumText:
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         return mixture(elsewhere, LANGUAGE)
+
+
+def _draw(
+    settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[int]]:
+    env, rng = make(settings), random.Random(stream_seed(f"gymnasium/{settings.id}", seed))
+    try:
+        return draw_distinct(
+            counts,
+            lambda split, count: (rng.randrange(2**31) for _ in range(_TRIES * count)),
+            env.reset,
+            progress,
+            lambda split, found: (
+                f"{settings.id} has too few different starts for games.{split}={counts[split]}: {found} found among "
+                f"{_TRIES * counts[split]} seeds"
+            ),
+        )
+    finally:
+        env.close()

@@ -11,12 +11,11 @@ show no animations and an action is followed by a shorter wait, so that a step t
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,12 +26,11 @@ from real_envs.browsergym_suites import RESET_TIMEOUT, pictures_of, tasks_of
 from real_envs.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.miniwob_experts import RULES, plan
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.streams import stream_seed
+from real_envs.task_file import read_tasks, write_tasks
 from real_envs.web_page import Element
-from real_envs.world import FILE
 
 # Each has a rule in ``real_envs.miniwob_experts``, hundreds of different starts, and pages that tell all that matters.
 FAMILIES = (
@@ -96,16 +94,15 @@ class Miniwob:
         Raises:
             UserError: there is no Chromium, a family is unknown, or it has not so many different starts.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
-        with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
-            splits = thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
-        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+
+        def draw() -> dict[str, list[tuple[str, int]]]:
+            with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
+                return thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
+
+        write_tasks(folder, settings, seed, counts, draw)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())
+        data = read_tasks(folder)
         settings = MiniwobSettings(**data["made_by"]["settings"])
         game = partial(make_game, settings, pictures_of(folder), privileged)
         return PooledTasks(tasks_of(data["splits"]), game, workers, _STEP_TIMEOUT, RESET_TIMEOUT)

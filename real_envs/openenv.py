@@ -13,20 +13,18 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.util
-import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from real_envs.behaviours import Agent, mixture
-from real_envs.env import EnvFailure, Task
+from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.servers import (
     INVALID,
     LANGUAGE,
@@ -42,11 +40,13 @@ from real_envs.servers import (
     fields_of,
     flag,
     number,
+    read_server_tasks,
     text,
     timed_out,
+    write_server_tasks,
 )
 from real_envs.streams import stream_seed
-from real_envs.world import FILE
+from real_envs.task_file import draw_distinct
 
 _TRIES = 30  # seeds drawn for each task, before the server is said to have no more that start differently
 _PATIENCE = (0.1, 0.3, 1.0)  # seconds until a full server is asked again: sessions just closed are still being freed
@@ -266,32 +266,16 @@ class OpenEnv:
             UserError: no server answers, it does not take actions as the settings make them, or it has not so many
                 different starts.
         """
-        made_by = {"settings": {**asdict(settings), "url": ""}, "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        known = json.loads(path.read_text()) if path.exists() else {}
         session = OpenEnvSession(settings)
-        try:
-            _check_actions(session, settings)
-            if known.get("made_by") == made_by:
-                splits = known["splits"]
-            else:
-                splits = _draw(session, counts, seed, settings, progress)
-        except EnvFailure as failure:
-            raise UserError(
-                f"{failure}; start a server there, or set env.options.url and the other env.options"
-            ) from None
-        finally:
-            session.close()
-        data = {"made_by": made_by, "url": settings.url, "splits": splits}
-        if data != known:
-            write_atomically(path, json.dumps(data, indent=1))
+        check = partial(_check_actions, session, settings)
+        draw = partial(_draw, session, counts, seed, settings, progress)
+        write_server_tasks(folder, settings, seed, counts, session, check, draw)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
-        data = json.loads((folder / FILE).read_text())
-        settings = OpenEnvSettings(**{**data["made_by"]["settings"], "url": data["url"]})
+        settings, drawn = read_server_tasks(folder, OpenEnvSettings)
         splits = {
             split: [Task(f"openenv-s{number}", {"seed": str(number)}) for number in numbers]
-            for split, numbers in data["splits"].items()
+            for split, numbers in drawn.items()
         }
         game = partial(ServerGame, partial(OpenEnvSession, settings), commands_of(settings.commands), privileged)
         return ServerTasks(splits, game, workers, settings.timeout)
@@ -326,21 +310,17 @@ def _draw(
     progress: Callable[[int, int], None],
 ) -> dict[str, list[int]]:
     rng = random.Random(stream_seed("openenv", seed))
-    starts: set[str] = set()
-    splits: dict[str, list[int]] = {split: [] for split in counts}
-    for split, count in counts.items():
-        for _ in range(_TRIES * count):
-            if len(splits[split]) == count:
-                break
-            candidate = rng.randrange(2**31)
-            start = begun(session.start({"seed": str(candidate)})).text if settings.distinct else str(candidate)
-            if start not in starts:
-                starts.add(start)
-                splits[split].append(candidate)
-                progress(sum(map(len, splits.values())), sum(counts.values()))
-        if len(splits[split]) < count:
-            raise UserError(
-                f"the server has too few different starts for games.{split}={count}: {len(splits[split])} found among "
-                f"{_TRIES * count} seeds; env.options.distinct=false takes seeds as tasks, however they start"
-            )
-    return splits
+
+    def candidates(_: str, count: int) -> Iterable[int]:
+        return (rng.randrange(2**31) for _ in range(_TRIES * count))
+
+    def start_of(number: int) -> str:
+        return begun(session.start({"seed": str(number)})).text if settings.distinct else str(number)
+
+    def too_few(split: str, found: int) -> str:
+        return (
+            f"the server has too few different starts for games.{split}={counts[split]}: {found} found among "
+            f"{_TRIES * counts[split]} seeds; env.options.distinct=false takes seeds as tasks, however they start"
+        )
+
+    return draw_distinct(counts, candidates, start_of, progress, too_few)

@@ -9,11 +9,10 @@ task is solved; an action that fails the task ends the episode and earns nothing
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,12 +20,11 @@ from typing import Any, ClassVar, Literal
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.files import write_atomically
 from real_envs.java import with_java, without_layout
 from real_envs.pooled_tasks import PooledTasks
 from real_envs.streams import stream_seed
+from real_envs.task_file import read_tasks, write_tasks
 from real_envs.trajectory import Observation
-from real_envs.world import FILE
 
 EXTRA = "scienceworld"
 INVALID = r"No known action matches that input\.|Ambiguous request:|Unknown action\."
@@ -190,25 +188,10 @@ class ScienceWorld:
         Raises:
             UserError: there is no such family or simplification, or the families have not so many variations.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
-        folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
-        variations = _variations(settings, set(folds.values()))
-        splits: dict[str, list[dict[str, str]]] = {}
-        for split, count in counts.items():
-            splits[split] = _draw(variations[folds[split]], count, stream_seed(f"scienceworld/{split}", seed))
-            if len(splits[split]) < count:
-                raise UserError(
-                    f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
-                    f"{folds[split]}, not games.{split}={count}"
-                )
-            progress(sum(map(len, splits.values())), sum(counts.values()))
-        write_atomically(path, json.dumps({"made_by": wanted, "splits": splits}, indent=1))
+        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())
+        data = read_tasks(folder)
         more = {"simplifications": data["made_by"]["settings"]["simplifications"]}
         splits = {
             split: [Task(f"sw-{t['family']}-{t['variation']}", {**t, **more}) for t in tasks]
@@ -254,3 +237,20 @@ def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> li
             if numbers and len(drawn) < count:
                 drawn.append({"family": family, "variation": str(numbers.pop())})
     return drawn
+
+
+def _drawn(
+    settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[dict[str, str]]]:
+    folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
+    variations = _variations(settings, set(folds.values()))
+    splits: dict[str, list[dict[str, str]]] = {}
+    for split, count in counts.items():
+        splits[split] = _draw(variations[folds[split]], count, stream_seed(f"scienceworld/{split}", seed))
+        if len(splits[split]) < count:
+            raise UserError(
+                f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
+                f"{folds[split]}, not games.{split}={count}"
+            )
+        progress(sum(map(len, splits.values())), sum(counts.values()))
+    return splits

@@ -12,15 +12,19 @@ import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from real_envs.behaviours import Language
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.isolation import SyncEnv, WorkerPool
+from real_envs.errors import UserError
+from real_envs.isolation import SyncEnv
 from real_envs.pooled_tasks import PooledTasks
+from real_envs.task_file import read_tasks, write_tasks
 from real_envs.trajectory import Observation, StopReason
 
+S = TypeVar("S")
 UNKNOWN = "Unknown action."
 # As the known servers answer what they do not understand; another server's words are told from no others.
 INVALID = (
@@ -140,9 +144,8 @@ class ServerTasks(PooledTasks):
         timeout: float,
         at_end: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(splits, factory, workers)
         # a step may be followed by a farewell; a reset may make an environment anew, twice, and the process before it
-        self.pool = WorkerPool(factory, workers=workers, step_timeout=timeout + 15, reset_timeout=4 * timeout + 45)
+        super().__init__(splits, factory, workers, step_timeout=timeout + 15, reset_timeout=4 * timeout + 45)
         # of the pool, which environments hold on to: these tasks may be forgotten before
         self._at_end = weakref.finalize(self.pool, at_end) if at_end else None
 
@@ -150,6 +153,39 @@ class ServerTasks(PooledTasks):
         await super().close()
         if self._at_end is not None:
             await asyncio.to_thread(self._at_end)
+
+
+def write_server_tasks(
+    folder: Path,
+    settings: Any,
+    seed: int,
+    counts: Mapping[str, int],
+    session: Session,
+    check: Callable[[], object],
+    draw: Callable[[], dict[str, list[int]]],
+) -> None:
+    """Writes the numbers that ``draw`` gives; see ``write_tasks``. A server may move: ``settings.url`` makes no task.
+
+    Args:
+        session: closed in the end.
+        check: whether the server can be played as the settings say, asked also where nothing is drawn.
+
+    Raises:
+        UserError: it cannot, or it has not so many tasks.
+    """
+    try:
+        check()
+        write_tasks(folder, settings, seed, counts, draw, url=settings.url)
+    except EnvFailure as failure:
+        raise UserError(f"{failure}; start a server there, or set env.options.url and the other env.options") from None
+    finally:
+        session.close()
+
+
+def read_server_tasks(folder: Path, settings: type[S]) -> tuple[S, dict[str, list[int]]]:
+    """The settings that ``write_server_tasks`` was given, and the numbers by split."""
+    data = read_tasks(folder)
+    return settings(**{**data["made_by"]["settings"], "url": data["url"]}), data["splits"]
 
 
 def begun(said: Said) -> Said:

@@ -11,23 +11,21 @@ The text of a reset is the task and then the first room. A reward is what an act
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.behaviours import Agent, Language, mixture
 from real_envs.env import StepResult, Task
-from real_envs.files import write_atomically
 from real_envs.isolation import WorkerPool
 from real_envs.java import with_java, without_layout
 from real_envs.pooled_tasks import PooledTasks
+from real_envs.task_file import read_tasks, write_tasks
 from real_envs.trajectory import Observation
-from real_envs.world import FILE
 
 EXTRA = "textworld-express"
 INVALID = r"Unknown action: "
@@ -188,19 +186,15 @@ class TextWorldExpress:
         Raises:
             ValueError: a fold has not so many.
         """
-        wanted = {"settings": asdict(settings), "seed": seed, "counts": dict(counts)}
-        path = folder / FILE
-        if path.exists() and json.loads(path.read_text())["made_by"] == wanted:
-            return
-        splits = asyncio.run(_draw(settings, counts, seed, progress))
-        data = {
-            "made_by": wanted,
-            "splits": {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in splits.items()},
-        }
-        write_atomically(path, json.dumps(data, indent=1))
+
+        def draw() -> dict[str, list[dict[str, Any]]]:
+            drawn = asyncio.run(_draw(settings, counts, seed, progress))
+            return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
+
+        write_tasks(folder, settings, seed, counts, draw)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = json.loads((folder / FILE).read_text())
+        data = read_tasks(folder)
         splits = {split: [Task(t["id"], t["spec"]) for t in tasks] for split, tasks in data["splits"].items()}
         return PooledTasks(splits, partial(TextWorldExpressGame, privileged=privileged), workers)
 

@@ -111,8 +111,10 @@ def test_adapters_train_and_are_saved_merged(loaded: tuple[Any, PreTrainedTokeni
     save_checkpoint(wrapped, tokenizer, tmp_path)
     again, _ = load_checkpoint(str(tmp_path))
     with torch.no_grad():
-        assert torch.allclose(again(ids).logits, after, atol=1e-3)
-        assert not torch.allclose(after, before, atol=1e-2)
+        # merging rounds the weights anew, so logits of some tens may differ by more than a fixed small amount
+        error = (again(ids).logits - after).abs().max()
+        assert error < 0.01 * (after - before).abs().max()
+        assert error < 1e-3 * after.abs().max()
     wrapped.unload()
 
 
