@@ -84,7 +84,9 @@ figure.wide { grid-column: span 3; }
 figure svg { display: block; width: 100%; height: auto; margin-top: 0.5rem; overflow: visible; }
 figcaption .note { display: block; }
 
-.cost td.bar { width: 62%; padding-right: 0; vertical-align: middle; }
+.cost td.bar { width: 34%; padding-right: 0; }
+.cost .total th, .cost .total td { font-weight: 600; border-top-color: var(--muted); }
+.second { margin: 1.75rem 0 0.35rem; }
 .bar i { display: inline-block; height: 0.8rem; min-width: 2px; background: var(--expert); border-radius: 0 2px 2px 0;
   vertical-align: middle; }
 .bar span { font-size: 0.85rem; padding-left: 0.5rem; white-space: nowrap; }
@@ -138,14 +140,14 @@ footer { margin-top: 3.5rem; border-top: 1px solid var(--grid); padding-top: 1re
   main { padding: 1.25rem 1rem 3rem; }
   section { margin-top: 2.5rem; }
   figure, figure.wide { grid-column: 1 / -1; }
-  .results thead { display: none; }
-  .results tr { display: grid; grid-template-columns: repeat(3, 1fr); border-top: 1px solid var(--grid);
+  .results thead, .cost thead { display: none; }
+  .results tr, .cost tr { display: grid; grid-template-columns: repeat(3, 1fr); border-top: 1px solid var(--grid);
     padding: 0.7rem 0; }
-  .results th, .results td { border: 0; padding: 0.15rem 0.5rem 0.15rem 0; }
-  .results tbody th, .results td.strip { grid-column: 1 / -1; width: auto; }
-  .results td[data-name]::before { content: attr(data-name); display: block; color: var(--muted);
+  .results th, .results td, .cost th, .cost td { border: 0; padding: 0.15rem 0.5rem 0.15rem 0; }
+  .results tbody th, .results td.strip, .cost tbody th, .cost td.bar { grid-column: 1 / -1; width: auto; }
+  .cost .right { text-align: left; }
+  td[data-name]::before { content: attr(data-name); display: block; color: var(--muted);
     font-size: 0.75rem; }
-  .cost td.bar { width: 56%; }
   .cells { grid-template-columns: 1fr; }
   .cells > * + * { border-left: 0; border-top: 1px dashed var(--grid); }
   .heads { display: none; }

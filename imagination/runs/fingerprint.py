@@ -10,9 +10,12 @@ from typing import Any
 
 from imagination.settings import Config, EnvSettings
 
-# Names of folders, how many processes work, where losses are logged, and what only looks at a run or starts others from
-# it, decide nothing that is made.
-_ASIDE = ("run", "output", "jobs", "logger", "loop", "few_shot", "audit", "compare", "ablation", "listing")
+# Names of folders, how many processes work, where losses are logged, what an hour costs, and what only looks at a run
+# or starts others from it, decide nothing that is made.
+_ASIDE = (
+    *("run", "output", "jobs", "logger", "machine_price"),
+    *("loop", "few_shot", "audit", "compare", "ablation", "listing"),
+)
 
 
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)

@@ -34,6 +34,8 @@ class Config:
         jobs: how many processes demo-seeds, audit-table and ablate share their runs among; 0 takes as many as there are
             cores, and one where there is a GPU.
         logger: of the losses and rewards of a stage while it runs; metrics.jsonl has them, too.
+        machine_price: of an hour of this machine, in the money of env.price; 0 is none. It changes what the report says
+            and nothing else.
         seed: of games, log, weights, order of data and dreams.
         vocab_size: of the tokenizer of models from scratch.
         max_action_tokens: at which an action is ended by force.
@@ -43,6 +45,7 @@ class Config:
     output: str = "outputs"
     jobs: int = 0
     logger: LoggerName = "tensorboard"
+    machine_price: float = 0.0
     seed: int = 0
     vocab_size: int = 2048
     max_action_tokens: int = 16

@@ -282,10 +282,13 @@ _ALL = (
     Stage(
         name="report",
         summary="put the results of a run on one page: imagined against real",
-        help="Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.",
-        reads="summary.json, metrics.jsonl, rollouts.jsonl",
+        help=(
+            "Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.\n"
+            "Beside a control/ in the run folder it says what the same success costs without dreams."
+        ),
+        reads="summary.json, metrics.jsonl, rollouts.jsonl, control/ (where there is one)",
         writes="report.html, report.md, report.json",
-        examples=("imagine report run=mine", "imagine report run=demo"),
+        examples=("imagine report run=mine", "imagine report run=mine machine_price=0.5"),
         sections=(),
         function="imagination.stages.report:report",
     ),

@@ -5,6 +5,7 @@ outputs/my-run/
   summary.json     the numbers the run collected itself: the keys of REQUIRED
   metrics.jsonl    {"stage": "train", "step": 3, "time": 61.2, "loss": 0.41, "dream_success": 0.5, ...}
   rollouts.jsonl   {"id": "d7", "stage": "evaluate", "which": "after", "split": "train", "source": "dream", ...}
+  control/         a run folder: the same clone, trained in the real games
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import Any
 
 from imagination.trust.compare.twins import find_twins, still_true
 from imagination.trust.evaluation import Proportion, difference_ci95
+from imagination.trust.ledger import ledger, price_of, spent_to_learn
+from imagination.trust.money import read_control, without_dreams
 from real_envs.errors import UserError
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
@@ -45,13 +48,14 @@ class ReportError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The files of a run folder, parsed. A file that is not there is an empty one."""
+    """The files of a run folder, parsed. A file that is not there is an empty one, a control that is not there none."""
 
     folder: Path
     config: str
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
     rollouts: list[dict[str, Any]]
+    control: Run | None = None
 
 
 def load_run(run_folder: Path | str) -> Run:
@@ -73,16 +77,22 @@ def load_run(run_folder: Path | str) -> Run:
         summary=summary,
         metrics=_jsonl(folder / "metrics.jsonl"),
         rollouts=_jsonl(folder / "rollouts.jsonl"),
+        control=load_run(folder / "control") if (folder / "control" / "summary.json").exists() else None,
     )
 
 
-def build_report(run: Run, *, partial: bool = False) -> dict[str, Any]:
+def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0) -> dict[str, Any]:
     """The run's own numbers, checked, and what follows from them.
 
     Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on
     train tasks) with ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams
-    replayed in the real game), ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in
-    the same folder) and ``partial``.
+    replayed in the real game), ``money`` (what was spent: ``ledger``, and ``without_dreams``),
+    ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in the same folder) and
+    ``partial``.
+
+    Args:
+        partial: report what there is of a run that is not finished.
+        machine_price: of an hour of this machine; 0 is none.
 
     Raises:
         ReportError: a number is missing and ``partial`` is false, or a number is of the wrong kind.
@@ -118,7 +128,22 @@ def build_report(run: Run, *, partial: bool = False) -> dict[str, Any]:
         "false_success": sum(t.false_success for t in twins),
         "still_true": [list(point) for point in still_true(twins)],
     }
+    report["money"] = {**ledger(report, machine_price), **_against_control(run, report)}
     return report
+
+
+def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
+    """``control``, "none", "itself" (this run is one) or "real", and ``without_dreams``, null where nothing says it."""
+    beside, control = run.control, None
+    if beside is not None:
+        after = beside.summary.get("arm", {}).get("train_tasks")
+        control = read_control(beside.metrics, beside.rollouts, _proportion(after) if after else None)
+    if beside is None or control is None:
+        itself = read_control(run.metrics, run.rollouts) is not None
+        return {"control": "itself" if itself else "none", "without_dreams": None}
+    reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(beside.summary)
+    found = without_dreams(control, reached, *spent_to_learn(run.summary), price, run.summary.get("seed") or 0)
+    return {"control": "real", "without_dreams": found}
 
 
 def _check(report: dict[str, Any]) -> dict[str, list[str]]:

@@ -12,14 +12,12 @@ from html import escape
 from typing import Any
 
 from imagination.pages.report.episodes import choose, render_episodes, render_pair
+from imagination.pages.report.money_panel import render_money
 from imagination.pages.report.plots import Plot, draw_curves
 from imagination.pages.report.text import (
     audit_table,
     calibration_sentence,
-    cost_table,
-    failures_sentence,
     language_sentence,
-    overlap_sentence,
     plain,
     tripwire_note,
 )
@@ -50,7 +48,7 @@ def render_html(
         _head(name, report),
         _results(report),
         _curves(draw_curves(metrics, report)),
-        _cost(report),
+        render_money(report),
         _audit(report),
         _pairs(rollouts, report),
         render_episodes(rollouts),
@@ -168,43 +166,6 @@ def _curves(plots: Sequence[Plot]) -> str:
 <p class="lead">Faint: what was logged. Strong: its running mean over nine neighbours, where points are many.</p>
 <div class="plots">{"".join(figures)}</div>
 </section>"""
-
-
-def _cost(report: Mapping[str, Any]) -> str:
-    seconds = {stage: s for stage, s in report["wall_seconds"].items() if s is not None}
-    longest, rows = max(seconds.values(), default=0) or 1, []
-    columns, costs = cost_table(report)
-    for stage, cells in costs.items():
-        s = seconds.get(stage)
-        bar = (
-            '<span class="note">not run</span>'
-            if s is None
-            else f'<i style="width:calc((100% - 6.5rem) * {s / longest:.3f})"></i><span>{_duration(s)}</span>'
-        )
-        shown = "".join(f'<td class="right">{cell}</td>' for cell in cells)
-        rows.append(f'<tr><th scope="row">{escape(stage.replace("_", " "))}</th>{shown}<td class="bar">{bar}</td></tr>')
-    dreamed = report["dreamed_turns"]
-    lead = f"{_duration(sum(seconds.values()))} in all" if seconds else "no times were recorded"
-    dreams = f"{dreamed:,} turns were dreamed; " if dreamed is not None else ""
-    heads = "".join(f'<th class="right">{title}</th>' for title in columns)
-    sentences = (overlap_sentence(report), failures_sentence(report))
-    notes = "".join(f'\n<p class="note">{escape(sentence)}</p>' for sentence in sentences if sentence)
-    return f"""<section>
-<h2>What it cost</h2>
-<p class="lead">{dreams}{lead}.</p>
-<table class="cost">
-<thead><tr><td></td>{heads}<th>wall time</th></tr></thead>
-<tbody>{"".join(rows)}</tbody>
-</table>{notes}
-</section>"""
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {s} s"
 
 
 def _audit(report: Mapping[str, Any]) -> str:

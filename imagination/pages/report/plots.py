@@ -144,9 +144,9 @@ def metric_curve(metrics: Metrics, curve: Curve) -> Plot | None:
     points = binned(series(metrics, curve.stage, curve.key))
     if len(points) < 2:
         return None
-    figure, axes = _axes(wide=False)
+    figure, axes = new_axes(wide=False)
     _line(axes, points, curve.colour)
-    _finish(axes, curve.x, curve.unit, share=curve.share)
+    finish(axes, curve.x, curve.unit, share=curve.share)
     if not curve.share and min(y for _, y in points) >= 0:
         axes.set_ylim(bottom=0)
     return Plot(curve.title, f"last: {trend(points)[-1][1]:.3g}", to_svg(figure, f"{curve.title}, {curve.unit}"))
@@ -160,17 +160,17 @@ def success_curve(metrics: Metrics, report: Mapping[str, Any]) -> Plot | None:
     if len(line) < 2:
         return None
     dots = _real_points(metrics if dreamed else (), report, end=line[-1][0])
-    figure, axes = _axes(wide=True)
+    figure, axes = new_axes(wide=True)
     _line(axes, line, colour)
     for x, data in dots:
         if data["ci95"] is not None:
             axes.plot([x, x], data["ci95"], color=REAL, linewidth=2, alpha=0.6)
         axes.plot(x, data["success"], "o", color=REAL, markersize=8, markeredgecolor=PAPER, markeredgewidth=1.5)
-    _finish(axes, "update", "share of episodes solved", share=True)
+    finish(axes, "update", "share of episodes solved", share=True)
     ends = [(name, trend(line)[-1][1], colour)]
     if dots and dots[-1][0] == line[-1][0] and dreamed:
         ends.append(("real", dots[-1][1]["success"], REAL))
-    _end_labels(axes, ends)
+    end_labels(axes, ends)
     note = "Dots: real success on training tasks, with 95 % intervals" if dots else ""
     return Plot("Success while training", note, to_svg(figure, "Success per update, dreamed and real"), wide=True)
 
@@ -180,11 +180,11 @@ def truth_curve(report: Mapping[str, Any]) -> Plot | None:
     points = [p for p in report["twins"]["still_true"] if p[2] >= min(FEW_AT_RISK, report["twins"]["n"])]
     if len(points) < 2:
         return None
-    figure, axes = _axes(wide=True)
+    figure, axes = new_axes(wide=True)
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     axes.step(xs, ys, where="post", color=DREAM)
     axes.fill_between(xs, ys, step="post", color=DREAM, alpha=0.12, linewidth=0)
-    _finish(axes, "dreamed turns", "share still true to reality", share=True)
+    finish(axes, "dreamed turns", "share still true to reality", share=True)
     axes.set_xlim(0, xs[-1])
     note = (
         f"{report['twins']['n']} dreams replayed in the real game; share that has not parted from it yet (Kaplan–Meier)"
@@ -200,7 +200,7 @@ def share_areas(metrics: Metrics) -> Plot | None:
     steps = sorted({x for points in rows.values() for x in points})
     if len(steps) < 2:
         return None
-    figure, axes = _axes(wide=False)
+    figure, axes = new_axes(wide=False)
     floor = [0.0] * len(steps)
     for source, colour in SOURCES.items():
         if not rows[source]:
@@ -213,7 +213,7 @@ def share_areas(metrics: Metrics) -> Plot | None:
         if width > 0.1:
             axes.text(steps[i], (floor[i] + top[i]) / 2, source, ha="center", va="center", color=PAPER, weight="bold")
         floor = top
-    _finish(axes, "update", "share of trained tokens", share=True)
+    finish(axes, "update", "share of trained tokens", share=True)
     axes.set_xlim(steps[0], steps[-1])
     axes.set_ylim(0, 1)
     return Plot(
@@ -244,7 +244,8 @@ def to_svg(figure: Figure, label: str) -> str:
     return re.sub(r"\n\s*", "\n", svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)).strip()
 
 
-def _axes(wide: bool) -> tuple[Figure, Axes]:
+def new_axes(wide: bool) -> tuple[Figure, Axes]:
+    """A figure of half the page or of a third of it."""
     figure = Figure(figsize=(5.8, 3.3) if wide else (4.4, 2.8), layout="constrained")  # 72 units an inch
     return figure, figure.add_subplot()
 
@@ -255,7 +256,8 @@ def _line(axes: Axes, points: Sequence[Point], colour: str) -> None:
     axes.plot(*zip(*trend(points), strict=True), color=colour)
 
 
-def _finish(axes: Axes, x: str, y: str, *, share: bool) -> None:
+def finish(axes: Axes, x: str, y: str, *, share: bool) -> None:
+    """Names of the axes and few ticks; ``share``: y runs from 0 to 1."""
     axes.set_xlabel(x)
     axes.set_title(y, loc="left", fontsize=13, color=MUTED)  # the unit lies above the axis: nobody tilts their head
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -266,7 +268,7 @@ def _finish(axes: Axes, x: str, y: str, *, share: bool) -> None:
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
 
 
-def _end_labels(axes: Axes, ends: Iterable[tuple[str, float, str]]) -> None:
+def end_labels(axes: Axes, ends: Iterable[tuple[str, float, str]]) -> None:
     """Names at the right end of the lines, pushed apart where they would touch."""
     low, high = axes.get_ylim()
     gap, placed = 0.09 * (high - low), float("-inf")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from imagination.pages.report.episodes import choose
+from imagination.pages.report.money import cost_lines
 from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, proportion, signed
 from imagination.trust.tripwires.monitor import stopped_sentence
@@ -119,13 +120,7 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
         lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
         lines[-1] += f"{twins['false_success']} were solved in the dream and not in the game."
 
-    columns, costs = cost_table(report)
-    lines += ["", "## Cost", "", f"| stage | {' | '.join(columns)} | seconds |", "|---|" + "--:|" * (len(columns) + 1)]
-    for stage, cells in costs.items():
-        lines.append(f"| {_cell(stage)} | {' | '.join(cells)} | {number(report['wall_seconds'].get(stage), 0)} |")
-    lines += ["", f"Dreamed turns: {'–' if report['dreamed_turns'] is None else format(report['dreamed_turns'], ',')}"]
-    for sentence in (overlap_sentence(report), failures_sentence(report)):
-        lines += ["", sentence] if sentence else []
+    lines += ["", "## Cost", "", *cost_lines(report)]
     lines += ["", *_pair(rollouts)]
     lines += [f"Seed {report['seed']}. {_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}.", ""]
     return "\n".join(lines)
@@ -157,50 +152,6 @@ def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, s
             cells = ["–" if v is None else f"{v:,}" if whole else f"{v:.3f}" for v in values]
             rows.append((title, meaning, cells))
     return list(measured), rows
-
-
-def cost_table(report: Mapping[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
-    """Titles of what playing in the real world cost, and cells by stage; seconds and money only where there are any."""
-    titles = {"real_steps": "real steps", "real_seconds": "seconds of them", "real_cost": "cost"}
-    shown = {key: title for key, title in titles.items() if key == "real_steps" or any(_given(report, key).values())}
-    digits = {"real_steps": 0, "real_seconds": 1, "real_cost": 2}
-
-    def cell(key: str, stage: str) -> str:
-        value = _given(report, key).get(stage)
-        return "–" if value is None else f"{value:,.{digits[key]}f}"
-
-    stages = {**report["real_steps"], **report["wall_seconds"]}
-    return list(shown.values()), {stage: [cell(key, stage) for key in shown] for stage in stages}
-
-
-def overlap_sentence(report: Mapping[str, Any]) -> str:
-    """How much of the real play of training stalled no dream; empty where training played in one world alone."""
-    found = report.get("overlap")
-    if not found:
-        return ""
-    return (
-        f"In updates with both worlds, real play took {_seconds(found['real_seconds'])}, "
-        f"{_seconds(found['both_seconds'])} of it while dreams were dreamed ({_seconds(found['dream_seconds'])})."
-    )
-
-
-def failures_sentence(report: Mapping[str, Any]) -> str:
-    """What real episodes failed of, by stage; empty where none did."""
-    words = {"crashes": "crashed", "timeouts": "hung", "garbage": "answered garbage"}
-    parts = []
-    for stage, counts in _given(report, "real_failures").items():
-        told = [f"{counts[kind]:,} {word}" for kind, word in words.items() if counts.get(kind)]
-        parts += [f"{stage.replace('_', ' ')}: {', '.join(told)}"] if told else []
-    return f"Real environments that broke, and were started anew: {'; '.join(parts)}." if parts else ""
-
-
-def _given(report: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Of runs from before there was such a number: nothing."""
-    return report.get(key) or {}
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.1f} s" if value < 10 else f"{value:,.0f} s"
 
 
 def calibration_sentence(report: Mapping[str, Any]) -> str:

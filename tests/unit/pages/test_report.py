@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from imagination.pages.report.report import write_report
 from imagination.pages.report.text import terminal_table, verdict
 from imagination.trust.compare.text_diff import word_diff
 from imagination.trust.compare.twins import Difference, find_twins, first_difference, still_true
-from imagination.trust.evaluation import Proportion
 from imagination.trust.run_report import ReportError, build_report, load_run
+from tests.support.reports import Json, Page, page, summary, write_run
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
-Json = dict[str, Any]
 
 
 def turn(observation: str, reward: float | None = 0.0, terminated: bool = False, action: str = "go east") -> Json:
@@ -37,26 +35,6 @@ def row(id_: str, source: str, which: str, turns: list[Json], solved: bool = Fal
     }  # fmt: skip
 
 
-def summary() -> Json:
-    def p(successes: int, n: int) -> Json:
-        return Proportion(successes, n).to_json()
-
-    audit = dict.fromkeys(("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy"), 0.9)
-    return {
-        "real_steps": {"collect": 12400, "fit_world_model": 0, "clone": 0, "train": 0, "evaluate": 600},
-        "dreamed_turns": 184320,
-        "wall_seconds": {"collect": 40.0, "fit_world_model": 300.5, "train": 610.0},
-        "world_model": {**audit, "n": 500, "on_policy": {**audit, "n": 100}},
-        "policy": {
-            "before": {"train_tasks": p(20, 64), "heldout_tasks": p(18, 64), "dream_success": p(87, 256)},
-            "after": {"train_tasks": p(41, 64), "heldout_tasks": p(26, 64), "dream_success": p(179, 256)},
-        },
-        "seed": 0,
-        "hardware": "2 CPU cores",
-        "versions": {"torch": "2.9"},
-    }
-
-
 def rollouts() -> list[Json]:
     dreamed = [turn("A hall."), turn("A red lamp."), turn("The coin is yours.", 1.0, True, action="take coin")]
     played = [turn("A  hall.\n"), turn("A blue lamp."), turn("You see no coin.", action="take coin")]
@@ -68,31 +46,11 @@ def rollouts() -> list[Json]:
     ]
 
 
-def write_run(folder: Path, summary: Json, rollouts: list[Json], metrics: list[Json] | None = None) -> Path:
-    if metrics is None:
-        metrics = [{"stage": "fit_world_model", "step": s, "time": s, "loss": 3 / (s + 1)} for s in range(60)]
-        metrics += [
-            {"stage": "train", "step": s, "time": s, "dream_success": s / 60, "tokens_dream": 0.8, "tokens_real": 0.2,
-             "kl": 0.01, "entropy": float("nan") if s == 3 else 1.0, "clip_fraction": 0.1}
-            for s in range(60)
-        ]  # fmt: skip
-    folder.mkdir(exist_ok=True)
-    (folder / "config.yaml").write_text("seed: 0\nname: <b>\n")
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in metrics))
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rollouts))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_run(tmp_path_factory.mktemp("runs") / "my-run", summary(), rollouts())
     assert write_report(folder) == folder / "report.html"
     return folder
-
-
-def page(folder: Path) -> str:
-    return (folder / "report.html").read_text()
 
 
 def test_every_source_that_was_trained_on_is_in_the_picture_of_shares() -> None:
@@ -151,20 +109,22 @@ def test_what_the_real_world_cost_is_told_where_it_was_measured(tmp_path: Path) 
     folder = write_run(tmp_path / "run", numbers, rollouts())
     write_report(folder)
     text = (folder / "report.md").read_text()
-    assert "| stage | real steps | seconds of them | cost | seconds |" in text
-    assert "| collect | 12,400 | 61.3 | – | 40 |" in text
-    assert "| train | 120 | 1,040.0 | 2.40 | 610 |" in text
+    assert "| source | real steps | seconds of them | cost of them | dreamed turns | wall seconds |" in text
+    assert "| collect | 12,400 | 61.3 | – | – | 40 |" in text
+    assert "| train | 120 | 1,040.0 | 2.40 | 184,320 | 610 |" in text
+    assert "| **spent to learn** | **12,520** | **1,101.3** | **2.40** | **184,320** | **950** |" in text
+    assert "| **spent to measure** | **600** | **–** | **–** | **–** | **–** |" in text
     overlap = "real play took 40 s, 9.5 s of it while dreams were dreamed (90 s)."
     broke = "Real environments that broke, and were started anew: train: 5 crashed, 1,200 hung."
     for sentence in (overlap, broke):
         assert sentence in text
         assert sentence in page(folder)
-    assert page(folder).count('<th class="right">cost</th>') == 1
+    assert page(folder).count('<th class="right">cost of them</th>') == 1
 
 
 def test_runs_without_such_numbers_have_no_columns_for_them(run_folder: Path) -> None:
     text = (run_folder / "report.md").read_text()
-    assert "| stage | real steps | seconds |" in text
+    assert "| source | real steps | dreamed turns | wall seconds |" in text
     for word in ("while dreams were dreamed", "that broke", "seconds of them"):
         assert word not in text + page(run_folder)
 
@@ -259,39 +219,6 @@ def test_a_torn_last_line_is_skipped_and_a_torn_line_before_it_is_not(tmp_path: 
 
 
 # report.html
-
-
-class Page(HTMLParser):
-    """Collects tags, addresses and visible text; checks that what is opened is closed."""
-
-    VOID = ("meta", "br", "img", "link", "circle", "line", "path", "use", "rect")
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.text: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href", "srcset", "action", "data")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in self.VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
 
 def test_the_page_needs_nothing_but_itself(run_folder: Path) -> None:
