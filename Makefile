@@ -22,7 +22,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires pretrained transfer worlds clean $(STAGES)
+.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -118,6 +118,9 @@ transfer: $(STAMP)  ## success on tasks never seen, over the number of training 
 
 worlds: $(STAMP)  ## households, laboratories and grids side by side, a part at a time; ARGS='--worlds gymnasium --seeds 0'
 	$(BIN)/python -m tests.benchmarks.worlds $(ARGS)
+
+fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six ways, what policies gain in each; hours on a core
+	$(BIN)/python -m tests.benchmarks.fidelity $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

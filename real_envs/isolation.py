@@ -23,7 +23,9 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -210,17 +212,33 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 _WRONG_WITH = {"reset": wrong_with_reset, "step": wrong_with_step}
 _GUARD = Guard()
-_TOTAL = PoolStats()
+_TOTAL: ContextVar[PoolStats] = ContextVar("real_interaction", default=PoolStats())  # noqa: B039  one for all
 
 
 def real_steps_taken() -> int:
     """Steps that all pools of this process have taken so far: how a run proves that it took none."""
-    return _TOTAL.steps
+    return _TOTAL.get().steps
 
 
 def real_interaction() -> PoolStats:
-    """What all pools of this process have done so far; the difference of two is what was done between them."""
-    return replace(_TOTAL)
+    """What all pools of this process have done so far; the difference of two is what was done between them.
+
+    Within ``count_apart`` it is what was done there.
+    """
+    return replace(_TOTAL.get())
+
+
+@contextmanager
+def count_apart() -> Iterator[PoolStats]:
+    """What is done within counts for the object that it gives, and not for ``real_interaction`` elsewhere.
+
+    A context of its own (``contextvars``): what goes on at the same time in another thread counts as ever.
+    """
+    token = _TOTAL.set(mine := PoolStats())
+    try:
+        yield mine
+    finally:
+        _TOTAL.reset(token)
 
 
 class WorkerPool:
@@ -327,7 +345,7 @@ class WorkerPool:
         return answer[0]
 
     def _count(self, what: str, amount: float = 1) -> None:
-        for stats in (self.stats, _TOTAL):
+        for stats in (self.stats, _TOTAL.get()):
             setattr(stats, what, getattr(stats, what) + amount)
 
     async def close(self) -> None:

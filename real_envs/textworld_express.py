@@ -63,11 +63,13 @@ class ExpressSettings:
         game: of the six.
         params: ``numLocations=5,includeDoors=0`` and so on, as the game names them; empty takes its defaults.
         heldout_fold: the fold of held-out tasks: ``dev`` to choose by, ``test`` to report.
+        train_fold: the fold of training tasks; ``dev`` where another run has been trained on ``train``.
     """
 
     game: Literal["coin", "mapreader", "twc", "sorting", "arithmetic", "cookingworld"] = "coin"
     params: str = ""
     heldout_fold: Literal["dev", "test"] = "test"
+    train_fold: Literal["train", "dev"] = "train"
 
     def __post_init__(self) -> None:
         if self.params and not re.fullmatch(r"\w+=\d+(,\w+=\d+)*", self.params):
@@ -212,7 +214,9 @@ async def _draw(
     splits: dict[str, list[Task]] = {split: [] for split in counts}
     try:
         for split, count in counts.items():
-            seeds = _shuffled(settings.heldout_fold if split == "heldout" else split, f"{settings.game}/{seed}/{split}")
+            seeds = _shuffled(
+                settings.heldout_fold if split == "heldout" else settings.train_fold, f"{settings.game}/{seed}/{split}"
+            )
             for _ in range(_TRIES * count):
                 if len(splits[split]) == count:
                     break

@@ -23,6 +23,7 @@ from imagination.learning.experience import (
     telling_groups,
 )
 from imagination.learning.policy_module import Update
+from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.supervise import cut
@@ -90,6 +91,7 @@ class ExperienceCollector:
         agent: the policy, as it plays in the first of them.
         agent_beside: the policy as it plays in the second, at the same time. Its engine must be none of those that
             dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
+        recorded: real episodes that were played before, in place of a real world beside the first.
         worst: what doubt costs, see ``RewardShaping``.
     """
 
@@ -107,6 +109,7 @@ class ExperienceCollector:
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()
     agent_beside: LanguageModelAgent | None = None
+    recorded: Recorded | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -146,7 +149,8 @@ class ExperienceCollector:
             again = self.replays.draw(index, added_episodes(own, replayed, expert))
             measured |= self.replays.add(index, rows) | {"replayed": len(again)}
         rows += self._expert_rows(rng, wanted, [*played, *beside], longest)
-        return Update(index, [*rows, *again], measured, exact=self.agent.engine.exact)
+        exact = self.agent.engine.exact and not (self.recorded is not None and beside)
+        return Update(index, [*rows, *again], measured, exact=exact)
 
     def _expert_rows(self, rng: random.Random, wanted: int, played: Sequence[Trajectory], longest: int) -> list[Row]:
         """Episodes of experts; where these are compared with the policy's, only of tasks that it began now as well."""
@@ -205,7 +209,7 @@ class ExperienceCollector:
 
         (played, here), (beside, there) = asyncio.run(play())
         self.seconds += here.seconds + there.seconds - here.both(there)
-        if beside:
+        if beside and self.recorded is None:
             seconds = (here.seconds, there.seconds, here.both(there))
             line = {key: round(s, 3) for key, s in zip(OVERLAP_SECONDS, seconds, strict=True)}
             self.run.record(OVERLAP, index, line)
@@ -244,6 +248,8 @@ class ExperienceCollector:
         """
         first = self._first_groups(index)
         groups = self.plan.train.groups - first
+        if groups and self.recorded is not None:
+            return self.recorded.deal(sum(real_groups(k, self.plan.train) for k in range(index)), groups)
         if not groups or len(self.worlds) == 1:
             return []
         real, rng = self.worlds[1], random.Random(stream_seed("starts", self.plan.seed, index))

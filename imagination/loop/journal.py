@@ -9,6 +9,8 @@ One file a round, a line an event; only whole lines are read. Example of an epis
     {"id": "loop/3/tw-7/0", "turn": {"action": "go east", "observation": "A hall.", "reward": 0.0, ...}}
     {"id": "loop/3/tw-7/0", "ask": "take lamp"}
 
+The line of an end holds the policy's tokens as well, so that it can learn from the episode.
+
 A step is charged where the world answered it. One that was asked for and has neither an answer nor a failure may have
 been taken when the process died, and is charged as well. An interrupted episode ends where it was: what it has shown is
 real, and to play it again would take its steps twice.
@@ -25,7 +27,7 @@ from typing import Any
 from imagination.dreaming.rollout import Episode, Provenance
 from real_envs.env import Env, StepResult, Task
 from real_envs.isolation import PoolStats, real_interaction
-from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
 
 
 @dataclass(slots=True)
@@ -38,6 +40,7 @@ class _Record:
     waits: bool = False  # for the answer to a step
     stop: StopReason | None = None
     failure: str | None = None
+    trace: Trace | None = None
 
     def trajectory(self) -> Trajectory:
         about = self.begin
@@ -52,6 +55,7 @@ class _Record:
             turns=tuple(self.turns),
             stop=self.stop or StopReason.TURN_LIMIT,
             policy_version=about["policy_version"],
+            trace=self.trace,
             failure=self.failure,
             world_facts=tuple(about["world_facts"]),
         )
@@ -92,8 +96,20 @@ class Journal:
 
     @property
     def played(self) -> frozenset[str]:
-        """Ids of episodes that are not to be played: ended ones, and interrupted ones with a turn."""
-        return frozenset(name for name, record in self._records.items() if record.stop or record.turns)
+        """Ids of episodes that are not to be played: ended ones, and those with a turn that were interrupted or broke.
+
+        One that broke before the world's first answer was not played.
+        """
+        return frozenset(
+            name
+            for name, record in self._records.items()
+            if record.turns or (record.stop is not None and not record.stop.is_outage)
+        )
+
+    @property
+    def failed(self) -> list[str]:
+        """What broke in episodes that were not played."""
+        return [r.failure for r in self._records.values() if r.failure is not None and not r.turns]
 
     def episodes(self) -> list[Trajectory]:
         """Those, in the order in which they began."""
@@ -126,8 +142,9 @@ class Journal:
         self._write({"id": name, "turn": asdict(turn)})
 
     def end(self, trajectory: Trajectory) -> None:
-        stop, failure = trajectory.stop.value, trajectory.failure
-        self._write({"id": trajectory.id, "stop": stop, "failure": failure, "spent": self._spent()})
+        line = {"id": trajectory.id, "stop": trajectory.stop.value, "failure": trajectory.failure}
+        trace = None if trajectory.trace is None else asdict(trajectory.trace)
+        self._write({**line, "trace": trace, "spent": self._spent()})
 
     def _spent(self) -> dict[str, Any]:
         return asdict(real_interaction() - self._before)
@@ -160,12 +177,21 @@ class Journal:
         else:
             record.waits = False  # answered or failed, and a failure has no answer
             record.stop, record.failure = StopReason(line["stop"]), line["failure"]
+            record.trace = _trace(line.get("trace"))
 
     def _lose(self) -> None:
         """The process that asked is dead: what has no answer may have been taken."""
         for record in self._records.values():
             self.charged += record.waits
             record.waits = False
+
+
+def _trace(told: Mapping[str, Any] | None) -> Trace | None:
+    if told is None:
+        return None
+    owners = tuple(Owner(owner) for owner in told["owners"])
+    lists = {key: tuple(told[key]) for key in ("ids", "logprobs", "turns")}
+    return Trace(**{**told, **lists, "owners": owners})
 
 
 class JournalEnv:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -30,7 +32,7 @@ def refit(
     fit: FitSettings,
     loop: LoopSettings,
     log: Sequence[Trajectory],
-    new: Collection[str],
+    own: Collection[str],
     number: int,
     seed: int,
     candidates: Path,
@@ -40,15 +42,15 @@ def refit(
     Args:
         fit: how the first version was fitted; length and rate are the loop's.
         log: real episodes, none of them held back and none of them dreamed.
-        new: ids of those that no version in use has been fitted to; their turns weigh ``loop.new_weight``.
+        own: ids of those that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
         number: of the round.
         seed: of the run.
     """
     told = with_renamed(log, fit.renamed, seed)
     weights, _ = weights_of(settings, log)
-    weights = [[w * loop.new_weight for w in ws] if t.id in new else ws for t, ws in zip(log, weights, strict=True)]
     weights *= 1 + fit.renamed  # a copy weighs what its episode does
     forms = forms_of(settings, form_of(settings, log), told, seed)
+    mine = [t.id in own for t in log] * (1 + fit.renamed)
     steps = loop.fit_steps
     fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10), copying_steps=0)
     for member in range(settings.members):
@@ -59,9 +61,12 @@ def refit(
         noise = stream_seed("loop fit", seed, number, member)
         torch.manual_seed(noise)  # adapters start at random
         model = adapted(model, settings)
-        rows = [
-            row for t, w, form in zip(told, weights, forms, strict=True) for row in world_model_rows(chat, t, w, form)
-        ]
+        made = [world_model_rows(chat, t, w, form) for t, w, form in zip(told, weights, forms, strict=True)]
+        length = sum(len(row.ids) for rows in made for row in rows) / len(made)
+        order = shares(
+            mine, loop.own_share, math.ceil(steps * fit.batch_tokens / length), stream_seed("loop refit", seed, number)
+        )
+        rows = [row for i in order for row in made[i]]
         rows = fitting(rows, context_of(model, settings), "worldmodel.context")
         supervise(run, logger, name, model, chat.tokenizer, rows, fit, stream_seed("loop fit", seed, number), noise)
         draft = folder.with_suffix(".tmp")
@@ -69,6 +74,27 @@ def refit(
         save_checkpoint(model, chat.tokenizer, draft)
         draft.rename(folder)
         run.training_state(name).unlink(missing_ok=True)
+
+
+def shares(own: Sequence[bool], share: float, read: int, seed: int) -> list[int]:
+    """Which episodes a refit reads ``read`` of: own ones make up ``share``, others are drawn without replacement.
+
+    Args:
+        own: of each episode, whether it is one of those.
+
+    Returns:
+        indices; those of own ones as often as their share asks for.
+
+    Example::
+
+        shares([False] * 90 + [True] * 4, share=0.5, read=16, seed=0)  # 8 of the 90, and each of the 4 twice
+    """
+    mine, others = [i for i, is_own in enumerate(own) if is_own], [i for i, is_own in enumerate(own) if not is_own]
+    if not mine or not others:
+        return [*mine, *others]
+    drawn = random.Random(seed).sample(others, min(len(others), max(1, round(read * (1 - share)))))
+    times = max(1, round(len(drawn) * share / (1 - share) / len(mine)))
+    return sorted(drawn) + mine * times
 
 
 def scores_of(

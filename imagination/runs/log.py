@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
+from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
+
+ORIGIN = "origin/"  # how ids of episodes begin that another run has logged
 
 
 def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[Trajectory]]:
     """Episodes of the training games: those to train on and those held out for validation; failures are left out.
+
+    Those of the run that this one began from (``RunFolder.origin``) come first; their ids begin with ``origin/``. What
+    was held out there stays held out.
 
     Args:
         validation: share of the episodes to hold out, ``collect.validation``.
@@ -19,12 +27,21 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
         StoreError: the log is missing or broken.
         UserError: nothing is left to train on.
     """
-    store = TrajectoryStore.open(need(run.log, "collect"))
-    # sorted: episodes were appended as they ended, and that order is chance
-    usable = sorted((t for t in store.read("train") if t.turns and not t.stop.is_failure), key=lambda t: t.id)
-    held = [t for t in usable if is_validation(t.id, validation)]
-    kept = {t.id for t in held}
-    train = [t for t in usable if t.id not in kept]
+    train, held = list[Trajectory](), list[Trajectory]()
+    if run.origin.exists():
+        for episode in _usable(TrajectoryStore.open(run.origin)):
+            told = replace(episode, id=f"{ORIGIN}{episode.id}")
+            (held if is_validation(episode.id, validation) else train).append(told)
+    if (run.log / MANIFEST).exists() or not run.origin.exists():
+        for episode in _usable(TrajectoryStore.open(need(run.log, "collect")), bool(train)):
+            (held if is_validation(episode.id, validation) else train).append(episode)
     if not train:
         raise UserError(f"{run.log}: no usable episode in split 'train'; collect more, or lower collect.validation")
     return train, held
+
+
+def _usable(store: TrajectoryStore, may_be_empty: bool = False) -> list[Trajectory]:
+    """Sorted: episodes were appended as they ended, and that order is chance."""
+    if may_be_empty and not store.ids():
+        return []
+    return sorted((t for t in store.read("train") if t.turns and not t.stop.is_failure), key=lambda t: t.id)

@@ -41,6 +41,11 @@ class RunFolder:
         return self.path / "log"
 
     @property
+    def origin(self) -> Path:
+        """The log of another run, of other tasks, from which this one began; most runs have none."""
+        return self.path / "origin"
+
+    @property
     def games(self) -> Path:
         return self.path / "games"
 

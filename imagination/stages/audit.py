@@ -34,6 +34,7 @@ from imagination.trust.audit.play import (
     find_candidates,
 )
 from imagination.trust.audit.verdict import targets, verdict
+from imagination.trust.forecast import forecast
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
 from real_envs.isolation import real_interaction
@@ -47,6 +48,8 @@ def audit(config: Config, folder: Path) -> None:
     console.print(terminal_audit(found))
     for sentence in found["verdict"]["sentences"]:
         console.print(f"- {sentence}", highlight=False, markup=False, soft_wrap=True)
+    if found["forecast"]:
+        console.print(f"- {found['forecast']['sentence']}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"audit: {audit_files(folder, config.audit.world_model)[1]}", highlight=False, soft_wrap=True)
 
 
@@ -69,6 +72,7 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
     spent = real_interaction() - before
     found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
     found |= {"verdict": verdict(found, config.audit), "targets": targets(found, config.audit)}
+    found["forecast"] = forecast(found, logged_world(run) or config.env.name, config.env.options)
     run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": found["seconds"]}})
     for path, text in zip(
         audit_files(folder, config.audit.world_model),

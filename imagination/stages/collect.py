@@ -20,6 +20,7 @@ from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
+from real_envs.world import World
 
 
 def collect(config: Config, folder: Path) -> None:
@@ -65,7 +66,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
     episodes: list[Episode] = []
     agents = {}
-    commands = await commands_of(tasks) if getattr(world, "elsewhere", True) else []
+    commands = await commands_of(world, tasks)
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
@@ -107,8 +108,10 @@ async def _collect(config: Config, run: RunFolder) -> None:
     await tasks.close()
 
 
-async def commands_of(tasks: TaskSet) -> list[str]:
-    """What solves the training games: commands that agents in other games confuse with theirs."""
+async def commands_of(world: World, tasks: TaskSet) -> list[str]:
+    """What solves the training games: commands that agents in other games confuse with theirs; none if they cannot."""
+    if not getattr(world, "elsewhere", True):
+        return []
     found: dict[str, None] = {}
     env = tasks.make_env()
     for task in tasks.tasks("train"):

@@ -17,6 +17,7 @@ from imagination.dreaming.world_models import calibration_of, guard_of, load_wor
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
 from imagination.learning.policy_module import PolicyModule
+from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.stream import StepStream
@@ -43,8 +44,15 @@ from worldmodel.calibration import Calibration
 from worldmodel.outcome import Goal
 
 
-def train(config: Config, folder: Path) -> None:
+def train(
+    config: Config, folder: Path, recorded: Recorded | None = None, starts: Mapping[str, Start] | None = None
+) -> None:
     """Updates the policy in dreams, in real games beside them, or as a control there alone. Writes ``models/policy``.
+
+    Args:
+        recorded: real episodes that were played before; the share ``train.real_share`` is then of these, and the
+            training itself takes no real step.
+        starts: where dreams begin; by default every state of the log.
 
     Raises:
         UserError: settings contradict each other, or an earlier stage is missing.
@@ -52,11 +60,11 @@ def train(config: Config, folder: Path) -> None:
     check(config)
     run = open_run(config, folder, "train")
     with run.timed("train"):
-        _train(run, config)
+        _train(run, config, recorded, starts)
     finish(run, "train")
 
 
-def _train(run: RunFolder, config: Config) -> None:
+def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Mapping[str, Start] | None) -> None:
     settings, dreamed, longest = config.train, config.train.world == "dream", longest_episode(config)
     state, done = resume_from(run, "train")
     run.forget("train", done)
@@ -68,13 +76,13 @@ def _train(run: RunFolder, config: Config) -> None:
     log = fitted if settings.tasks == "train" else few_episodes(heldout_tasks(run), settings.task_episodes)
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
-    paid = _paid(log, config.worldmodel.goal) if dreamed else log
-    starts = _starts(paid, config.dream.max_turns)
+    paid = paid_log(log, config.worldmodel.goal) if dreamed else log
+    starts = dream_starts(paid, config.dream.max_turns) if given is None else given
     model, chat, reference = _policy(run, config.policy, config.algorithm, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
     probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns, config.env.price)
     steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=dreamed)
-    engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0
+    engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0 and recorded is None
     real = _real(open_world(), settings.tasks, config.collect.workers) if mixed or not dreamed else None
     play = partial(_agent, model, chat, config)
     known = fitted if settings.tasks == "train" else [*fitted, *log]
@@ -94,6 +102,7 @@ def _train(run: RunFolder, config: Config) -> None:
         chat=chat,
         starts=starts,
         experts=experts,
+        recorded=recorded,
         count_real_steps=steps.write,
         watch=watch,
         replays=replays,
@@ -178,7 +187,7 @@ def _policy(
     return adapted(model, settings), chat, reference
 
 
-def _paid(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
+def paid_log(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
     """The log as a declared goal pays and ends it: by its own rewards, some dreams would begin where they are over."""
     return [goal.paid(t) for t in log] if goal.declared else log
 
@@ -189,7 +198,7 @@ def _worst(log: Sequence[Trajectory], tiers: Sequence[Sequence[float]], longest:
     return worst_returns([pay.rewards(t)[t.prefix_turns :] for t in log], longest)
 
 
-def _starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
+def dream_starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
     """Where dreams begin. Deeper states than ``max_turns`` cost their whole history and teach no more."""
     starts = starts_from_log(log, branch=True)
     return {name: start for name, start in starts.items() if len(start.history) < max_turns}

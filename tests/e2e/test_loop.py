@@ -18,7 +18,7 @@ import pytest
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from imagination.stages import loop_rounds
+from imagination.stages import loop_learning
 from imagination.stages.loop_rounds import round_of
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
@@ -131,7 +131,7 @@ def test_a_world_model_of_broken_transitions_is_not_promoted(
     """Observations are shuffled among the transitions of the loop's episodes, and the refit believes them a lot."""
     play_in_corridors(patch=monkeypatch.setattr)
     config = loop_settings(budget=24)
-    config.loop.fit_steps, config.loop.fit_lr, config.loop.tolerance, config.loop.new_weight = 60, 1e-2, 0.1, 50.0
+    config.loop.fit_steps, config.loop.fit_lr, config.loop.tolerance, config.loop.own_share = 60, 1e-2, 0.1, 0.95
     config.collect.validation = 0.05  # what the first version was not fitted to either
 
     def shuffled(*arguments: Any) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -146,7 +146,7 @@ def test_a_world_model_of_broken_transitions_is_not_promoted(
         copies = [replace(broken(t), id=f"{t.id}/{k}") for t in train if round_of(t) is not None for k in range(40)]
         return [t for t in train if round_of(t) is None] + copies, [broken(t) for t in held]
 
-    monkeypatch.setattr(loop_rounds, "read_log", shuffled)
+    monkeypatch.setattr(loop_learning, "read_log", shuffled)
     folder = relogged(cloned, tmp_path / "broken")
     found = run_loop(folder, config)
     assert len(found["loop"]["versions"]) > 1

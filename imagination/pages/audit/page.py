@@ -62,6 +62,8 @@ def _head(found: Mapping[str, Any]) -> str:
         f"{found['real_steps']:,} real steps",
         f"{found['seconds']:.0f} s",
     ]
+    told = found.get("forecast")
+    reasons += [told["sentence"]] if told else []
     items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     notes = "".join(f"<li>{escape(note)}</li>" for note in found["notes"])
     aside = f'<div class="partial"><h3>What to keep in mind</h3><ul>{notes}</ul></div>' if notes else ""

@@ -39,7 +39,7 @@ def test_waves_spend_the_budget_to_its_last_step_and_never_more(seed: int) -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"budget": -1}, {"epsilon": 1.5}, {"tasks": 0}, {"new_weight": 0.0}, {"tolerance": -0.1}, {"looks": 0}]
+    "wrong", [{"budget": -1}, {"epsilon": 1.5}, {"tasks": 0}, {"own_share": 1.0}, {"tolerance": -0.1}, {"looks": 0}]
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -1,0 +1,113 @@
+"""A loop that begins from another run: its world model and policy meet tasks that they have never seen.
+
+What comes along are models and the log of the *training* tasks of that run: to be refitted to beside new transitions,
+and for its experts. Dreams begin in the new tasks alone, at first in what a reset shows of each.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from imagination.dreaming.dream_env import Start, starts_from_log
+from imagination.runs.lifecycle import need
+from imagination.runs.log import ORIGIN
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import UserError
+from real_envs.env import TaskSet
+from real_envs.files import write_atomically
+from real_envs.manifest import StoreError
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Source, StopReason, Trajectory
+
+STARTS = "starts.json"
+
+
+def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) -> None:
+    """Copies the models and the log of another run; what is there already is written anew.
+
+    Args:
+        name: of that run, as ``loop.origin`` gives it.
+        policy: its folder in ``models/``; here it becomes ``policy-clone``.
+        world: that is played.
+        output: folder of all runs.
+
+    Raises:
+        UserError: there is no such run, it lacks a model, or its log is of another world.
+    """
+    theirs = RunFolder(find(name, output), 0)
+    need(theirs.model("worldmodel"), "fit-world-model")
+    need(theirs.model(policy), "clone")
+    try:
+        logged = TrajectoryStore.open(theirs.log).meta.get("environment")
+    except StoreError as error:
+        raise UserError(f"loop.origin={name}: {error}") from None
+    if logged != world:
+        raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
+    for folder in (*theirs.model("worldmodel").parent.glob("worldmodel*"), theirs.model(policy)):
+        target = run.model("policy-clone" if folder.name == policy else folder.name)
+        copy_folder(folder, target)
+    copy_folder(theirs.log, run.origin)
+    run.update({key: theirs.summary[key] for key in ("world_model_form", "best_return") if key in theirs.summary})
+
+
+def find(name: str, output: Path) -> Path:
+    """The folder of a run that is named as ``run=`` is, or by its path.
+
+    Raises:
+        UserError: it is no run.
+    """
+    for folder in (output / name, Path(name)):
+        if (folder / "summary.json").exists():
+            return folder
+    raise UserError(f"loop.origin={name} is no run: neither {output / name} nor {name} has a summary.json")
+
+
+async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
+    """Writes what a reset of each training task shows; no step is taken.
+
+    Raises:
+        UserError: a task is one of those that the origin has logged.
+        EnvFailure: the world does not answer.
+    """
+    known = set(TrajectoryStore.open(run.origin).tasks("train"))
+    played = tasks.tasks("train")
+    if both := [task.id for task in played if task.id in known]:
+        raise UserError(
+            f"{len(both)} of {len(played)} tasks, such as {both[0]}, are tasks of loop.origin as well: set another "
+            "seed, or the env.options that tell the new ones apart"
+        )
+    env = tasks.make_env()
+    try:
+        shown = {task.id: (await env.reset(task, 0)).text for task in played}
+    finally:
+        await env.close()
+    write_atomically(run.path / "loop" / STARTS, json.dumps(shown, indent=1))
+
+
+def roots(run: RunFolder) -> dict[str, Start]:
+    """Where dreams of new tasks begin, by the names that ``starts_from_log`` gives; none without ``first_looks``."""
+    path = run.path / "loop" / STARTS
+    shown: Mapping[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    seen = [
+        Trajectory(task, task, task, Source.REAL, "", 0, text, (), StopReason.TURN_LIMIT)
+        for task, text in shown.items()
+    ]
+    return starts_from_log(seen, branch=False)
+
+
+def of_new_tasks(log: Sequence[Trajectory]) -> list[Trajectory]:
+    """Without the episodes of the origin."""
+    return [episode for episode in log if not episode.id.startswith(ORIGIN)]
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """A copy that is whole; cut off, it can be made again."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f"{target.name}.tmp")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(source, draft)
+    shutil.rmtree(target, ignore_errors=True)
+    draft.rename(target)

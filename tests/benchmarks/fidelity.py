@@ -1,0 +1,181 @@
+"""How good must a dream be before policies trained in it get better in reality?
+
+    python -m tests.benchmarks.fidelity --seeds 0 1 2 3 4
+    python -m tests.benchmarks.fidelity --seeds 0 --variants full reward-30
+    python -m tests.benchmarks.fidelity --table
+
+Each seed has one log and one clone (BabyAI's GoToObj, ``preset=gymnasium``) and a world model for every variant of
+``fidelity_variants``: fitted to less of the log, in fewer steps, smaller, or to a log with planted errors. In each the
+same clone learns from dreams alone: no expert episodes, which would teach whatever the dreams say. Guard and tripwires
+are those of the settings, and for some variants also switched off. What is measured of a world model is what
+``imagine audit`` says of it, once on the clone's own actions and once on those of the trained policy, and exact match
+on logged turns of held-out tasks, which no error is planted in. What comes out is the gain: real success of the trained
+policy on held-out tasks minus that of the clone, the same tasks and seeds.
+
+What exists is not done again. ``<out>/seed-<n>/<variant>/`` is a run with that world model, ``guarded/`` and ``free/``
+in it are those that learned there, each with a ``part.json``. ``table.md``, ``fidelity.png`` and ``forecast.json`` in
+``<out>`` are of all parts there are; the last becomes ``imagination/trust/forecast.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.stages.audit import audited_before, run_audit
+from imagination.stages.clone import clone
+from imagination.stages.collect import collect
+from imagination.stages.fit_world_model import fit_world_model
+from imagination.stages.variants import play_clone, train_arm
+from imagination.trust.forecast import measures_of
+from real_envs.errors import told_in_a_line
+from real_envs.files import write_atomically
+from real_envs.store import TrajectoryStore
+from tests.benchmarks.fidelity_figure import draw
+from tests.benchmarks.fidelity_table import ARMS, PART, forecast_data, read_parts, table
+from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant, planted
+
+SETTINGS = (
+    *("preset=gymnasium", "train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1"),
+    # one policy an audit, of which all real episodes are judged: ranks of policies and pairs of actions are not used
+    *("audit.min_policies=1", "audit.judged=1", "audit.pairs=1"),
+)
+FREE = ("dream.min_confidence=0", "dream.min_outcome_confidence=0", "tripwires.enabled=false")
+TOKENIZER = ("vocab_size", "tokenizer_kind")  # of the summary: with these a run takes the tokenizer that is there
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/fidelity"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    names = [variant.name for variant in VARIANTS]
+    parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT", help=" ".join(names))
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    words = sys.argv[1:]
+    overrides = [word for word in words if "=" in word and not word.startswith("-")]  # settings, wherever they stand
+    options = parser.parse_args([word for word in words if word not in overrides])
+    failed = 0
+    for seed in [] if options.table else options.seeds:
+        for variant in (variant for variant in VARIANTS if variant.name in options.variants):
+            print(f"== seed {seed}, {variant.name}", flush=True)
+            try:
+                make_parts(options.out, seed, variant, overrides)
+            except Exception as error:
+                if not told_in_a_line(error):
+                    raise
+                print(f"error: seed {seed}, {variant.name}: {error}", file=sys.stderr)
+                failed = 1
+    print(write_tables(options.out, load_config([*SETTINGS, *overrides], Config)))
+    return failed
+
+
+def make_parts(out: Path, seed: int, variant: Variant, overrides: list[str]) -> None:
+    """One world model and what learns in it, as far as it is not there yet."""
+    base, folder = out / f"seed-{seed}" / FULL.name, out / f"seed-{seed}" / variant.name
+    arms = [arm for arm in ARMS if arm == ARMS[0] or variant.free]
+    if all((folder / arm / PART).exists() for arm in arms):
+        return
+    words = [*SETTINGS, *overrides, f"seed={seed}"]
+    cloned = _base(load_config(words, Config), base)
+    config = load_config([*words, *variant.settings], Config)
+    if variant != FULL:
+        _world(config, base, folder, variant)
+    before = _audited(config, folder, folder / "models" / "policy-clone")
+    for arm in arms:
+        there = folder / arm
+        if (there / PART).exists():
+            continue
+        begin = time.monotonic()
+        mine = load_config([*words, *variant.settings, *(FREE if arm != ARMS[0] else ())], Config)
+        trained = train_arm(mine, folder, there)
+        after = _audited(mine, there, there / "models" / "policy")
+        exact = RunFolder(folder, seed).summary["world_model"]["heldout_tasks"]["exact_match"]
+        part = {
+            "variant": variant.name,
+            "axis": variant.axis,
+            "seed": seed,
+            "arm": arm,
+            "cloned": cloned["heldout_tasks"],
+            "trained": trained["heldout_tasks"],
+            "dream_success": trained["dream_success"],
+            "stopped_by": trained["stopped_by"],
+            "measures": {
+                "clone": {"exact_heldout": exact, **measures_of(before)},
+                "trained": {"exact_heldout": exact, **measures_of(after)},
+            },
+            "seconds": round(time.monotonic() - begin, 1),
+        }
+        write_atomically(there / PART, json.dumps(part, indent=1))
+        give_back_memory()
+
+
+def _base(config: Config, folder: Path) -> dict[str, Any]:
+    """The log, the full world model and the clone of a seed; how the clone does in reality (``clone.json``)."""
+    for name, stage in (("collect", collect), ("fit_world_model", fit_world_model), ("clone", clone)):
+        _once(config, folder, name, stage)
+    path = folder / "clone.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(play_clone(config, folder), indent=1))
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _world(config: Config, base: Path, folder: Path, variant: Variant) -> None:
+    """A run with the base's games, tokenizer and clone, its own log, and a world model fitted to that."""
+    run = RunFolder(folder, config.seed)
+    if not run.summary.get("copied"):
+        for name in ("games", "tokenizer", "models/policy-clone", "log"):
+            shutil.rmtree(folder / name, ignore_errors=True)  # perhaps half a copy
+        for name in ("games", "tokenizer", "models/policy-clone"):
+            shutil.copytree(base / name, folder / name)
+        write_log(base / "log", folder / "log", variant, config.seed)
+        made = RunFolder(base, config.seed).summary
+        run.update({**{key: made[key] for key in TOKENIZER}, "copied": True})
+    _once(config, folder, "fit_world_model", fit_world_model)
+
+
+def write_log(source: Path, target: Path, variant: Variant, seed: int) -> None:
+    """The log with the variant's errors; episodes of held-out tasks, which measure it, stay as they are."""
+    store = TrajectoryStore.open(source)
+    train = sorted(store.read("train"), key=lambda t: t.id)  # they were appended as they ended, and that order is chance
+    if variant.axis in PLANTED:
+        train = planted(train, variant.axis, variant.share, seed)
+    TrajectoryStore.create(target, store.splits, store.meta).append([*train, *store.read("heldout")])
+
+
+def _once(config: Config, folder: Path, name: str, stage: Any) -> None:
+    if RunFolder(folder, config.seed).summary.get("done", {}).get(name) != fingerprint(config, name):
+        stage(config, folder)
+        give_back_memory()
+
+
+def _audited(config: Config, folder: Path, policy: Path) -> dict[str, Any]:
+    """The audit of the run's world model by what one policy does."""
+    config.audit.policies = [str(policy)]
+    return audited_before(config, folder) or run_audit(config, folder)
+
+
+def write_tables(out: Path, config: Config) -> str:
+    """``table.md``, ``fidelity.png`` and ``forecast.json`` of all parts that are there; what the first says."""
+    parts = read_parts(out)
+    found = table(parts)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", found)
+    if parts:
+        known = forecast_data(parts, config.env.name, config.env.options)
+        write_atomically(out / "forecast.json", json.dumps(known, indent=1) + "\n")
+        draw(parts, out / "fidelity.png")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
