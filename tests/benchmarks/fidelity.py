@@ -47,6 +47,8 @@ from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant,
 
 SETTINGS = (
     *("preset=gymnasium", "train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1"),
+    # cheaper than the preset, so that there can be many runs: fewer steps and updates, fewer turns judged at each fit
+    *("fit.steps=400", "train.updates=12", "train.keep_every=0", "collect.validation=0.01"),
     # one policy an audit, of which all real episodes are judged: ranks of policies and pairs of actions are not used
     *("audit.min_policies=1", "audit.judged=1", "audit.pairs=1"),
 )
@@ -146,7 +148,7 @@ def _world(config: Config, base: Path, folder: Path, variant: Variant) -> None:
 def write_log(source: Path, target: Path, variant: Variant, seed: int) -> None:
     """The log with the variant's errors; episodes of held-out tasks, which measure it, stay as they are."""
     store = TrajectoryStore.open(source)
-    train = sorted(store.read("train"), key=lambda t: t.id)  # they were appended as they ended, and that order is chance
+    train = sorted(store.read("train"), key=lambda t: t.id)  # the order in which they ended is chance
     if variant.axis in PLANTED:
         train = planted(train, variant.axis, variant.share, seed)
     TrajectoryStore.create(target, store.splits, store.meta).append([*train, *store.read("heldout")])

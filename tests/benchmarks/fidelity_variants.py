@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 
+T = TypeVar("T")
 Place = tuple[int, int]  # episode, turn
 
 
@@ -35,8 +37,8 @@ VARIANTS = (
     FULL,
     Variant("log-30", "log", share=0.3),
     Variant("log-10", "log", share=0.1, free=True),
-    Variant("steps-200", "steps", ("fit.steps=200",)),
-    Variant("steps-60", "steps", ("fit.steps=60",), free=True),
+    Variant("steps-100", "steps", ("fit.steps=100",)),
+    Variant("steps-30", "steps", ("fit.steps=30",), free=True),
     Variant("size-64", "size", ("worldmodel.hidden=64", "worldmodel.mlp=192")),
     Variant("size-32", "size", ("worldmodel.hidden=32", "worldmodel.mlp=96"), free=True),
     Variant("reward-10", "reward", share=0.1),
@@ -98,7 +100,7 @@ def _rewards(turns: dict[Place, Turn], share: float, chance: random.Random) -> d
     return changed | {p: replace(turns[p], reward=turns[q].reward) for p, q in zip(unpaid, losers, strict=False)}
 
 
-def _drawn(places: Sequence, share: float, chance: random.Random) -> list:  # type: ignore[type-arg]
+def _drawn(places: Sequence[T], share: float, chance: random.Random) -> list[T]:
     """That share of them, rounded, in random order; all are shuffled, so that a smaller share is part of a larger."""
     order = list(places)
     chance.shuffle(order)

@@ -11,8 +11,8 @@ null}``; null is "not measured", never 0::
     seconds, real_steps   what the audit cost
     notes                 sentences: what could not be measured, and why
     verdict               {"trust": "yes" | "partly" | "no" | "unknown", "sentences": [...]}
-    forecast              what came of dreams like these elsewhere, see ``imagination.trust.forecast``; null where nothing
-                          can be said, and missing in audits of earlier versions
+    forecast              what came of dreams like these, see ``imagination.trust.forecast``; null where nothing can be
+                          said, and missing in audits of earlier versions
     targets               [{"key", "title", "bound": ">=" | "<=", "target", "estimate": estimate, "met": bool | null}]
     sets                  by name: "held_out" (episodes of the log that the model was not fitted to), "on_policy" (the
                           last policy's own actions in the real environment), "on_policies" (those of all policies);

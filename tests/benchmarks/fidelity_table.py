@@ -1,0 +1,189 @@
+"""What the parts of ``make fidelity`` have found: a line a variant, which measure tells most, and ``forecast.json``.
+
+A part is one world model and one policy that learned in it, as ``part.json`` in its folder has it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagination.trust.evaluation import Proportion, difference_ci95
+from imagination.trust.forecast import MEASURES, Measure
+from tests.benchmarks.fidelity_variants import VARIANTS
+from tests.benchmarks.transfer import pooled
+from worldmodel.fidelity.agreement import spearman
+from worldmodel.fidelity.intervals import Estimate, bootstrap
+
+PART = "part.json"
+ARMS = ("guarded", "free")  # with guard and tripwires, without
+POLICIES = ("clone", "trained")  # whose actions are judged
+TOLD = (Measure("exact_heldout", "exact match, logged turns of held-out tasks", ()), *MEASURES)
+ENOUGH = 0.9  # share of runs above a floor that must have gained
+FEWEST = 5  # runs above a floor
+DASH = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One policy that learned in one world model.
+
+    Attributes:
+        cloned, trained: real success on held-out tasks before and after, the same tasks and seeds.
+        stopped_by: the tripwire that ended the training, or ``None``.
+        measures: for the clone's and the trained policy's actions, each measure by key.
+    """
+
+    variant: str
+    axis: str
+    seed: int
+    arm: str
+    cloned: Proportion
+    trained: Proportion
+    stopped_by: str | None
+    measures: Mapping[str, Mapping[str, float | None]]
+
+    @property
+    def gain(self) -> float:
+        return (self.trained.rate or 0.0) - (self.cloned.rate or 0.0)
+
+
+def read_parts(out: Path) -> list[Part]:
+    """All parts that are there, in order of variants and seeds."""
+    parts = []
+    for path in out.glob(f"seed-*/*/*/{PART}"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        success = [Proportion.from_json(found[name]) for name in ("cloned", "trained")]
+        variant, axis, seed, arm = (found[name] for name in ("variant", "axis", "seed", "arm"))
+        parts.append(Part(variant, axis, seed, arm, success[0], success[1], found["stopped_by"], found["measures"]))
+    order = [variant.name for variant in VARIANTS]
+    return sorted(parts, key=lambda part: (order.index(part.variant), ARMS.index(part.arm), part.seed))
+
+
+def pairs(parts: Iterable[Part], arm: str, policy: str, key: str) -> list[tuple[float, float]]:
+    """The measure and the gain of each part of that arm that has the measure."""
+    mine = [(part.measures[policy].get(key), part.gain) for part in parts if part.arm == arm]
+    return [(value, gain) for value, gain in mine if value is not None]
+
+
+def correlation(found: Sequence[tuple[float, float]], seed: int = 0) -> Estimate:
+    """Spearman's rank correlation of measure and gain, with its bootstrap interval over runs.
+
+    Runs of a seed share the clone and the held-out tasks, which the interval does not know of.
+    """
+    x, y = [value for value, _ in found], [gain for _, gain in found]
+    value = spearman(x, y) if found else None
+
+    def of(counts: np.ndarray) -> float | None:
+        times = counts.astype(int)
+        return spearman(np.repeat(x, times).tolist(), np.repeat(y, times).tolist())
+
+    return Estimate(value, len(found), None if value is None else bootstrap(np.eye(len(found)), of, seed, (-1.0, 1.0)))
+
+
+def floor(found: Sequence[tuple[float, float]], better: int = 1) -> tuple[float, int, int] | None:
+    """The smallest value (the largest, where less is better) from which on nine runs in ten gained.
+
+    Returns:
+        the value, how many runs are at least as good, and how many of these gained; ``None`` where there is no value
+        with ``FEWEST`` runs for which that holds.
+    """
+    for value in sorted({value for value, _ in found}, key=lambda value: better * value):
+        gains = [gain for other, gain in found if better * other >= better * value]
+        if len(gains) >= FEWEST and sum(gain > 0 for gain in gains) >= ENOUGH * len(gains):
+            return value, len(gains), sum(gain > 0 for gain in gains)
+    return None
+
+
+def forecast_data(parts: Sequence[Part], env: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """``forecast.json``, see ``imagination.trust.forecast``: the runs with guard and tripwires."""
+    best: dict[str, Any] = {}
+    for policy in POLICIES:
+        told = [(measure, correlation(pairs(parts, ARMS[0], policy, measure.key))) for measure in MEASURES]
+        known = [(measure, found) for measure, found in told if found.value is not None and found.ci95 is not None]
+        if known:
+            measure, found = max(known, key=lambda one: one[0].better * (one[1].value or 0.0))
+            best[policy] = {"measure": measure.key, "spearman": found.value, "ci95": list(found.ci95 or ())}
+    runs = [
+        {
+            "variant": part.variant,
+            "seed": part.seed,
+            "gain": part.gain,
+            **{policy: {m.key: part.measures[policy].get(m.key) for m in MEASURES} for policy in POLICIES},
+        }
+        for part in parts
+        if part.arm == ARMS[0]
+    ]
+    rounded = json.loads(json.dumps(runs), parse_float=lambda text: round(float(text), 4))
+    return {"env": env, "options": dict(options), "command": "make fidelity", "best": best, "runs": rounded}
+
+
+def table(parts: Sequence[Part]) -> str:
+    """All tables as Markdown: variants, then measures."""
+    return f"{_variants(parts)}\n{_measures(parts)}"
+
+
+def _variants(parts: Sequence[Part]) -> str:
+    head = ["variant", "seeds", *(measure.title for measure in TOLD), "cloned", "trained", "gain", "stopped"]
+    head += ["trained, no guard", "gain, no guard"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for variant in VARIANTS:
+        guarded, free = ([p for p in parts if p.variant == variant.name and p.arm == arm] for arm in ARMS)
+        if guarded or free:
+            lines.append(f"| {' | '.join([variant.name, *_cells(guarded, free)])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(guarded: Sequence[Part], free: Sequence[Part]) -> list[str]:
+    there = guarded or free
+    seeds = len({part.seed for part in there})
+    cells = [str(seeds), *(_mean(part.measures["clone"].get(measure.key) for part in there) for measure in TOLD)]
+    cells += [_together(there, "cloned").cell, *_success(guarded)]
+    cells += [f"{sum(part.stopped_by is not None for part in guarded)}/{len(guarded)}", *_success(free)]
+    return cells
+
+
+def _success(parts: Sequence[Part]) -> list[str]:
+    if not parts:
+        return [DASH, DASH]
+    before, after = _together(parts, "cloned"), _together(parts, "trained")
+    between = difference_ci95(after, before)
+    rise = (after.rate or 0.0) - (before.rate or 0.0)
+    return [after.cell, f"{rise:+.2f}" + (f" [{between[0]:+.2f}, {between[1]:+.2f}]" if between else "")]
+
+
+def _together(parts: Sequence[Part], which: str) -> Proportion:
+    """Of several seeds; each has tasks of its own."""
+    return pooled([getattr(part, which).to_json() for part in parts])
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    there = [value for value in values if value is not None]
+    return f"{math.fsum(there) / len(there):.2f}" if there else DASH
+
+
+def _measures(parts: Sequence[Part]) -> str:
+    columns = [(ARMS[0], "clone"), (ARMS[0], "trained"), (ARMS[1], "clone")]
+    head = ["measure", "Spearman with the gain, clone's actions", "trained policy's actions", "clone's, no guard"]
+    head += ["floor, clone's actions (gained of runs)"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for measure in TOLD:
+        cells = [_correlated(correlation(pairs(parts, *column, measure.key))) for column in columns]
+        found = floor(pairs(parts, *columns[0], measure.key), measure.better)
+        sign = "≥" if measure.better > 0 else "≤"
+        cells.append(DASH if found is None else f"{sign} {found[0]:.2f} ({found[2]} of {found[1]})")
+        lines.append(f"| {' | '.join([measure.title, *cells])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _correlated(found: Estimate) -> str:
+    if found.value is None:
+        return DASH
+    between = "" if found.ci95 is None else f" [{found.ci95[0]:+.2f}, {found.ci95[1]:+.2f}]"
+    return f"{found.value:+.2f}{between} ({found.n})"
