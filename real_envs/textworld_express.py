@@ -212,11 +212,10 @@ async def _draw(
     env = pool.make_env()
     known: set[str] = set()
     splits: dict[str, list[Task]] = {split: [] for split in counts}
+    folds = {"train": settings.train_fold, "heldout": settings.heldout_fold}
     try:
         for split, count in counts.items():
-            seeds = _shuffled(
-                settings.heldout_fold if split == "heldout" else settings.train_fold, f"{settings.game}/{seed}/{split}"
-            )
+            seeds = _shuffled(folds.get(split, split), f"{settings.game}/{seed}/{split}")
             for _ in range(_TRIES * count):
                 if len(splits[split]) == count:
                     break

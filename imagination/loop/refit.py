@@ -63,9 +63,8 @@ def refit(
         model = adapted(model, settings)
         made = [world_model_rows(chat, t, w, form) for t, w, form in zip(told, weights, forms, strict=True)]
         length = sum(len(row.ids) for rows in made for row in rows) / len(made)
-        order = shares(
-            mine, loop.own_share, math.ceil(steps * fit.batch_tokens / length), stream_seed("loop refit", seed, number)
-        )
+        draws = random.Random(stream_seed("loop refit", seed, number))
+        order = shares(mine, loop.own_share, math.ceil(steps * fit.batch_tokens / length), draws)
         rows = [row for i in order for row in made[i]]
         rows = fitting(rows, context_of(model, settings), "worldmodel.context")
         supervise(run, logger, name, model, chat.tokenizer, rows, fit, stream_seed("loop fit", seed, number), noise)
@@ -76,7 +75,7 @@ def refit(
         run.training_state(name).unlink(missing_ok=True)
 
 
-def shares(own: Sequence[bool], share: float, read: int, seed: int) -> list[int]:
+def shares(own: Sequence[bool], share: float, read: int, rng: random.Random) -> list[int]:
     """Which episodes a refit reads ``read`` of: own ones make up ``share``, others are drawn without replacement.
 
     Args:
@@ -87,12 +86,12 @@ def shares(own: Sequence[bool], share: float, read: int, seed: int) -> list[int]
 
     Example::
 
-        shares([False] * 90 + [True] * 4, share=0.5, read=16, seed=0)  # 8 of the 90, and each of the 4 twice
+        shares([False] * 90 + [True] * 4, share=0.5, read=16, rng=rng)  # 8 of the 90, and each of the 4 twice
     """
     mine, others = [i for i, is_own in enumerate(own) if is_own], [i for i, is_own in enumerate(own) if not is_own]
     if not mine or not others:
         return [*mine, *others]
-    drawn = random.Random(seed).sample(others, min(len(others), max(1, round(read * (1 - share)))))
+    drawn = rng.sample(others, min(len(others), max(1, round(read * (1 - share)))))
     times = max(1, round(len(drawn) * share / (1 - share) / len(mine)))
     return sorted(drawn) + mine * times
 

@@ -44,7 +44,7 @@ class Scripted(ExperienceCollector):
         self.plan.train.groups, self.plan.train.group_size = 4, 2
         for name, value in settings.items():
             setattr(self.plan.dream, name, value)
-        self.useful, self.worst = useful, ()
+        self.useful, self.worst, self.recorded = useful, (), None
         self.asked: list[tuple[int, int, float]] = []
 
     def _episodes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -110,9 +111,9 @@ def test_own_episodes_make_up_their_share(share: float) -> None:
     from imagination.loop.refit import shares
 
     own = [k >= 90 for k in range(94)]
-    order = shares(own, share, read=16, seed=0)
+    order = shares(own, share, read=16, rng=Random(0))
     mine = sum(own[i] for i in order)
     assert {0.25: (4, 12), 0.5: (8, 8)}[share] == (mine, len(order) - mine)
-    assert order == shares(own, share, read=16, seed=0)
-    assert shares([True, False], 0.5, 100, 0) == [1, 0]
-    assert shares([False, False], 0.5, 1, 0) == [0, 1], "nothing of its own yet: all there is"
+    assert order == shares(own, share, read=16, rng=Random(0))
+    assert shares([True, False], 0.5, 100, Random(0)) == [1, 0]
+    assert shares([False, False], 0.5, 1, Random(0)) == [0, 1], "nothing of its own yet: all there is"
