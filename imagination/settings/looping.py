@@ -77,10 +77,10 @@ class LoopSettings:
     epsilon: float = 0.1
     candidates: int = 64
     looks: int = 4
-    fit_steps: int = 100
+    fit_steps: int = 300
     fit_lr: float = 5e-4
-    own_share: float = 0.5
-    tolerance: float = 0.01
+    own_share: float = 0.25
+    tolerance: float = 0.1
     horizon: Literal["fixed", "audited"] = "fixed"
     updates: int = 4
     first_updates: int = 0

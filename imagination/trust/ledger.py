@@ -24,7 +24,7 @@ def ledger(summary: Row, machine_price: float = 0.0) -> dict[str, Any]:
         and ``NUMBERS``, null where the run says nothing; ``learn`` and ``measure``, their sums; ``machine_price``.
         The scripted first episodes of a loop without a log are a row of their own, before the rest of the loop.
     """
-    dreamed = {"train": summary.get("dreamed_turns"), "loop": _loop_dreams(summary)}
+    dreamed = {"train": summary.get("dreamed_turns"), "loop": loop_dreams(summary)}
     stages: dict[str, None] = dict.fromkeys([*(summary.get("real_steps") or {}), *(summary.get("wall_seconds") or {})])
     rows = []
     for stage in stages:
@@ -92,7 +92,8 @@ def first_steps(summary: Row) -> int:
     return int(loop["rounds"][0]["charged"] if loop.get("rounds") else loop.get("charged", 0))
 
 
-def _loop_dreams(summary: Row) -> int | None:
+def loop_dreams(summary: Row) -> int | None:
+    """Turns that the rounds of a loop have dreamed; ``None`` where there is no round."""
     rounds = (summary.get("loop") or {}).get("rounds") or ()
     return sum(int(r.get("dreamed_turns") or 0) for r in rounds) if rounds else None
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from imagination.trust.compare.twins import find_twins, still_true
 from imagination.trust.evaluation import Proportion, difference_ci95
-from imagination.trust.ledger import ledger, price_of, spent_to_learn
+from imagination.trust.ledger import ledger, loop_dreams, price_of, spent_to_learn
 from imagination.trust.money import read_control, without_dreams
 from real_envs.errors import UserError
 
@@ -27,6 +27,7 @@ STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
 AUDIT = ("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy", "n")
 PAGES = ("audit.html", "compare.html")
 POLICY = ("train_tasks", "heldout_tasks", "dream_success")
+LOOPED = ("collect", "fit_world_model", "clone", "train")  # what `imagine loop` does by itself, or begins with
 
 # path in report.json -> (what it must be, the stage that measures it)
 REQUIRED: dict[str, tuple[str, str]] = {
@@ -99,6 +100,8 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
     """
     report: dict[str, Any] = json.loads(json.dumps(run.summary))  # a copy: what the run wrote is not ours to change
     missing = _check(report)
+    looped = bool((report.get("loop") or {}).get("rounds"))
+    mine = {key for stage in LOOPED for key in missing.pop(stage, ())} if looped else set()
     if missing and not partial:
         lines = "; ".join(f"stage {stage!r} has not run yet: no {', '.join(keys)}" for stage, keys in missing.items())
         raise ReportError(f"the report of {run.folder} is incomplete: {lines}. partial=True reports what there is")
@@ -108,7 +111,7 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
         f"Stage {stage!r} has not run yet; {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} null."
         for stage, keys in missing.items()
     ]
-    absent = {key for keys in missing.values() for key in keys}
+    absent = mine | {key for keys in missing.values() for key in keys}
     report["notes"] += [
         f"{key} is null: there was nothing to measure it on." for key in _empty(report) if key not in absent
     ]
@@ -128,7 +131,9 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
         "false_success": sum(t.false_success for t in twins),
         "still_true": [list(point) for point in still_true(twins)],
     }
-    report["money"] = {**ledger(report, machine_price), **_against_control(run, report)}
+    report["money"] = {**ledger(run.summary, machine_price), **_against_control(run, report)}
+    if looped and report["dreamed_turns"] is None:
+        report["dreamed_turns"] = loop_dreams(report)
     return report
 
 

@@ -97,6 +97,24 @@ def test_a_killed_loop_comes_to_the_same(cloned: Path, tmp_path: Path) -> None:
     assert real_turns(within) == 10, "of another, which was taken, the answer died with the process"
 
 
+def test_a_loop_killed_at_random_points_loses_and_repeats_no_real_step(cloned: Path, tmp_path: Path) -> None:
+    """``IMAGINATION_KILLS=20`` kills twenty times; a loop of twelve steps has not many more points."""
+    chance, start, folder = random.Random(0), relogged(cloned, tmp_path / "start"), tmp_path / "killed"
+    kinds = {"ask": 9, "answer": 9, "append": 3, "state": 12, "copy": 4, "fit": 10, "train": 2}
+    drawn = [chance.choice(list(kinds)) for _ in range(int(os.environ.get("IMAGINATION_KILLS", "5")))]
+    points = ",".join(f"{kind}-{chance.randint(1, kinds[kind])}?" for kind in drawn)
+    source = f"from pathlib import Path; from tests.support.loops import main; main(Path({str(start)!r}), 12, "
+    command = [sys.executable, "-c", f"{source}['{folder}={points}'])"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, f"{points}: {done.stderr[-3000:]}"
+    found = json.loads((folder / "summary.json").read_text())
+    taken, told = world_steps(folder), real_turns(folder)
+    assert found["loop"]["charged"] == found["real_steps"]["loop"] == 12, points
+    unanswered, untaken = points.count("answer"), points.count("ask")
+    assert 12 - untaken <= taken <= 12, "none beyond the budget; at most one a kill was written down and not taken"
+    assert taken - unanswered <= told <= taken, "of at most one a kill the answer died with the process"
+
+
 def test_only_answered_steps_are_charged_where_the_world_breaks(
     cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +136,7 @@ def test_a_world_that_answers_nothing_ends_the_loop_with_its_reason(
 ) -> None:
     play_in_corridors(Faults(Corridor, tmp_path / "ledger", share=1.0, seed=1), monkeypatch.setattr)
     folder, config = relogged(cloned, tmp_path / "run"), loop_settings(budget=12)
-    config.loop.group_size = 1
+    config.loop.group_size, config.loop.patience = 1, 1.0
     with pytest.raises(UserError, match="answered no step of round 1"):
         run_loop(folder, config)
     play_in_corridors(patch=monkeypatch.setattr)

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from imagination.pages.report.episodes import choose, render_episodes, render_pair
+from imagination.pages.report.loop_panel import render_loop
 from imagination.pages.report.money_panel import render_money
 from imagination.pages.report.plots import Plot, draw_curves
 from imagination.pages.report.text import (
@@ -48,6 +49,7 @@ def render_html(
         _head(name, report),
         _results(report),
         _curves(draw_curves(metrics, report)),
+        render_loop(report),
         render_money(report),
         _audit(report),
         _pairs(rollouts, report),

@@ -9,9 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from imagination.pages.report.episodes import choose
+from imagination.pages.report.loop_panel import loop_lines
 from imagination.pages.report.money import cost_lines
 from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, proportion, signed
+from imagination.trust.ledger import spent_to_learn
 from imagination.trust.tripwires.monitor import stopped_sentence
 
 AUDIT_ROWS = {
@@ -39,7 +41,7 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     "Rose" and "fell" are said only where the 95 % interval of the change excludes zero.
     """
     before, after = report["policy"]["before"], report["policy"]["after"]
-    trained = f"Trained with {count(report['real_steps']['train'], 'real step')}: "
+    trained = f"Trained with {count(spent_to_learn(report)[0], 'real step')}: "
     sentences: list[str] = []
     for key, where in (("heldout_tasks", "tasks it never trained on"), ("train_tasks", "training tasks")):
         if not _measured(before[key], after[key]):
@@ -109,6 +111,7 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
         "",
     ]
 
+    lines += loop_lines(report)
     columns, rows = audit_table(report)
     notes = [sentence for sentence in (language_sentence(report), calibration_sentence(report)) if sentence]
     lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]

@@ -1,0 +1,97 @@
+"""The ways of the loop: new tasks with an old world model, play beside learning, dreams as long as they are true. If
+these fail, a run takes what it was not given, learns from what is too old, or dreams beyond what its model can."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from imagination.loop.origin import roots
+from imagination.runs.log import read_log
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import UserError
+from imagination.stages import loop_learning
+from imagination.stages.loop_rounds import round_of
+from real_envs.store import TrajectoryStore
+from tests.support.counted import Counted
+from tests.support.killing import assert_same_model
+from tests.support.loops import NEW, Elsewhere, NewCorridors, loop_settings, play_in_corridors, run_loop
+
+
+def test_an_old_world_model_meets_new_tasks(cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_in_corridors(Elsewhere, monkeypatch.setattr, NewCorridors)
+    folder, config = tmp_path / "new", loop_settings(budget=12)
+    config.loop.origin, config.output = str(cloned), str(tmp_path)
+    found = run_loop(folder, config)
+    assert found["loop"]["charged"] == found["real_steps"]["loop"] == 12
+    run = RunFolder(folder, 0)
+    assert {t.task_id for t in TrajectoryStore.open(folder / "log").read()} <= {f"{NEW}corridor-a", f"{NEW}corridor-b"}
+    assert {start.task_id for start in roots(run).values()} == {f"{NEW}corridor-a", f"{NEW}corridor-b"}
+    train, held = read_log(run, 0.2)
+    own = [t for t in (*train, *held) if round_of(t) is not None]
+    old = {t.id for t in (*train, *held)} - {t.id for t in own}
+    assert sum(len(t.turns) for t in own) == 12
+    assert len(old) == 60, "the log of the other tasks is still fitted to"
+    assert found["loop"]["rounds"][0]["charged"] == 0, "the first round dreams of what resets have shown"
+    assert found["loop"]["rounds"][0]["dreamed_turns"] > 0
+    assert_same_model(folder / "models" / "policy-clone", cloned / "models" / "policy-clone")
+    for name in ("summary.json", "log/manifest.json"):
+        assert (cloned / name).exists()
+    with_rounds = [line for line in found["loop"]["rounds"] if line["round"]]
+    assert all(line["learned_from"] for line in with_rounds if line["real_success"]["n"])
+
+
+def test_tasks_that_are_not_new_are_refused(cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play_in_corridors(patch=monkeypatch.setattr)
+    config = loop_settings(budget=12)
+    config.loop.origin, config.output = str(cloned), str(tmp_path)
+    with pytest.raises(UserError, match=r"2 of 2 tasks, such as corridor-a, are tasks of loop\.origin"):
+        run_loop(tmp_path / "new", config)
+    config.loop.origin = "nowhere"
+    with pytest.raises(UserError, match=r"loop\.origin=nowhere is no run"):
+        run_loop(tmp_path / "other", config)
+
+
+def test_it_plays_beside_learning_and_says_how_stale_that_is(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two updates a round: what a round learns from was played before the round of updates before it."""
+    folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=24)
+    play_in_corridors(Counted(folder / "world.txt"), monkeypatch.setattr)
+    config.loop.overlap, config.loop.updates, config.train.checkpoint_every = True, 2, 1
+    found = run_loop(folder, config)
+    first, second, *later = found["loop"]["rounds"]
+    assert (first["learned_from"], second["learned_from"]) == (0, 0), "nothing was played before"
+    assert later
+    assert [line["staleness"] for line in later] == [3] * len(later), "two updates of this round, less one, and two"
+    assert all(line["learned_from"] for line in later)
+    charged = found["loop"]["charged"]
+    assert charged == found["real_steps"]["loop"] == len((folder / "world.txt").read_text().splitlines()) == 24
+
+
+@pytest.mark.parametrize(("true", "dreamed"), [(3, 3), (0, 2), (None, 5), (99, 5)])
+def test_dreams_are_as_long_as_they_are_true(
+    cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, true: int | None, dreamed: int
+) -> None:
+    """At least two turns, at most ``dream.max_turns``; all of these where nothing is known."""
+    play_in_corridors(patch=monkeypatch.setattr)
+    monkeypatch.setattr("imagination.stages.loop.true_turns", lambda *_: true)
+    folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=0)
+    config.loop.horizon = "audited"
+    found = run_loop(folder, config)
+    assert found["loop"]["rounds"][0]["horizon"] == dreamed
+    lines = [json.loads(line) for line in (folder / "loop/round-000/metrics.jsonl").read_text().splitlines()]
+    assert all(line["mean_turns"] <= dreamed for line in lines if line["stage"] == "train")
+
+
+def test_how_long_dreams_are_true_is_measured(cloned: Path, tmp_path: Path) -> None:
+    """Twelve of sixty episodes are held back, of which a model that learned two corridors dreams a turn rightly."""
+    run, config = RunFolder(Path(shutil.copytree(cloned, tmp_path / "run")), 0), loop_settings(budget=0)
+    found = loop_learning.true_turns(config, run)
+    assert found is not None
+    assert 0 <= found <= config.dream.max_turns
+    config.collect.validation = 0.0
+    assert loop_learning.true_turns(config, run) is None, "nothing is held back"
