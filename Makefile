@@ -22,7 +22,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity clean $(STAGES)
+.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -121,6 +121,9 @@ worlds: $(STAMP)  ## households, laboratories and grids side by side, a part at 
 
 fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six ways, what policies gain in each; hours on a core
 	$(BIN)/python -m tests.benchmarks.fidelity $(ARGS)
+
+loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its parts apart, real only; ARGS='--seeds 0 --arms loop'
+	$(BIN)/python -m tests.benchmarks.loop_table $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -125,11 +125,7 @@ class ExperienceCollector:
         played, beside = self._both_worlds(index, rng, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
-            stops = dict(Counter(t.stop.value for t in played))
-            raise NothingToLearn(
-                f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
-                "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
-            )
+            raise NothingToLearn(_why_nothing(played))
         shown = [*self._one_a_group(index, played), *beside[:: settings.group_size]]
         self.run.add_rollouts("train", shown, which="update", step=index, split="train")
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
@@ -407,6 +403,17 @@ def longest_turns(dream: DreamSettings, update: int) -> int:
 def useful_turns(episode: Trajectory) -> int:
     """Own turns without the one that the guard rejected."""
     return len(episode.own_turns) - (episode.stop is StopReason.UNSURE)
+
+
+def _why_nothing(played: Sequence[Trajectory]) -> str:
+    stops = dict(Counter(t.stop.value for t in played))
+    broken = next((t.failure for t in played if t.failure), None)
+    if played[0].source is not Source.DREAM and broken is not None:
+        return f"every real episode of the first update failed, {stops}; the first one: {broken.strip().splitlines()[-1]}"
+    return (
+        f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
+        "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
+    )
 
 
 def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:

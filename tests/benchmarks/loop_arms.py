@@ -32,7 +32,7 @@ ARMS = (
         "real-only-small",
         "real only, 24 episodes an update",
         "real",
-        ("train.groups=4", "train.group_size=6", "train.minibatches=1", "train.updates=36", "train.keep_every=6"),
+        ("train.groups=4", "train.group_size=6", "train.minibatches=1", "train.updates=36", "train.keep_every=9"),
         "clone",
     ),
     DREAMS,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.dreaming.engines import Engines, make_agent
-from imagination.loop.origin import copy_folder
+from imagination.loop.origin import copy_folder, roots
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
 from imagination.runs.memory import give_back_memory
@@ -48,8 +48,8 @@ from tests.benchmarks.loop_curves import CURVE, draw, read_curves, table
 
 SETTINGS = ("preset=demo", "logger=none", "collect.workers=1")
 NEW_TASKS = (
-    *("env.options.train_fold=dev", "games.train=240", "evaluate.heldout_episodes=3", "train.keep_every=2"),
-    *("loop.budget=2400", "loop.first_updates=12", "loop.keep=true"),
+    *("env.options.train_fold=dev", "games.train=240", "evaluate.heldout_episodes=2", "train.keep_every=4"),
+    *("loop.budget=1600", "loop.first_updates=12", "loop.keep=true"),
 )
 SHARED = ("games", "log", "origin", "loop", "models")  # of the round that arms have in common
 
@@ -107,7 +107,7 @@ def make_arm(folder: Path, arm: Arm, seed: int, overrides: list[str]) -> None:
 def _loop(config: Config, common: Path, there: Path, arm: Arm) -> None:
     if RunFolder(there, config.seed).summary.get("done", {}).get("loop") == fingerprint(config, "loop"):
         return
-    if arm.begins == "dreams" and not (there / "summary.json").exists():
+    if arm.begins == "dreams" and "loop" not in RunFolder(there, config.seed).summary:
         copy_folder(common, there)
     loop(config, there)
 
@@ -126,7 +126,7 @@ def _real(config: Config, common: Path, there: Path, arm: Arm) -> None:
         if arm.begins == "dreams":
             copy_folder(run.model("policy"), run.model("policy-clone"))
         run.update({"copied": True})
-    train(config, there)
+    train(config, there, starts=roots(run))
 
 
 def judge(config: Config, folder: Path, arm: Arm) -> None:
