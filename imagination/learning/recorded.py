@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from real_envs.trajectory import Trajectory
 
+_TIMES = 2  # that a group is learned from
+
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
@@ -31,10 +33,12 @@ class Recorded:
     def deal(self, before: int, count: int) -> list[Trajectory]:
         """``count`` groups, or all if there are not so many, after ``before`` of them were dealt; then from the front.
 
+        Each is dealt twice at most: a few episodes that are learned from again and again are learned by heart.
+
         Example::
 
-            of three groups a, b, c: deal(0, 2) is a, b; deal(2, 2) is c, a; deal(4, 5) is b, c, a
+            of three groups a, b, c: deal(0, 2) is a, b; deal(2, 2) is c, a; deal(4, 5) is b, c; deal(6, 2) is none
         """
         n = len(self.groups)
-        dealt = [self.groups[(before + k) % n] for k in range(min(count, n))]
+        dealt = [self.groups[k % n] for k in range(before, min(before + min(count, n), _TIMES * n))]
         return [replace(episode, group_id=f"recorded/{episode.group_id}") for group in dealt for episode in group]
