@@ -38,15 +38,15 @@ VARIANTS = (
     Variant("log-30", "log", share=0.3),
     Variant("log-10", "log", share=0.1, free=True),
     Variant("steps-300", "steps", ("fit.steps=300",)),
-    Variant("steps-100", "steps", ("fit.steps=100",)),
+    Variant("steps-100", "steps", ("fit.steps=100",), free=True),
     Variant("size-64", "size", ("worldmodel.hidden=64", "worldmodel.mlp=192")),
-    Variant("size-32", "size", ("worldmodel.hidden=32", "worldmodel.mlp=96")),
+    Variant("size-32", "size", ("worldmodel.hidden=32", "worldmodel.mlp=96"), free=True),
     Variant("reward-10", "reward", share=0.1),
     Variant("reward-30", "reward", share=0.3, free=True),
     Variant("observation-10", "observation", share=0.1),
-    Variant("observation-30", "observation", share=0.3),
+    Variant("observation-30", "observation", share=0.3, free=True),
     Variant("end-10", "end", share=0.1),
-    Variant("end-30", "end", share=0.3),
+    Variant("end-30", "end", share=0.3, free=True),
 )
 PLANTED = ("log", "reward", "observation", "end")
 

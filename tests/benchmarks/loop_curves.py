@@ -54,6 +54,8 @@ def read_curves(out: Path) -> list[Curve]:
     order, curves = [arm.name for arm in ARMS], []
     for path in out.glob(f"seed-*/*/{CURVE}"):
         found = json.loads(path.read_text(encoding="utf-8"))
+        if found["arm"] != path.parent.name:
+            continue  # an arm that goes on from the common round, and has not been judged yet
         points = [(int(p["real_steps"]), Proportion.from_json(p["success"])) for p in found["points"]]
         curves.append(Curve(found["arm"], found["seed"], tuple(sorted(points, key=lambda p: p[0])), found["seconds"]))
     return sorted(curves, key=lambda curve: (order.index(curve.arm), curve.seed))
@@ -91,7 +93,7 @@ def _ratios(mine: Sequence[Curve], curves: Sequence[Curve], level: float) -> str
         steps = curve.steps_to(level)
         others = [one.steps_to(level) for one in curves if one.arm in REAL_ONLY and one.seed == curve.seed]
         known = [other for other in others if other is not None]
-        told.append(DASH if steps is None or not known else f"{min(known) / max(steps, 1):.1f}x")
+        told.append(DASH if steps is None or not known else f"{min(known) / steps:.1f}x" if steps else "without any")
     return DASH if set(told) == {DASH} or curve.arm in REAL_ONLY else ", ".join(told)
 
 

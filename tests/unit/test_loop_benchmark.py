@@ -50,6 +50,7 @@ def test_the_table_compares_with_the_better_real_only_arm_seed_by_seed() -> None
     titles = {arm.name: arm.title for arm in ARMS}
     assert by_arm[titles["real-only"]][0:3] == ["2", "20", "6,000"]
     assert by_arm[titles["real-only"]][5:] == ["6,000, > 6,000", "–"]
+    assert table(CURVES, [0.3]).splitlines()[-1].endswith("| without any, without any |")
     # seed 0: 2,000 against 400; of seed 1 no real-only policy came so far
     assert by_arm[titles["loop"]][0:3] == ["2", "20", "850"]
     assert by_arm[titles["loop"]][3].startswith("0.65 [")  # 5 and 8 of 10

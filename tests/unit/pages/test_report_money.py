@@ -77,7 +77,10 @@ def test_a_clone_that_was_as_good_needed_nothing(tmp_path: Path) -> None:
 def test_a_loop_is_compared_with_what_it_was_charged(tmp_path: Path) -> None:
     """Both needed the 60 steps of scripted episodes: 150 of 60 + 300, and of 60 + 200 at the low end."""
     numbers = summary()
-    numbers["loop"] = {"charged": 150, "cold": True, "rounds": [{"charged": 60, "dreamed_turns": 800}]}
+    unknown = dict.fromkeys(("real_success", "dreamed_success", "horizon", "staleness"))
+    first = {"round": 0, "charged": 60, "dreamed_turns": 800, "version": 0, "promoted": True, **unknown}
+    version = {"version": 0, "round": 0, "promoted": True}
+    numbers["loop"] = {"charged": 150, "cold": True, "rounds": [first], "versions": [version]}
     numbers["real_steps"]["loop"] = 150
     text = compared(tmp_path / "run", [0.2, 0.2, 0.2, 0.8, 0.8, 0.8, 1.0], numbers)
     assert (
