@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -36,12 +37,13 @@ examples:
   imagine demo                                          the whole flow, in minutes, without a GPU
   imagine train run=mine preset=tiny train.updates=5    one stage: a run folder, a preset, one key
   imagine train run=mine                                the same run goes on, with the same settings
+  imagine import auto my-log.jsonl run=mine             logs of your own, in place of `imagine collect`
 """
 
 TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
 # What is asked for once: a run does not remember it.
-PASSING = ("compare.show", "listing.format")
+PASSING = ("compare.show", "listing.format", "imports.format", "imports.files")
 DRY_RUN = "--dry-run"
 
 
@@ -78,7 +80,7 @@ def _command(words: Sequence[str]) -> int:
         print(stage_help(stage))
         return 0
 
-    overrides = _completed(stage, overrides)
+    overrides = _completed(stage, placed(stage, overrides))
     # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
@@ -98,6 +100,19 @@ def _command(words: Sequence[str]) -> int:
         print(f"\nstopped; to go on: imagine {again}", file=sys.stderr)
         return 130
     return 0
+
+
+def placed(stage: Stage, words: list[str]) -> list[str]:
+    """Words that are no ``key=value`` as the settings of the stage's ``places``; the last takes all that are left."""
+    bare = [word for word in words if word != DRY_RUN and not re.match(r"[\w.]+=", word)]
+    if not stage.places or not bare:
+        return words
+    *single, rest = stage.places
+    quoted = ["'" + word.replace("'", "\\'") + "'" for word in bare]
+    found = [f"{key}={word}" for key, word in zip(single, bare, strict=False)]
+    if len(bare) > len(single):
+        found.append(f"{rest}=[{','.join(quoted[len(single) :])}]")
+    return [*found, *(word for word in words if word not in bare)]
 
 
 def _completed(stage: Stage, overrides: list[str]) -> list[str]:

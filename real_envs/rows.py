@@ -34,10 +34,10 @@ SCHEMA = pa.schema(
     {name: pa.string() for name in ("id", "task_id", "group_id", "source", "agent", "start", "stop")}
     | {"seed": pa.int64(), "prefix_turns": pa.int64(), "turns": pa.list_(pa.struct(_TURN))}
     | {name: pa.string() for name in ("policy_version", "world_model_version", "failure")}
-    | {"trace": pa.struct(_TRACE), "world_facts": pa.list_(pa.string())}
+    | {"trace": pa.struct(_TRACE), "world_facts": pa.list_(pa.string()), "success": pa.bool_()}
 )
 
-LATER = frozenset({"world_facts"})  # columns that shards of earlier versions, and of others, may lack
+LATER = frozenset({"world_facts", "success"})  # columns that shards of earlier versions, and of others, may lack
 
 EnumT = TypeVar("EnumT", bound=StrEnum)
 
@@ -47,6 +47,7 @@ class FieldError(ValueError):
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"field '{field}' {reason}")
+        self.field, self.reason = field, reason
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
@@ -62,18 +63,20 @@ def encode(trajectory: Trajectory) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(trajectory, name) for name in SCHEMA.names}
     row["source"], row["stop"] = str(trajectory.source), str(trajectory.stop)
     row["turns"] = [
-        {name: getattr(turn, name) for name in _TURN} | {"info": _entries(turn)} for turn in trajectory.turns
+        {name: getattr(turn, name) for name in _TURN} | {"info": entries(turn.info)} for turn in trajectory.turns
     ]
     if trajectory.trace is not None:
         row["trace"] = {name: getattr(trajectory.trace, name) for name in _TRACE}
     return row
 
 
-def _entries(turn: Turn) -> list[dict[str, object]]:
+def entries(info: Mapping[str, float | str | bool]) -> list[dict[str, object]]:
+    """``Turn.info`` as a row has it: a list of keys, each with one of its three values."""
+
     def kind(value: object) -> str:
         return "flag" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
 
-    return [{"key": key, "number": None, "text": None, "flag": None} | {kind(v): v} for key, v in turn.info.items()]
+    return [{"key": key, "number": None, "text": None, "flag": None} | {kind(v): v} for key, v in info.items()]
 
 
 def decode(row: Mapping[str, object]) -> Trajectory:
@@ -102,6 +105,7 @@ def decode(row: Mapping[str, object]) -> Trajectory:
         trace=_trace(row.get("trace")),
         failure=_text_or_none(row.get("failure"), "failure"),
         world_facts=_facts(row.get("world_facts")),
+        success=None if row.get("success") is None else _bool(row["success"], "success"),
     )
 
 
@@ -117,8 +121,8 @@ def _turn(value: object, at: str) -> Turn:
     if reward is not None and not math.isfinite(reward):
         raise FieldError(f"{at}.reward", f"is {reward}, not a finite number (null where nobody measured it)")
     info: dict[str, float | str | bool] = {}
-    entries = [] if turn.get("info") is None else _list(turn["info"], f"{at}.info")
-    for i, item in enumerate(entries):
+    given = [] if turn.get("info") is None else _list(turn["info"], f"{at}.info")
+    for i, item in enumerate(given):
         entry = _struct(item, f"{at}.info[{i}]")
         key = _text(entry.get("key"), f"{at}.info[{i}].key")
         kinds = [kind for kind in ("number", "text", "flag") if entry.get(kind) is not None]

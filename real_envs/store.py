@@ -29,6 +29,7 @@ marked ``?`` may be null. Nothing is encoded inside a string, and a null is neve
                      temperature: double, top_p: double?, top_k: int64?>
               one entry a token, see ``Trace``; owners: 0 scaffold, 1 agent, 2 env; without the last two nothing was cut
     world_facts?   list<string>           of the task's initial state, for the world model; the column may be missing
+    success?       bool                   whether the task was solved, where known; the column may be missing
 
 ``screens/`` beside the shards holds pictures that turns name in ``info`` (``real_envs.screens``); it may be missing.
 
@@ -151,6 +152,17 @@ class TrajectoryStore:
         """The ids of all episodes, such as to skip what is collected already."""
         return frozenset(self._known_ids())
 
+    def add_tasks(self, splits: Mapping[str, Sequence[str]]) -> None:
+        """Puts further tasks into splits, old or new. A task that is in a split already is an error."""
+        merged = {split: list(tasks) for split, tasks in self.splits.items()}
+        for split, tasks in splits.items():
+            merged.setdefault(split, []).extend(tasks)
+        self._check_unchanged()
+        content = dump(merged, self.meta, self._manifest.shards)
+        manifest = parse(self._path, content, "Nothing was changed.")
+        _write(self._path, content)
+        self._manifest, self._on_disk = manifest, content
+
     def append(self, trajectories: Iterable[Trajectory]) -> None:
         """Adds one shard, all or nothing. An id that is there already or a task that is in no split is an error."""
         checked: dict[str, Trajectory] = {}
@@ -217,9 +229,7 @@ class TrajectoryStore:
             )
         pending[checked.id] = checked
 
-    def _append(self, trajectories: Sequence[Trajectory]) -> None:
-        if not trajectories:
-            return
+    def _check_unchanged(self) -> None:
         try:
             unchanged = self._path.read_bytes() == self._on_disk
         except OSError:
@@ -228,6 +238,11 @@ class TrajectoryStore:
             raise StoreError.about(
                 self._path, "was changed by someone else since it was opened", "Open the store again."
             )
+
+    def _append(self, trajectories: Sequence[Trajectory]) -> None:
+        if not trajectories:
+            return
+        self._check_unchanged()
         used, number = {shard.file for shard in self._manifest.shards}, len(self._manifest.shards)
         while (file := f"shard-{number:05d}.parquet") in used:
             number += 1

@@ -9,7 +9,7 @@ from real_envs.trajectory import StopReason, Trajectory
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over episodes. ``judged`` ones did not fail and have a measured reward; only they can count as solved."""
+    """Counts over episodes. ``judged`` ones did not fail and have a success or a reward; only they can be solved."""
 
     episodes: int = 0
     turns: int = 0
@@ -22,7 +22,7 @@ class Tally:
         self.turns += len(trajectory.turns)
         if trajectory.stop.is_failure:
             self.failures[trajectory.stop] = self.failures.get(trajectory.stop, 0) + 1
-        elif any(turn.reward is not None for turn in trajectory.turns):
+        elif trajectory.success is not None or any(turn.reward is not None for turn in trajectory.turns):
             self.judged += 1
             self.solved += trajectory.solved
 

@@ -181,6 +181,7 @@ class Trajectory:
         trace: the policy's tokens; ``None`` for scripted agents.
         failure: one sentence on what broke where ``stop`` is a failure.
         world_facts: what the task says of its initial state (``Task.world_facts``), for the world model alone.
+        success: whether the task was solved, where the log states it; ``None`` leaves it to the rewards.
     """
 
     id: str
@@ -198,6 +199,7 @@ class Trajectory:
     trace: Trace | None = None
     failure: str | None = None
     world_facts: tuple[str, ...] = ()
+    success: bool | None = None
 
     @property
     def total_reward(self) -> float:
@@ -206,11 +208,13 @@ class Trajectory:
 
     @property
     def solved(self) -> bool:
-        """Environments normalise rewards such that a solved task has a total of 1.
+        """``success`` where it is known; else by the rewards, which solve a task with a total of 1. No failure solves.
 
         The tolerance is for dreams, whose rewards were written with six decimals: nine times 0.111111 solves a task.
         """
-        return not self.stop.is_failure and self.total_reward >= 1.0 - RETURN_ROUNDING
+        if self.stop.is_failure:
+            return False
+        return self.total_reward >= 1.0 - RETURN_ROUNDING if self.success is None else self.success
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:

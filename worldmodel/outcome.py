@@ -67,7 +67,7 @@ class Goal:
             if turns[-1].terminated:
                 break
         stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
-        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None)
+        return replace(trajectory, turns=tuple(turns), stop=stop, trace=None, success=None)
 
     def _says(self, start: str, turns: Sequence[Turn]) -> bool:
         *history, last = turns

@@ -409,7 +409,9 @@ def _why_nothing(played: Sequence[Trajectory]) -> str:
     stops = dict(Counter(t.stop.value for t in played))
     broken = next((t.failure for t in played if t.failure), None)
     if played[0].source is not Source.DREAM and broken is not None:
-        return f"every real episode of the first update failed, {stops}; the first one: {broken.strip().splitlines()[-1]}"
+        return (
+            f"every real episode of the first update failed, {stops}; the first one: {broken.strip().splitlines()[-1]}"
+        )
     return (
         f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
         "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"

@@ -14,7 +14,7 @@ from imagination.settings import Config, EnvSettings
 # or starts others from it, decide nothing that is made.
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
-    *("loop", "few_shot", "audit", "compare", "ablation", "listing"),
+    *("imports", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from imagination.settings.algorithm import AlgorithmSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.importing import ImportSettings
 from imagination.settings.looping import LoopSettings
 from imagination.settings.measuring import (
     AblationSettings,
@@ -18,6 +19,7 @@ from imagination.settings.measuring import (
     ListingSettings,
 )
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
+from imagination.settings.serving import ServeSettings
 from imagination.settings.training import TrainSettings
 from policy.lm.settings import EngineSettings, ModelSettings
 
@@ -52,6 +54,7 @@ class Config:
     env: EnvSettings = field(default_factory=EnvSettings)
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)
+    imports: ImportSettings = field(default_factory=ImportSettings)
     worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
     refine: RefineSettings = field(default_factory=RefineSettings)
@@ -69,3 +72,4 @@ class Config:
     compare: CompareSettings = field(default_factory=CompareSettings)
     ablation: AblationSettings = field(default_factory=AblationSettings)
     listing: ListingSettings = field(default_factory=ListingSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)

@@ -22,6 +22,7 @@ class Stage:
         examples: two or three literal command lines.
         sections: the parts of the configuration that matter to it; its help lists their keys.
         function: ``module:name``, imported only when the stage runs.
+        places: settings that bare words of the command line fill in order; the last is a list and takes the rest.
         writes_run: whether it works in the folder of a run, which then keeps its settings.
         run: the run's name where the command line gives neither that nor a preset.
         preset: of a new run where the command line gives neither that nor a world.
@@ -37,6 +38,7 @@ class Stage:
     function: str
     run: str = ""
     preset: str = ""
+    places: tuple[str, ...] = ()
     writes_run: bool = True
 
 
@@ -85,6 +87,37 @@ _ALL = (
         examples=("imagine collect run=mine", "imagine collect run=mine env=textworld_express env.options.game=twc"),
         sections=("env", "games", "collect"),
         function="imagination.stages.collect:collect",
+    ),
+    Stage(
+        name="import",
+        summary="logs of your own, in whatever format, in place of collect",
+        help=(
+            "usage: imagine import <format> <file or folder> ... run=<name>\n\n"
+            "Reads logged episodes into the run's log: training tasks, and a share of tasks that is held out. What\n"
+            "cannot be read is named (file, record, field), counted and left out. Reading a file again adds nothing\n"
+            "twice. Secrets are masked. It says what the log covers and what it lacks to be dreamed on.\n\n"
+            "formats:\n"
+            "  auto         says which of these it sees, and why\n"
+            "  openai       chat messages with tool calls\n"
+            "  react        printed 'Action:' and 'Observation:', in text or a notebook\n"
+            "  browser-use  folders of history.json and result.json; give the run's folder\n"
+            "  intercode    parallel arrays in turn_history; a reward is the score so far\n"
+            "  commands     '> action' lines with the answers below them\n"
+            "  agentgym     conversations of from, value and loss\n"
+            "  huggingface  Parquet or JSON lines with messages, or with columns that imports.mapping names\n"
+            "  jsonl        our own JSON lines: task_id, start, turns of action, observation, reward\n\n"
+            "After it: `imagine fit-world-model`, `imagine clone`, `imagine train`, `imagine audit` with the same run=."
+        ),
+        reads="the files that you name",
+        writes="log/, coverage.json, refused.jsonl, mask.key",
+        examples=(
+            "imagine import auto my-log.jsonl run=mine",
+            "imagine import openai runs/*.json run=mine imports.solved_at=0.8 imports.heldout=0.1",
+            "imagine import huggingface a.parquet run=mine imports.mapping.action=cmd imports.mapping.start=goal ...",
+        ),
+        sections=("imports",),
+        function="imagination.stages.import_logs:import_logs",
+        places=("imports.format", "imports.files"),
     ),
     Stage(
         name="fit-world-model",
@@ -278,6 +311,31 @@ _ALL = (
         ),
         sections=("compare",),
         function="imagination.stages.compare:compare",
+    ),
+    Stage(
+        name="serve",
+        summary="the world model as an environment server: OpenEnv, AgentGym, and a page to play in it by hand",
+        help=(
+            "Answers clients of two protocols until Ctrl-C. An episode begins at a state of the log, chosen by task\n"
+            "and seed; every step is dreamed, and says how sure the world model is and whether the guard trusts it.\n\n"
+            "  OpenEnv     ws://127.0.0.1:8000: reset(seed=0) or reset(seed=0, task=...), step({'message': 'look'})\n"
+            "  AgentGym    http://127.0.0.1:8000/agentgym: a task's number is data_idx\n"
+            "  by hand     http://127.0.0.1:8000/ in a browser\n"
+            "  watch       /health, /metrics (Prometheus)\n\n"
+            "Only this machine may ask. For others: serve.host=0.0.0.0 and a token in the environment variable\n"
+            "IMAGINE_SERVE_TOKEN, which clients send as Bearer or as the password in the address. TLS is for a proxy\n"
+            "in front of it. `pip install 'imagination[serve]'` brings what it needs."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="nothing",
+        examples=(
+            "imagine serve run=mine",
+            "imagine serve run=mine serve.port=9000 serve.sessions=256 engine.slots=256",
+            "imagine serve run=mine serve.branch=true dream.temperature=0",
+        ),
+        sections=("serve", "dream", "engine"),
+        function="imagination.stages.serve:serve",
+        writes_run=False,
     ),
     Stage(
         name="report",

@@ -12,6 +12,7 @@
   ``stop`` is ``terminated``, else false.
 - ``stop``: why the episode ended, a value of ``StopReason``. If left out: ``terminated`` if the last turn is, else
   ``turn_limit``, since the world would have gone on. An episode without turns needs a failure such as ``env_crashed``.
+- ``success``: of the episode, whether the task was solved; left out or null where only the rewards say so.
 - ``agent``: who acted, ``log`` if left out. Episodes of the agent ``expert`` get the source ``expert``, all others
   ``real``.
 - ``reasoning``: of a turn, what somebody thought about the action before the world answered; a world model that
@@ -19,32 +20,35 @@
 - ``id``: unique in a store; the file's name and line, such as ``shop/17``, if left out.
 
 Null stands for left out. Other keys are errors, because a misspelt ``rewards`` must not pass for a log without any.
-Blank lines are skipped. To keep a log, put it into a store::
+Blank lines are skipped. ``imagine import jsonl`` puts such files into a run, and keeps keys that resemble none of ours
+as notes. From Python, into any store::
 
     episodes = import_jsonl("shop.jsonl")
-    print(coverage(episodes))
     tasks = sorted({episode.task_id for episode in episodes})
     TrajectoryStore.create("logs/shop", {"train": tasks[:80], "test": tasks[80:]}).append(episodes)
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+from real_envs.importers.drafts import Draft, Reading, finish, notes
+from real_envs.importers.records import Record, Sample, json_records
 from real_envs.manifest import StoreError
-from real_envs.rows import FieldError, decode, nearest
-from real_envs.trajectory import Source, StopReason, Trajectory
+from real_envs.rows import FieldError, nearest
+from real_envs.trajectory import Trajectory
 
-_FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)
-_EPISODE_KEYS = ("id", "task_id", "start", "turns", "stop", "agent")
+_EPISODE_KEYS = ("id", "task_id", "start", "turns", "stop", "agent", "success")
 _TURN_KEYS = ("action", "observation", "reward", "terminated", "reasoning")
 _ADVICE = "The format is told in real_envs/importers/jsonl.py."
 
 
 def import_jsonl(path: str | Path) -> list[Trajectory]:
-    """The episodes of a file, in its order; ``importers.coverage`` tells what they cover.
+    """The episodes of a file, in its order.
 
     Raises:
         StoreError: the file cannot be read, a line or a field is wrong (both are named), or no episode has an action.
@@ -60,7 +64,10 @@ def import_jsonl(path: str | Path) -> list[Trajectory]:
         if not line.strip():
             continue
         try:
-            episode = _episode(line, default_id=f"{path.stem}/{number}")
+            record = json.loads(line.decode("utf-8-sig"))
+            if not isinstance(record, dict):
+                raise ValueError(f"it is {record!r:.60}")
+            episode, _ = finish(draft_of(record), name=f"{path.stem}/{number}")
             if episode.id in line_of:
                 raise FieldError("id", f"is '{episode.id}', like that of line {line_of[episode.id]}")
         except FieldError as error:
@@ -74,53 +81,57 @@ def import_jsonl(path: str | Path) -> list[Trajectory]:
     return episodes
 
 
-def _episode(line: bytes, default_id: str) -> Trajectory:
-    record = json.loads(line.decode("utf-8-sig"))
-    if not isinstance(record, dict):
-        raise ValueError(f"it is {record!r:.60}")
-    _check_keys(record, _EPISODE_KEYS, "")
+class OwnJsonLines:
+    """The format of this file, for ``imagine import``."""
+
+    name = "jsonl"
+    about = "our own JSON lines: task_id, start, turns of action, observation, reward (docs/your-logs.md)"
+
+    def recognises(self, sample: Sample) -> str:
+        turns = sample.record.get("turns") if isinstance(sample.record, dict) else None
+        named = isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and "action" in turns[0]
+        return "its records have 'turns' with 'action'" if named else ""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        return json_records(path)
+
+    def draft(self, value: Any, reading: Reading) -> Draft:
+        if not isinstance(value, dict):
+            raise FieldError("", f"is no JSON object: it is {value!r:.60}")
+        return draft_of(value, others=True)
+
+
+def draft_of(record: Mapping[str, Any], others: bool = False) -> Draft:
+    """
+    Args:
+        others: keep keys that are not ours as notes, unless they look like a misspelt one of ours.
+
+    Raises:
+        FieldError: a key is unknown, ``task_id`` is missing, or ``turns`` is no list.
+    """
+    extra = _others(record, _EPISODE_KEYS, "", others)
+    if record.get("task_id") is None:
+        raise FieldError("task_id", "is null or missing, not text")
     turns = record.get("turns")
     if not isinstance(turns, list):
         raise FieldError("turns", f"is {'null or missing' if turns is None else repr(turns)[:60]}, not a list")
+    made = []
     for i, turn in enumerate(turns):
         if isinstance(turn, dict):  # else decode tells
-            _check_keys(turn, _TURN_KEYS, f"turns[{i}].")
-            last = i == len(turns) - 1
-            if _given(turn, "reasoning", None) is not None:
-                turn["info"] = [{"key": "reasoning", "text": turn["reasoning"]}]
-            turn["terminated"] = _given(turn, "terminated", last and record.get("stop") == StopReason.TERMINATED)
-            if turn["terminated"] is True and not last:
-                raise FieldError(f"turns[{i}].terminated", "is true, but turns follow")
-    agent = _given(record, "agent", "log")
-    ended = bool(turns) and isinstance(turns[-1], dict) and turns[-1]["terminated"] is True
-    stop = _given(record, "stop", (StopReason.TERMINATED if ended else StopReason.TURN_LIMIT).value)
-    episode = decode(
-        {
-            "id": _given(record, "id", default_id),
-            "task_id": record.get("task_id"),
-            "group_id": f"{record.get('task_id')}/{agent}",
-            "source": (Source.EXPERT if agent == "expert" else Source.REAL).value,
-            "agent": agent,
-            "seed": 0,
-            "start": record.get("start"),
-            "turns": turns,
-            "stop": stop,
-            "prefix_turns": 0,
-            "failure": f"logged with the stop '{stop}'" if isinstance(stop, str) and stop in _FAILURES else None,
-        }
-    )
-    if not turns and not episode.stop.is_failure:
-        raise FieldError("turns", "is empty, but 'stop' names no failure such as 'env_crashed'")
-    if turns and ended != (episode.stop is StopReason.TERMINATED):
-        raise FieldError("stop", f"is '{stop}', but 'terminated' of the last turn is {str(ended).lower()}")
-    return episode
+            info = notes(_others(turn, _TURN_KEYS, f"turns[{i}].", others))[0]
+            if (reasoning := turn.get("reasoning")) is not None:
+                if not isinstance(reasoning, str):
+                    raise FieldError(f"turns[{i}].reasoning", f"is {reasoning!r:.60}, not text")
+                info["reasoning"] = reasoning
+            turn = {key: turn.get(key) for key in _TURN_KEYS if key != "reasoning"} | {"info": info}
+        made.append(turn)
+    return Draft(**{key: record.get(key) for key in _EPISODE_KEYS} | {"turns": made, "extra": extra})
 
 
-def _given(record: dict[str, object], key: str, default: object) -> object:
-    return default if record.get(key) is None else record[key]
-
-
-def _check_keys(record: dict[str, object], known: Collection[str], at: str) -> None:
-    for key in record:
-        if key not in known:
+def _others(record: Mapping[str, Any], known: Collection[str], at: str, kept: bool) -> dict[str, Any]:
+    """The keys that are not ours."""
+    others = {str(key): value for key, value in record.items() if key not in known}
+    for key in others:
+        if not kept or difflib.get_close_matches(key, known, n=1, cutoff=0.75):
             raise FieldError(f"{at}{key}", f"is unknown; {nearest(key, known)}")
+    return others

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imagination.cli import main
+from imagination.cli import main, placed
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.stages.catalogue import STAGES
@@ -42,7 +42,8 @@ def test_every_command_names_a_stage_and_settings_that_exist(page: str, words: l
     if stage == "list":
         return
     assert stage in STAGES
-    load_config([word for word in settings if not word.startswith("--")], Config)
+    words = placed(STAGES[stage], [word for word in settings if not word.startswith("--")])
+    load_config(words, Config)
 
 
 def test_there_are_commands_to_check() -> None:

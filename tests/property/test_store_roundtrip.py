@@ -58,6 +58,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         world_model_version=draw(st.none() | text),
         trace=draw(st.none() | traces()),
         failure=draw(st.none() | text),
+        success=draw(st.none() | st.booleans()),
     )
 
 

@@ -39,9 +39,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "hydra": ("imagination/settings/compose.py", "imagination/cli.py"),
     "omegaconf": ("imagination/settings/compose.py", "imagination/cli.py"),
     "torch": ("policy/", "worldmodel/", "imagination/"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "stages", "cli")
+ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "serving", "stages", "gym", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from real_envs.importers import Coverage, coverage
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Turn
@@ -62,12 +61,12 @@ def test_an_episode_that_failed_at_reset_needs_no_turns(tmp_path: Path) -> None:
     assert "env_timeout" in failed.failure
 
 
-def test_coverage_counts_by_hand(tmp_path: Path) -> None:
-    failed = LINE | {"turns": [], "stop": "env_crashed"}
-    unmeasured = LINE | {"turns": [STEP, STEP, STEP | {"reward": 0.0}]}
-    report = coverage(import_jsonl(write(tmp_path, LINE, failed, unmeasured)))
-    assert report == Coverage(episodes=3, turns=5, rewarded_turns=2, terminated_episodes=1, failed_episodes=1)
-    assert str(report) == "3 episodes, 5 turns, 2 of them with a reward; 1 episodes end terminated, 1 failed"
+def test_a_stated_success_is_kept_and_null_is_unknown(tmp_path: Path) -> None:
+    lines = [LINE | {"success": False}, LINE | {"success": None}, LINE | {"turns": [STEP], "success": True}]
+    refused_sum, unsaid, unpaid = import_jsonl(write(tmp_path, *lines))
+    assert (refused_sum.success, refused_sum.solved) == (False, False)  # its rewards add up to 1
+    assert (unsaid.success, unsaid.solved) == (None, True)
+    assert (unpaid.success, unpaid.solved) == (True, True)
 
 
 def test_what_is_imported_can_be_stored_as_it_is(tmp_path: Path) -> None:
@@ -123,6 +122,7 @@ def without(record: dict, key: str) -> dict:
         ),
         (LINE | {"agent": 1}, ("'agent' is 1, not text",)),
         (LINE | {"id": "first"}, ("'id' is 'first'", "line 1")),
+        (LINE | {"success": "yes"}, ("'success' is 'yes', not true or false",)),
     ],
 )
 def test_a_bad_line_is_named_by_file_line_and_field(tmp_path: Path, bad: object, words: tuple[str, ...]) -> None:

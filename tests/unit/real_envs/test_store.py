@@ -116,6 +116,7 @@ def test_what_was_appended_is_read_again_with_all_its_types(tmp_path: Path) -> N
         world_model_version="w1",
         trace=TRACE,
         world_facts=("lamp at cellar", "safe closed"),
+        success=False,
     )
     store = TrajectoryStore.create(tmp_path / "log", SPLITS)
     store.append([dreamed, crashed("e")])
@@ -173,6 +174,36 @@ def test_the_manifest_is_what_the_format_says(folder: Path) -> None:
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
+
+
+def test_a_known_success_decides_and_no_failure_solves() -> None:
+    solved = {(paid, success): episode("e", success=success).solved for paid, success in [(1, None), (1, False)]}
+    assert solved == {(1, None): True, (1, False): False}  # the rewards of both add up to 1
+    unpaid = episode("e", "tw-1", Turn("wait", "Time passes.", None, True), success=True)
+    assert unpaid.solved
+    assert not replace(unpaid, success=None).solved
+    assert not replace(unpaid, stop=StopReason.ENV_CRASHED).solved
+
+
+def test_summary_judges_by_success_where_there_is_no_reward(tmp_path: Path) -> None:
+    store = TrajectoryStore.create(tmp_path / "log", SPLITS)
+    unpaid = episode("e", "tw-1", Turn("wait", "Time passes.", None, True), success=True)
+    store.append([unpaid, replace(unpaid, id="f", success=False), replace(unpaid, id="g", success=None)])
+    assert (store.summary().total.judged, store.summary().total.solved) == (2, 1)
+
+
+def test_tasks_are_added_to_splits_and_none_twice(folder: Path) -> None:
+    store = TrajectoryStore.open(folder)
+    store.add_tasks({"test": ["tw-7"], "new": ["tw-8"]})
+    store.append([episode("x", "tw-7"), episode("y", "tw-8")])
+    again = TrajectoryStore.open(folder)
+    assert (again.splits["test"][-1], again.splits["new"]) == ("tw-7", ("tw-8",))
+    assert {t.id for t in again.read("new")} == {"y"}
+    assert again.meta == {"benchmark": "textworld"}
+    before = snapshot(folder)
+    with pytest.raises(StoreError, match="task 'tw-8' is in split"):
+        again.add_tasks({"train": ["tw-8"]})
+    assert snapshot(folder) == before
 
 
 def test_summary_counts_by_hand(folder: Path) -> None:
@@ -479,6 +510,7 @@ def drop_start(table: pa.Table) -> pa.Table:
         (set_column("task_id", lambda v: [v[0], "tw-9"]), ("row 1, field 'task_id' is 'tw-9'", "in no split")),
         (set_column("id", lambda v: ["a", "a"]), ("row 1, field 'id' is 'a'", "earlier row")),
         (set_column("world_facts", lambda v: [["a"], ["b", None]]), ("row 1, field 'world_facts[1]' is null",)),
+        (set_column("success", lambda v: ["no", None], pa.string()), ("row 0, field 'success' is 'no', not true",)),
         (set_column("turns", lambda v: [v[0], None]), ("row 1, field 'turns' is null",)),
         (
             set_column("turns", lambda v: [[v[0][0], v[0][1] | {"action": None}], []]),
@@ -497,9 +529,10 @@ def test_a_wrong_value_in_a_shard_is_named_by_row_and_field(
     refuses(folder, lambda: read_all(folder), str(folder / "shard-00000.parquet"), *words)
 
 
-def test_a_shard_of_before_there_were_world_facts_is_read(folder: Path) -> None:
+@pytest.mark.parametrize("column", ["world_facts", "success"])
+def test_a_shard_of_before_there_was_a_column_is_read(folder: Path, column: str) -> None:
     before = read_all(folder)
-    edit_shard(folder, 0, lambda table: table.drop_columns(["world_facts"]))
+    edit_shard(folder, 0, lambda table: table.drop_columns([column]))
     assert read_all(folder) == before
 
 

@@ -89,6 +89,13 @@ class Compare:
 
 
 @dataclass(frozen=True)
+class Imports:
+    format: str = "auto"
+    files: list[str] = field(default_factory=list)
+    agent: str = "log"
+
+
+@dataclass(frozen=True)
 class Engine:
     name: str = "inprocess"
 
@@ -109,6 +116,7 @@ class Config:
     env: Env = field(default_factory=Env)
     games: Other = field(default_factory=Other)
     collect: Other = field(default_factory=Other)
+    imports: Imports = field(default_factory=Imports)
     worldmodel: Other = field(default_factory=Other)
     fit: Other = field(default_factory=Other)
     refine: Other = field(default_factory=Other)
@@ -125,6 +133,7 @@ class Config:
     compare: Compare = field(default_factory=Compare)
     ablation: Other = field(default_factory=Other)
     listing: Other = field(default_factory=Other)
+    serve: Other = field(default_factory=Other)
 
 
 Calls = list[tuple[Any, Path]]
@@ -164,8 +173,9 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "fit-world-model", "refine-world-model", "clone", "train", "loop"]
-    names += ["evaluate", "audit", "audit-table", "ablate", "few-shot", "compare", "report", "list"]
+    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "refine-world-model", "clone", "train"]
+    names += ["loop", "evaluate", "audit", "audit-table", "ablate", "few-shot", "compare", "serve"]
+    names += ["report", "list"]
     assert list(STAGES) == names
     assert len({stage.function for stage in STAGES.values()}) == len(names)
     for name in names:
@@ -196,6 +206,22 @@ def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
     assert folder == Path("outputs/mine")
     assert config == Config(run="mine", algorithm=Algorithm(name="ppo"), train=Train(updates=5))
     assert type(config.train.kind) is Kind
+
+
+def test_bare_words_of_an_import_are_its_format_and_files_and_are_not_remembered(ran: Calls) -> None:
+    odd = "it's, [a] {file}.json"
+    assert cli.main(["import", "jsonl", "imports.agent=gpt", odd, "b.json", "run=mine"]) == 0
+    config, folder = ran[0]
+    assert config.imports == Imports("jsonl", [odd, "b.json"], "gpt")
+    assert folder == Path("outputs/mine")
+    assert cli.main(["import", "auto", "run=mine"]) == 0
+    assert ran[1][0].imports == Imports("auto", [], "gpt")
+
+
+def test_a_bare_word_of_another_stage_is_told_to_be_a_setting(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "log.json"]) == 2
+    assert "'log.json' is no setting; write key=value" in capsys.readouterr().err
+    assert ran == []
 
 
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,104 @@
+"""AgentGym over HTTP, below ``/agentgym``: ``/create``, ``/reset``, ``/step``, ``/observation``, ``/close``.
+
+A task is a number, ``data_idx``, the place of its id in the sorted list; ``seed`` may stand beside it and is 0 where it
+does not, so that a task begins and goes on in one way. Errors come as the protocol has them, ``{"error": ...}`` with
+HTTP status 200. The protocol wants a number as reward: where there is none (the world model's context is full), it is
+0.0, and ``stop`` says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from imagination.serving.answers import Answer, Refusal, Refused
+from imagination.serving.sessions import Session, Sessions
+from imagination.serving.wire import json_response, read_body, read_object
+
+_LOG = logging.getLogger(__name__)
+_BODY_SECONDS = 10.0
+
+
+class AgentGymServer:
+    """The endpoints.
+
+    Args:
+        message_bytes: of a request's body.
+    """
+
+    def __init__(self, sessions: Sessions, message_bytes: int) -> None:
+        self._sessions, self._message_bytes = sessions, message_bytes
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/create", self._served(self._create), methods=["POST"]),
+            Route("/reset", self._served(self._reset), methods=["POST"]),
+            Route("/step", self._served(self._step), methods=["POST"]),
+            Route("/observation", self._served(self._observe), methods=["GET"]),
+            Route("/close", self._served(self._close), methods=["POST"]),
+        ]
+
+    def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return json_response(await work(request))
+            except Refused as refused:
+                self._sessions.counts.refused[refused.kind] += 1
+                return json_response({"error": str(refused)})
+            except Exception:  # a mistake of ours shows the client no traceback
+                _LOG.exception("a request could not be answered")
+                return json_response({"error": "internal error"})
+
+        return endpoint
+
+    async def _create(self, request: Request) -> object:
+        await self._read(request, empty=True)
+        return {"id": int((await self._sessions.open()).id)}
+
+    async def _reset(self, request: Request) -> object:
+        wanted = await self._read(request)
+        session, tasks, number = self._session(wanted.get("id")), self._sessions.world.tasks, wanted.get("data_idx")
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(tasks):
+            raise Refused(Refusal.UNKNOWN_TASK, f"data_idx wants an integer from 0 to {len(tasks) - 1}")
+        return _answered(await session.reset(tasks[number], wanted.get("seed", 0)))
+
+    async def _step(self, request: Request) -> object:
+        wanted = await self._read(request)
+        return _answered(await self._session(wanted.get("id")).step(wanted.get("action")))
+
+    async def _observe(self, request: Request) -> object:
+        found = request.query_params.get("id", "")
+        session = self._session(int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else None)
+        if session.last is None:
+            raise Refused(Refusal.NOT_RUNNING, "no episode is running: reset first")
+        return session.last.text
+
+    async def _close(self, request: Request) -> object:
+        session = self._session((await self._read(request)).get("id"))
+        await self._sessions.close(session.id)
+        return True
+
+    def _session(self, handle: object) -> Session:
+        """
+        Raises:
+            Refused: it is no handle of an open session.
+        """
+        if not isinstance(handle, int) or isinstance(handle, bool):
+            raise Refused(Refusal.INVALID, "id wants the integer that /create answered")
+        if not 0 <= handle < 2**63:  # longer ones cannot all be written in decimals
+            raise Refused(Refusal.UNKNOWN_SESSION, "there is no such session")
+        return self._sessions.get(str(handle))
+
+    async def _read(self, request: Request, empty: bool = False) -> dict[str, Any]:
+        body = await read_body(request, self._message_bytes, _BODY_SECONDS)
+        return {} if empty and not body.strip() else read_object(body)
+
+
+def _answered(answer: Answer) -> dict[str, object]:
+    reward = 0.0 if answer.reward is None else answer.reward
+    return {"observation": answer.text, "reward": reward, "done": answer.done, **answer.facts()}

@@ -1,0 +1,82 @@
+"""What the page to play by hand asks besides OpenEnv's socket: the tasks, and logged transitions like a dreamed one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from imagination.pages.play.page import render_play_page
+from imagination.serving.answers import Refusal, Refused
+from imagination.serving.sessions import Sessions
+from imagination.serving.wire import json_response, read_body, read_object
+
+_NEAREST = 3
+_BODY_SECONDS = 10.0
+_LONGEST_TEXT = 20_000  # characters of what is looked for
+
+
+class PlayPage:
+    """The endpoints ``/``, ``/tasks`` and ``/nearest``.
+
+    Args:
+        message_bytes: of a request's body.
+    """
+
+    def __init__(self, sessions: Sessions, message_bytes: int) -> None:
+        self._sessions, self._message_bytes = sessions, message_bytes
+        self._page = render_play_page(sessions.world.name, sessions.limits.action_chars)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self._show, methods=["GET"]),
+            Route("/tasks", self._served(self._tasks), methods=["GET"]),
+            Route("/nearest", self._served(self._nearest), methods=["POST"]),
+        ]
+
+    def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            try:
+                return json_response(await work(request))
+            except Refused as refused:
+                self._sessions.counts.refused[refused.kind] += 1
+                return json_response({"error": str(refused)}, 400)
+
+        return endpoint
+
+    async def _show(self, request: Request) -> Response:
+        return HTMLResponse(self._page)
+
+    async def _tasks(self, request: Request) -> object:
+        return {"tasks": self._sessions.world.tasks}
+
+    async def _nearest(self, request: Request) -> object:
+        wanted = read_object(await read_body(request, self._message_bytes, _BODY_SECONDS))
+        found = self._sessions.world.nearest(
+            _text(wanted, "start"), _text(wanted, "seen"), _text(wanted, "action"), _NEAREST
+        )
+        return {
+            "transitions": [
+                {
+                    "seen": near.seen,
+                    "action": near.turn.action,
+                    "observation": near.turn.observation,
+                    "reward": near.turn.reward,
+                    "terminated": near.turn.terminated,
+                }
+                for near in found
+            ]
+        }
+
+
+def _text(wanted: Mapping[str, object], name: str) -> str:
+    """
+    Raises:
+        Refused: it is missing, or no text.
+    """
+    value = wanted.get(name)
+    if not isinstance(value, str):
+        raise Refused(Refusal.INVALID, f"{name} wants a text")
+    return value[:_LONGEST_TEXT]

@@ -1,0 +1,98 @@
+"""AgentGym's conversations: a list of ``from`` (human or gpt), ``value`` and, perhaps, ``loss``.
+
+The first messages explain the world and are answered by an assent that carries ``loss: false``; the episode begins
+after it. Without such flags everything up to the first message of the model is the start. ``Thought: ... Action: ...``
+is taken apart: the action is what the world answered to, the thought a note of the turn. The last message of the model
+has no answer: it ends the episode with an empty observation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from real_envs.importers.drafts import LOG, Draft, Reading, outcome
+from real_envs.importers.records import Record, Sample, json_records
+from real_envs.rows import FieldError
+
+CONVERSATIONS = "conversations"
+_MODEL, _WORLD = ("gpt", "assistant", "agent"), ("human", "user", "system", "observation", "tool")
+_KNOWN = ("item_id", "task_id", "id", "reward", "success", "agent", "model", CONVERSATIONS)
+
+
+class AgentGym:
+    """See the module."""
+
+    name = "agentgym"
+    about = "conversations of from, value and loss, as of AgentGym and ShareGPT"
+
+    def recognises(self, sample: Sample) -> str:
+        said = sample.record.get(CONVERSATIONS) if isinstance(sample.record, dict) else None
+        good = isinstance(said, list) and bool(said) and isinstance(said[0], dict) and "from" in said[0]
+        return "its records have 'conversations' with 'from' and 'value'" if good else ""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        return json_records(path)
+
+    def draft(self, value: Any, reading: Reading) -> Draft:
+        return conversation_draft(value)
+
+
+def conversation_draft(record: Any) -> Draft:
+    """
+    Raises:
+        FieldError: there is no conversation, or a message has no known speaker or no text.
+    """
+    said = record.get(CONVERSATIONS) if isinstance(record, dict) else None
+    if not isinstance(said, list) or not said:
+        raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")
+    flagged = any(isinstance(message, dict) and message.get("loss") is True for message in said)
+    start: list[str] = []
+    turns: list[dict[str, Any]] = []
+    for i, message in enumerate(said):
+        at = f"{CONVERSATIONS}[{i}]"
+        speaker, value = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
+        if not isinstance(value, str):
+            raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
+        if speaker in _MODEL:
+            if flagged and not turns and message.get("loss") is not True:
+                continue  # the assent to the instructions
+            thought, action = thought_and_action(value)
+            turns.append({"action": action, "observation": None})
+            if thought:
+                turns[-1]["info"] = {f"{LOG}thought": thought}
+        elif speaker in _WORLD:
+            if not turns:
+                start.append(value)
+            else:
+                before = turns[-1]["observation"]
+                turns[-1]["observation"] = value if before is None else f"{before}\n{value}"
+        else:
+            raise FieldError(f"{at}.from", f"is {speaker!r:.40}, not human or gpt")
+    unanswered = next((k for k, turn in enumerate(turns[:-1]) if turn["observation"] is None), None)
+    if unanswered is not None:
+        raise FieldError(CONVERSATIONS, f"has no answer to action {unanswered + 1}")
+    if not turns:
+        raise FieldError(CONVERSATIONS, "has no action of the model")
+    if turns[-1]["observation"] is None:
+        turns[-1] |= {"observation": "", "terminated": True}
+    task = record.get("task_id", record.get("item_id"))
+    return Draft(
+        start="\n\n".join(start),
+        turns=turns,
+        task_id=None if task is None else str(task),
+        agent=record.get("agent") or record.get("model"),
+        id=record.get("id"),
+        **{"success": record.get("success"), **outcome(record.get("reward"))},
+        extra={name: value for name, value in record.items() if name not in _KNOWN},
+    )
+
+
+def thought_and_action(text: str) -> tuple[str, str]:
+    """``Thought: I need eggs. Action: open fridge`` taken apart; a text without ``Action:`` is an action."""
+    found = re.search(r"(?:^|\n)\s*Action:\s*", text)
+    if not found:
+        return "", text.strip()
+    return re.sub(r"^\s*Thought:\s*", "", text[: found.start()]).strip(), text[found.end() :].strip()

@@ -1,0 +1,74 @@
+"""InterCode's episodes: parallel arrays of actions, observations, rewards and valid_action in ``turn_history``.
+
+An observation is the output of the action beside it; the start is the query. A reward is the score of the state so far,
+0 to 1, not what the action earned: a turn earns what it adds to the score, so the episode's rewards add up to its last
+score. (Some agents are judged only when they submit; their zeros before are scores, too.) The task is solved where the
+best score is 1. There is no flag of an end: an episode ended that reached a score of 1 or submitted.
+
+Thoughts and the validity of an action are notes of its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from real_envs.importers.drafts import LOG, Draft, Reading
+from real_envs.importers.records import Record, Sample, json_records
+from real_envs.rows import FieldError
+
+HISTORY = "turn_history"
+_ARRAYS = ("actions", "observations", "rewards")
+_KNOWN = ("environment", "task_id", "query", HISTORY, "summary", "agent", "model", "id")
+
+
+class InterCode:
+    """See the module."""
+
+    name = "intercode"
+    about = "parallel arrays of actions, observations and scores in turn_history, as of InterCode"
+
+    def recognises(self, sample: Sample) -> str:
+        good = isinstance(sample.record, dict) and isinstance(sample.record.get(HISTORY), dict)
+        return f"its records have '{HISTORY}'" if good else ""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        return json_records(path)
+
+    def draft(self, value: Any, reading: Reading) -> Draft:
+        history = value.get(HISTORY) if isinstance(value, dict) else None
+        if not isinstance(history, dict) or not history:
+            raise FieldError(HISTORY, "is missing or empty: nothing was logged")
+        told = {name: history.get(name) for name in (*_ARRAYS, "valid_action", "thoughts")}
+        arrays = {name: array for name, array in told.items() if isinstance(array, list)}
+        lengths = {name: len(array) for name, array in arrays.items()}
+        if missing := [name for name in _ARRAYS if name not in lengths]:
+            raise FieldError(f"{HISTORY}.{missing[0]}", "is no list")
+        if len(set(lengths.values())) > 1:
+            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            raise FieldError(HISTORY, f"has arrays of unequal lengths ({counts})")
+        score, turns = 0.0, []
+        for k, (action, observation, reward) in enumerate(zip(*(history[name] for name in _ARRAYS), strict=True)):
+            if isinstance(reward, bool) or not isinstance(reward, int | float):
+                raise FieldError(f"{HISTORY}.rewards[{k}]", f"is {reward!r:.40}, not a number")
+            info = {
+                f"{LOG}{name.rstrip('s')}": arrays[name][k]
+                for name in ("valid_action", "thoughts")
+                if name in arrays and isinstance(arrays[name][k], bool | str)
+            }
+            turns.append({"action": action, "observation": observation, "reward": reward - score, "info": info})
+            score = reward
+        if turns:
+            turns[-1]["terminated"] = score == 1 or turns[-1]["action"] == "submit"
+        best = value.get("summary", {}).get("max_reward") if isinstance(value.get("summary"), dict) else None
+        task = "/".join(str(value[name]) for name in ("environment", "task_id") if value.get(name) is not None)
+        return Draft(
+            start=value.get("query"),
+            turns=turns,
+            task_id=task or None,
+            agent=value.get("agent") or value.get("model"),
+            id=value.get("id"),
+            success=None if best is None else best == 1,
+            extra={name: note for name, note in value.items() if name not in _KNOWN},
+        )

@@ -1,0 +1,126 @@
+"""Printed ReAct transcripts: lines ``Action: ...`` with the ``Observation: ...`` below them, in text or a notebook.
+
+The first action of an episode is ``reset``, whose observation is the start; where there is none, the text above the
+first action is. A line of dashes with the number of the episode below it, or the next ``reset``, begins another
+episode. As WebShop prints it:
+
+- ``Your score (min 0.0, max 1.0): 0.5`` is the episode's reward, and its end. An episode without one has no reward.
+- ``137 0.68 0.38 0.0`` below an episode are the mean reward and the success rate of the first 137: the episode was
+  solved where the number of successes rose by it. The line itself is no observation.
+
+Thoughts, ``think[...]``, are actions here: the transcript answers them with ``OK.``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from real_envs.importers.drafts import Draft, Reading
+from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix
+from real_envs.rows import FieldError
+
+_RULE = re.compile(r"-{5,}\s*$")
+_SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?[\d.]+)")
+_RATES = re.compile(r"^(\d+) (-?[\d.e-]+) ([\d.e-]+) [\d.e-]+\s*$", re.MULTILINE)
+_STEP = re.compile(r"^Action: ?", re.MULTILINE)
+_RESET = re.compile(r"Action: ?reset\s*$")
+_SEEN = re.compile(r"^Observation: ?", re.MULTILINE)
+
+
+class React:
+    """See the module."""
+
+    name = "react"
+    about = "printed 'Action:' and 'Observation:' transcripts, also in a notebook, as of ReAct's WebShop"
+
+    def recognises(self, sample: Sample) -> str:
+        text = "".join(_printed(sample.path)) if plain_suffix(sample.path) == ".ipynb" else sample.text
+        good = bool(re.search(r"^Action: ?.*\nObservation:", text, re.MULTILINE))
+        return "it has lines 'Action: ...' above lines 'Observation: ...'" if good else ""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        if plain_suffix(path) == ".ipynb":
+            lines: Iterable[str] = "".join(_printed(path)).splitlines(keepends=True)
+            yield from _episodes(lines, path)
+            return
+        with open_bytes(path) as file:
+            yield from _episodes(io.TextIOWrapper(file, encoding="utf-8", errors="replace"), path)
+
+    def draft(self, value: Any, reading: Reading) -> Draft:
+        text, task, solved = value
+        head, *steps = _STEP.split(text)
+        if not steps:
+            raise FieldError("Action", "is nowhere in the episode")
+        start, turns = head.strip(), []
+        for k, step in enumerate(steps):
+            action, *observation = _SEEN.split(step, maxsplit=1)
+            if not observation:
+                raise FieldError(f"Observation of action {k}", "is missing")
+            if k == 0 and action.strip() == "reset":
+                start = f"{start}\n{observation[0].strip()}".strip()
+            else:
+                turns.append({"action": action.strip(), "observation": observation[0].strip()})
+        if not turns:
+            raise FieldError("Action", "is only 'reset': nobody acted")
+        score = _SCORE.search(turns[-1]["observation"])
+        return Draft(
+            start=start,
+            turns=turns,
+            task_id=task,
+            stop="terminated" if score else None,
+            success=solved,
+            reward=float(score[1]) if score else None,
+        )
+
+
+def _printed(path: Path) -> Iterator[str]:
+    """What the cells of a notebook printed; warnings between are none of it."""
+    with open_bytes(path) as file:
+        notebook = json.load(file)
+    for cell in notebook.get("cells", []) if isinstance(notebook, dict) else []:
+        for output in cell.get("outputs", []):
+            if output.get("output_type") == "stream" and output.get("name") == "stdout":
+                yield "".join(output.get("text", []))
+
+
+def _episodes(lines: Iterable[str], path: Path) -> Iterator[Record]:
+    """(text without what the runner printed, task, whether it was solved) of each episode."""
+    count = 0
+    solved_before = 0
+    part: list[str] = []
+    name = ""
+    ruled = False
+
+    def record() -> Iterator[Record]:
+        nonlocal count, solved_before
+        text = "".join(part)
+        if not _STEP.search(text):
+            return
+        count += 1
+        rates = list(_RATES.finditer(text))
+        solved = None
+        if rates:
+            solved_now = round(float(rates[-1][3]) * int(rates[-1][1]))
+            solved, solved_before = solved_now > solved_before, solved_now
+            text = text[: rates[-1].start()]
+        task = f"{path.stem}/{name}" if name else None
+        yield Record(f"episode {name or count}", (text, task, solved))
+
+    for line in lines:
+        if _RULE.match(line):
+            ruled = True
+        elif ruled and line.strip().isdigit():
+            yield from record()
+            part, name, ruled = [], line.strip(), False
+        else:
+            if _RESET.match(line) and any(_STEP.match(earlier) for earlier in part):
+                yield from record()
+                part, name = [], ""
+            ruled = False
+            part.append(line)
+    yield from record()

@@ -1,0 +1,176 @@
+"""Tables, as Hugging Face datasets are: Parquet or JSON lines, a row an episode or a row a step.
+
+A row with ``messages`` is a chat (``openai_chat``), one with ``conversations`` is AgentGym's. For all others
+``Reading.mapping`` names the columns: ``{"action": "cmd", "observation": "out"}``, and as far as there are such:
+
+- ``episode``: the rows are steps, and those of an episode have the same value here and follow each other. Without it a
+  row is an episode, whose columns hold lists.
+- ``task``, ``agent``, ``start`` (the first observation or the goal), ``success``, ``reward``, ``done``, ``truncated``.
+
+Three things must be said where the table does not show them. Whether an observation was seen before or after the action
+beside it (``Reading.observation``): one list that is longer by one is the observations before and after. Whether a
+reward is the score so far (``reward``). Whether ``done`` covers time-outs (``done``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from real_envs.importers.agentgym import CONVERSATIONS, conversation_draft
+from real_envs.importers.drafts import Draft, Reading
+from real_envs.importers.openai_chat import MESSAGES, chat_draft
+from real_envs.importers.records import Record, Sample, json_records, plain_suffix
+from real_envs.rows import FieldError, nearest
+
+COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
+PARQUET = ".parquet"
+
+
+class Tables:
+    """See the module."""
+
+    name = "huggingface"
+    about = "Parquet or JSON lines with messages, or with columns that imports.mapping names"
+
+    def recognises(self, sample: Sample) -> str:
+        return "it is Parquet" if plain_suffix(sample.path) == PARQUET else ""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        return parquet_records(path) if plain_suffix(path) == PARQUET else json_records(path)
+
+    def draft(self, value: Any, reading: Reading) -> Draft:
+        if not isinstance(value, dict):
+            raise FieldError("", f"is no row of named columns: it is {value!r:.60}")
+        if "steps" in value and "action" in reading.mapping:
+            return _mapped(value["steps"], value["row"], reading)
+        if not reading.mapping and CONVERSATIONS in value:
+            return conversation_draft(value)
+        if not reading.mapping and any(name in value for name in MESSAGES):
+            return chat_draft(value, reading)
+        if "action" not in reading.mapping or "observation" not in reading.mapping:
+            raise FieldError(
+                "messages", f"is missing; name columns with imports.mapping ({', '.join(value)} are there)"
+            )
+        return _mapped(None, value, reading)
+
+
+def parquet_records(path: Path) -> Iterator[Record]:
+    """The rows of a file, a batch in memory at a time.
+
+    Raises:
+        OSError: the file cannot be read, or is no Parquet.
+    """
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=64):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield Record(f"row {number}", row)
+    except pa.ArrowException as error:
+        raise OSError(f"is no readable Parquet: {error}") from error
+
+
+def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
+    """Rows that are steps, put together to episodes; other records as they are."""
+    column = reading.mapping.get("episode")
+    if column is None:
+        yield from records
+        return
+    seen: set[object] = set()
+    name: object = None
+    steps: list[dict[str, Any]] = []
+
+    def episode() -> Iterator[Record]:
+        if steps:
+            value = {"row": steps[0], "steps": steps}
+            twice = name in seen
+            wrong = FieldError(column, f"is '{name}' once more: the rows of an episode must follow each other")
+            yield Record(f"episode '{name}'", wrong if twice else value)
+            seen.add(name)
+
+    for record in records:
+        row = record.value
+        if not isinstance(row, dict) or column not in row:
+            yield record if isinstance(row, FieldError) else Record(record.where, FieldError(column, "is missing"))
+            continue
+        if steps and row[column] != name:
+            yield from episode()
+            steps = []
+        name = row[column]
+        steps.append(row)
+    yield from episode()
+
+
+def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], reading: Reading) -> Draft:
+    def column(what: str) -> str | None:
+        name = reading.mapping.get(what)
+        if name is not None and name not in row:
+            raise FieldError(name, f"is no column; {nearest(name, row)}")
+        return name
+
+    def series(what: str) -> list[Any] | None:
+        name = column(what)
+        if name is None:
+            return None
+        if steps is not None:
+            return [step.get(name) for step in steps]
+        return list(row[name]) if isinstance(row[name], list | tuple) else None
+
+    def value(what: str) -> Any:
+        name = column(what)
+        return None if name is None else (steps[-1] if steps and what == "success" else row)[name]
+
+    actions, seen = series("action"), series("observation")
+    if actions is None or seen is None:
+        name = reading.mapping["action" if actions is None else "observation"]
+        raise FieldError(
+            name, "is no list; where rows are steps, name the column of the episode: imports.mapping.episode"
+        )
+    start = value("start")
+    answers, start = _ordered(len(actions), seen, start, reading)
+    turns = [{"action": a, "observation": o} for a, o in zip(actions, answers, strict=False)]
+    if (rewards := series("reward")) is not None:
+        score = 0.0
+        for turn, reward in zip(turns, rewards, strict=False):
+            known = isinstance(reward, int | float) and not isinstance(reward, bool)
+            turn["reward"] = reward - score if known and reading.reward == "cumulative" else reward
+            score = reward if known else score
+    done, cut = series("done"), series("truncated")
+    stop = None
+    if done is not None and len(turns) == len(actions) and done and done[-1] is not None:
+        over = bool(done[-1]) and not (cut is not None and cut[-1])
+        stop = "terminated" if over and reading.done == "terminated" else "turn_limit"
+    total = value("reward") if rewards is None else None
+    mapped = {reading.mapping[what] for what in reading.mapping}
+    return Draft(
+        start=start,
+        turns=turns,
+        task_id=None if value("task") is None else str(value("task")),
+        agent=value("agent"),
+        stop=stop,
+        success=value("success"),
+        reward=total,
+        extra={} if steps is not None else {key: note for key, note in row.items() if key not in mapped},
+    )
+
+
+def _ordered(count: int, seen: list[Any], start: Any, reading: Reading) -> tuple[list[Any], Any]:
+    """(the answer to each action, the start). Actions whose answer was not logged have none."""
+    name = reading.mapping["observation"]
+    if len(seen) == count + 1:
+        return seen[1:], seen[0] if start is None else f"{start}\n{seen[0]}"
+    if len(seen) != count:
+        raise FieldError(name, f"has {len(seen)} entries, but there are {count} actions")
+    if reading.observation == "before":
+        return seen[1:], (seen[:1] or [None])[0] if start is None else f"{start}\n{seen[0]}"
+    if reading.observation == "after":
+        if start is None:
+            raise FieldError("start", "is unknown: name its column, or that of the goal, with imports.mapping.start")
+        return seen, start
+    raise FieldError(name, "may be seen before or after the action: say imports.observation=before or after")

@@ -1,0 +1,127 @@
+"""The page to play in a dream by hand, in a real browser: a task is picked, actions are typed, answers are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
+
+from imagination.serving.app import ServingLimits
+from imagination.serving.sessions import SessionLimits
+from tests.support.chromium import Chromium, find
+from tests.support.served import STARTS, planted_world, served
+
+EXECUTABLE = find()
+pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium found: install it or set CHROMIUM=<path>")
+ATTACK = "<img src=x onerror=\"alert('img')\"><script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(planted_world(max_turns=4), ServingLimits(SessionLimits(sessions=2))) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    assert EXECUTABLE is not None
+    with Chromium(EXECUTABLE) as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def page(browser: Chromium, address: str) -> Iterator[Chromium]:
+    """The page, freshly loaded; a test that leaves an exception or a dialog behind has failed."""
+    browser.screen(1280, 900)
+    browser.errors.clear()
+    browser.dialogs.clear()
+    browser.requests.clear()
+    browser.send("Page.navigate", url="about:blank")
+    browser.wait("location.protocol === 'about:'")
+    browser.send("Page.navigate", url=f"http://{address}/")
+    browser.wait("document.readyState === 'complete' && document.querySelectorAll('#task option').length === 2")
+    yield browser
+    browser.run("1")  # collects events
+    assert browser.errors == []
+    assert browser.dialogs == []
+    own = (f"http://{address}/", f"ws://{address}/", "about:", "data:")
+    assert [url for url in browser.requests if not url.startswith(own)] == []
+
+
+def begin(page: Chromium, task: str, seed: int = 0) -> None:
+    page.run(f"document.getElementById('task').value = {json.dumps(task)}")
+    page.run(f"document.getElementById('seed').value = '{seed}'")
+    page.click("#begin button")
+    page.wait(f"document.getElementById('opening').textContent === {json.dumps(STARTS[f'{task}@0'].text)}")
+    page.wait("!document.getElementById('action').disabled && !document.querySelector('.turn')")
+
+
+def enter(page: Chromium, action: str) -> None:
+    page.click("#action")
+    page.type(action)
+    # with the text that the key has on a keyboard: without it, no form is submitted
+    page.send("Input.dispatchKeyEvent", type="keyDown", key="Enter", windowsVirtualKeyCode=13, text="\r")
+    page.send("Input.dispatchKeyEvent", type="keyUp", key="Enter", windowsVirtualKeyCode=13)
+
+
+def act(page: Chromium, action: str) -> None:
+    before = page.run("document.querySelectorAll('.turn').length")
+    enter(page, action)
+    page.wait(f"document.querySelectorAll('.turn').length === {before + 1}")
+
+
+def last(page: Chromium) -> str:
+    return str(page.run("[...document.querySelectorAll('.turn')].at(-1).innerText"))
+
+
+def test_an_episode_is_played_to_its_end(page: Chromium) -> None:
+    begin(page, "hall")
+    act(page, "take lamp")
+    told = last(page)
+    assert "take lamp 0 " in told
+    assert "reward 0, confidence 75.0 %, of reward and end 95.0 %" in told
+    page.wait("document.querySelectorAll('.near li').length === 1")
+    page.click(".near summary")
+    assert "You take the lamp." in page.text(".near")
+    assert STARTS["hall@0"].text in page.text(".near")
+    act(page, "win")
+    assert "You win." in last(page)
+    assert "reward 1, confidence 90.0 %" in last(page)
+    assert "The dreamed world has ended." in last(page)
+    assert page.run("document.getElementById('action').disabled")
+    assert page.text("#status") == "The episode is over. Begin again."
+    begin(page, "cave")  # in the same session
+
+
+def test_the_guards_doubt_is_shown(page: Chromium) -> None:
+    begin(page, "hall")
+    act(page, "doubt")
+    assert "The guard does not trust this turn; it pays nothing." in last(page)
+    assert "The dream was cut: unsure." in last(page)
+
+
+def test_a_dream_that_breaks_says_so_and_another_can_begin(page: Chromium) -> None:
+    begin(page, "hall")
+    enter(page, "break")
+    page.wait("document.getElementById('status').textContent.includes('prediction_invalid')")
+    assert page.run("document.getElementById('action').disabled")
+    begin(page, "cave")
+
+
+def test_what_is_dreamed_is_text_and_never_code(page: Chromium) -> None:
+    begin(page, "hall")
+    act(page, ATTACK)
+    assert ATTACK in last(page)
+    assert page.run("document.querySelectorAll('img, .turn script').length") == 0
+
+
+def test_the_turn_limit_is_shown_and_the_page_fits_a_phone(page: Chromium) -> None:
+    page.screen(360, 700)
+    begin(page, "hall")
+    for action in ("a", "b", "c", "d" * 300):
+        act(page, action)
+    assert "The dream was cut: turn_limit." in last(page)
+    assert page.run("document.documentElement.scrollWidth <= 360")

@@ -1,0 +1,197 @@
+"""The stage ``serve``: a fitted world model, asked over the network. If these fail, nobody else can dream in it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
+from websockets.asyncio.client import connect
+
+from imagination.cli import main
+from imagination.serving.answers import Answer
+from imagination.serving.app import ServingLimits
+from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.settings import UserError
+from imagination.stages.serve import open_world, serve
+from policy.lm.engine import Engine
+from tests.support.served import served
+from tests.support.tiny import TASKS, start, tiny_settings
+
+CLIENTS = 16
+# What of ``tiny_settings`` a fitted world model needs to be told again.
+AS_FITTED = ["worldmodel.context=256", "dream.max_tokens=96", "dream.max_turns=5", "vocab_size=512"]
+AS_FITTED += ["dream.min_confidence=0", "dream.min_outcome_confidence=0"]
+
+
+def world_and_engine(folder: Path) -> tuple[Sessions, Engine]:
+    world = open_world(tiny_settings(), folder)
+    env = world.make_env()
+    return Sessions(world, SessionLimits()), env._model.engines[0]  # type: ignore[attr-defined]
+
+
+async def play_alone(sessions: Sessions, seed: int, actions: list[str]) -> list[Answer]:
+    """What a session answers until it is over, its predictions that cannot be read included."""
+    session = await sessions.open()
+    answers = [await session.reset(None, seed)]
+    for action in actions:
+        if answers[-1].done:
+            break
+        answers.append(await session.step(action))
+    await sessions.close(session.id)
+    return answers
+
+
+def test_a_fitted_run_answers_as_its_log_would(cloned: Path) -> None:
+    sessions, _ = world_and_engine(cloned)
+    assert sessions.world.tasks == sorted(TASKS)
+    begun, looked = asyncio.run(play_alone(sessions, 0, ["look"]))
+    assert begun.text == start("corridor-a")
+    assert looked.judgements["confidence"] > 0
+    assert asyncio.run(play_alone(sessions, 0, ["look"])) == [begun, looked]
+
+
+def test_steps_of_many_clients_are_one_batch(cloned: Path) -> None:
+    """Sixteen sockets that ask at the same time cost about the forward passes of one, not of sixteen."""
+    sessions, engine = world_and_engine(cloned)
+
+    async def ask_all(address: str) -> list[str]:
+        async def client() -> str:
+            async with connect(f"ws://{address}/ws") as socket:
+                await socket.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
+                await socket.recv()
+                await together.wait()
+                await socket.send(json.dumps({"type": "step", "data": {"message": "look"}}))
+                return str(await socket.recv())
+
+        together = asyncio.Barrier(CLIENTS)
+        return await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+    before = engine.counts.steps
+    with served(sessions.world, ServingLimits(SessionLimits(sessions=CLIENTS))) as address:
+        answers = asyncio.run(ask_all(address))
+    together = engine.counts.steps - before
+    engine.reset()
+    before = engine.counts.steps
+    asyncio.run(play_alone(sessions, 0, ["look"]))
+    alone = engine.counts.steps - before
+    assert len(set(answers)) == 1, "the same dream, whoever dreams beside it"
+    assert alone > 0
+    assert together < CLIENTS * alone / 2
+
+
+@pytest.fixture
+def process(cloned: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """``imagine serve``: the process, its address, and the lines that it printed."""
+    (tmp_path / "tiny").symlink_to(cloned)
+    command = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", "serve", "run=tiny"]
+    started = subprocess.Popen(
+        [sys.executable, *command, f"output={tmp_path}", "serve.port=0", *AS_FITTED],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    timer = threading.Timer(200, started.kill)
+    timer.start()
+    try:
+        assert started.stdout is not None
+        lines: list[str] = []
+        while not lines or "measured:" not in lines[-1]:
+            lines.append(started.stdout.readline())
+            assert lines[-1], started.communicate()[1][-3000:]
+        found = re.search(r"http://([\w.]+:\d+);", lines[0])
+        assert found, lines
+        yield started, found[1], lines
+    finally:
+        timer.cancel()
+        started.kill()
+        started.communicate()
+
+
+def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(
+    process: tuple[subprocess.Popen[str], str, list[str]], cloned: Path
+) -> None:
+    started, address, lines = process
+    python = [line for line in lines if line.startswith(("from openenv", "env = "))]
+    assert len(python) == 2
+    pytest.importorskip("openenv", reason="pip install 'imagination[openenv]'")
+    names: dict[str, Any] = {}
+    exec("".join(python), names)  # what it prints works as it stands
+    assert names["env"].state() == {"episode_id": "corridor-a/0", "step_count": 1, "done": False}
+    assert httpx.get(f"http://{address}/health", trust_env=False).json() == {"status": "healthy"}
+    started.send_signal(signal.SIGINT)
+    _, errors = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("stopped; to go on: imagine serve run=tiny")
+    assert not (cloned / "config.yaml").exists(), "it only looks at the run"
+
+
+def test_a_run_is_a_gymnasium_environment_by_its_folder(cloned: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium", reason="pip install 'imagination[gymnasium]'")
+    env = gymnasium.make("imagination.gym:imagination/Dream-v0", run=str(cloned), overrides=AS_FITTED)
+    try:
+        text, _ = env.reset(seed=1)
+        assert text == start("corridor-b")
+        sessions, _ = world_and_engine(cloned)
+        _, looked = asyncio.run(play_alone(sessions, 1, ["look"]))
+        assert env.step("look")[:4] == (looked.text, looked.reward, looked.terminated, looked.truncated)
+    finally:
+        env.close()
+    with pytest.raises(UserError, match="fit-world-model"):
+        gymnasium.make("imagination.gym:imagination/Dream-v0", run=str(cloned / "nothing"))
+
+
+# --- what cannot be served
+
+
+@pytest.fixture
+def refused(cloned: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    def run(folder: Path = cloned, token: str = "", **changes: object) -> str:
+        config = tiny_settings()
+        for name, value in changes.items():
+            setattr(config.serve, name, value)
+        monkeypatch.setenv(config.serve.token, token)
+        with pytest.raises(UserError) as error:
+            serve(config, folder)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    return run
+
+
+def test_other_machines_need_a_token(refused: Callable[..., str]) -> None:
+    assert "IMAGINE_SERVE_TOKEN" in refused(host="0.0.0.0")
+
+
+def test_a_taken_port_is_named(refused: Callable[..., str]) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"serve.port={port}" in refused(port=port)
+
+
+def test_a_run_that_is_not_there_is_not_made(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "fit-world-model" in refused(folder=tmp_path / "nothing")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_on_the_command_line_is_refused_and_not_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "run=nothing", "serve.token=s3cret"]) == 2
+    told = capsys.readouterr().err
+    assert "environment variable" in told
+    assert "s3cret" not in told

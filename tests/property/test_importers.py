@@ -1,0 +1,81 @@
+"""Whatever a record holds, it is an episode or is refused by its field. If not, one bad line ends a whole import."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from real_envs.importers.drafts import Reading, finish
+from real_envs.importers.formats import FORMATS, Imported, find_format, read
+from real_envs.rows import FieldError, decode, encode
+
+KEYS = """
+messages traj prompt completion role content tool_calls function name arguments task_id reward success id
+agent turn_history actions observations rewards valid_action thoughts summary max_reward query environment
+conversations from value loss item_id trace problem plans turns action observation terminated start stop
+model_output history result pages metadata step_number index instruction passed x
+"""
+WORDS = st.sampled_from(["user", "assistant", "tool", "human", "gpt", "a\n> b", "terminated", "expert", "", "\ud800"])
+PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
+NAMES = st.sampled_from(KEYS.split())
+JSON = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=5), max_leaves=25
+)
+ROW = st.dictionaries(NAMES, JSON, max_size=6)
+
+
+def record(needed: dict[str, st.SearchStrategy[Any]], *more: str) -> st.SearchStrategy[Any]:
+    """A record that has the fields by which its format is known, and, perhaps, others."""
+    return st.fixed_dictionaries(needed, optional=dict.fromkeys(more, JSON))
+
+
+SAID = st.lists(record({"role": WORDS, "content": JSON, "from": WORDS, "value": JSON}, "tool_calls") | JSON, max_size=5)
+ARRAYS = st.fixed_dictionaries({name: st.lists(PLAIN, max_size=3) for name in ("actions", "observations", "rewards")})
+RECORDS: dict[str, st.SearchStrategy[Any]] = {
+    "openai": record({"messages": SAID}, "reward", "success", "id", "task_id", "agent") | ROW,
+    "agentgym": record({"conversations": SAID}, "reward", "item_id", "agent") | ROW,
+    "intercode": record({"turn_history": ARRAYS | JSON}, "summary", "query") | ROW,
+    "commands": record({"trace": WORDS}, "problem", "reward", "success") | ROW,
+    "jsonl": record({"turns": st.lists(ROW, max_size=3), "task_id": JSON}, "start", "stop") | ROW,
+    "huggingface": ROW | ARRAYS,
+    "browser-use": st.fixed_dictionaries(
+        {"result": ROW | JSON, "history": record({"history": st.lists(ROW, max_size=3)}) | JSON, "pages": st.just({})}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
+    found = FORMATS[name]
+    readings = (Reading(), Reading(mapping={"action": "actions", "observation": "observations", "reward": "rewards"}))
+
+    @settings(max_examples=150, deadline=None)
+    @given(RECORDS[name], st.sampled_from(readings))
+    def check(record: dict[str, Any], reading: Reading) -> None:
+        try:
+            episode, _ = finish(found.draft(record, reading), name="file/")
+        except FieldError:
+            return
+        assert decode(encode(episode)) == episode
+        assert episode.id
+
+    check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(ROW, min_size=1, max_size=4))
+def test_ids_of_a_file_differ_and_are_the_same_again(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]
+) -> None:
+    turn = {"action": "a", "observation": "o"}
+    path: Path = tmp_path_factory.mktemp("own") / "log.jsonl"
+    path.write_text("\n".join(json.dumps({"task_id": "t", "start": str(row), "turns": [turn]}) for row in rows))
+    found, _ = find_format("auto", path)
+    first, again = ([i.episode.id for i in read(path, found, Reading()) if isinstance(i, Imported)] for _ in range(2))
+    assert first == again
+    assert len(set(first)) == len(rows)

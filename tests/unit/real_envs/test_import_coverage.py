@@ -1,0 +1,97 @@
+"""What a log covers, counted by hand. If these fail, people dream on logs that cannot carry it, and are not told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from real_envs.importers.coverage import Coverage, quantile
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+
+GO = Turn("go", "a hall", 0.0, False)
+WIN = Turn("win", "You won", 1.0, True)
+BAD = Turn("fly", "Invalid action!", 0.0, False)
+
+
+def episode(name: str, *turns: Turn, task: str = "t", start: str = "a room", success: bool | None = None) -> Trajectory:
+    stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
+    return Trajectory(name, task, "g", Source.REAL, "gpt", 0, start, turns, stop, success=success)
+
+
+def counted(*episodes: Trajectory, heldout: tuple[Trajectory, ...] = ()) -> Coverage:
+    coverage = Coverage()
+    for found in episodes:
+        coverage.add(found)
+    for found in heldout:
+        coverage.add(found, "heldout")
+    return coverage
+
+
+def test_a_small_log_by_hand() -> None:
+    crash = replace(episode("x", task="u"), stop=StopReason.ENV_CRASHED)
+    found = counted(episode("a", GO, WIN), episode("b", GO, BAD, GO), crash).to_json()
+    assert (found["episodes"], found["turns"], found["tasks"]) == (3, 5, {"train": 2})
+    assert (found["distinct_actions"], found["distinct_observations"]) == (3, 3)
+    assert found["turns_per_episode"] == {"least": 0, "median": 2, "most": 3}
+    assert found["rewards"]["turns"] == 5
+    assert (found["rewards"]["turns_not_zero"], found["rewards"]["of_these_at_the_end"]) == (1, 1)
+    assert found["rewards"]["mean_total"] == 0.5
+    assert found["success"] == {"known": 2, "stated": 0, "solved": 1}
+    assert (found["terminated"], found["failed"], found["invalid_answers"]) == (1, 1, 1)
+    assert found["duplicate_turns"] == 1  # go in a room, twice
+    assert found["agents"] == {"gpt": 3}
+
+
+def test_determinism_is_the_share_of_repeated_pairs_with_the_usual_answer() -> None:
+    answers = ["a hall", "a hall", "a cellar", "a hall"]
+    episodes = [episode(f"{k}", Turn("go", answer, None, False)) for k, answer in enumerate(answers)]
+    found = counted(*episodes, episode("once", WIN)).to_json()["determinism"]
+    assert found == {"repeated_pairs": 1, "same_answer": 0.75}
+    assert counted(episode("once", WIN)).to_json()["determinism"]["same_answer"] is None
+
+
+def test_held_out_tasks_that_are_nearly_training_tasks_are_named() -> None:
+    near = episode("h", GO, task="h", start="A   room")
+    far = episode("i", Turn("look", "dark", None, False), task="i", start="a cellar")
+    found = counted(episode("a", GO, WIN), heldout=(near, far)).to_json()
+    assert found["heldout_tasks_like_train"] == ["h"]
+    assert found["heldout_turns_in_train"] == 0  # the state is written differently
+    assert any("1 held-out tasks begin like a training task" in line for line in found["missing"])
+
+
+def said(*episodes: Trajectory) -> str:
+    return "\n".join(counted(*episodes).missing())
+
+
+def test_unknown_success_is_said_and_known_success_is_not() -> None:
+    points = [episode("a", replace(WIN, reward=0.5)), episode("b", GO)]
+    assert "success is unknown in 2 of 2 episodes" in said(*points)
+    assert "imports.solved_at" in said(*points)
+    assert "unknown" not in said(*points, episode("c", WIN))  # a terminal reward of 1 says what success is
+    assert "unknown in 1 of 3" in said(
+        *(replace(e, success=False) for e in points), episode("c", replace(GO, reward=None))
+    )
+
+
+def test_what_else_is_missing() -> None:
+    assert "no turn was logged" in said(episode("a"))
+    assert "every episode is solved" in said(episode("a", WIN))
+    assert "no episode is solved" in said(episode("a", GO, success=False))
+    assert "no turn has a reward" in said(episode("a", replace(WIN, reward=None), success=True))
+    assert "no episode says that the world ended" in said(episode("a", GO))
+    assert "only 1 episodes" in said(episode("a", GO))
+    assert "only 0 pairs of state and action occur twice" in said(episode("a", GO))
+    assert "success and a total reward of 1 disagree" in said(episode("a", GO, success=True))
+    scores = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
+    assert "are they scores so far?" in said(episode("a", *scores))
+    assert "are they scores so far?" not in said(episode("a", GO, GO, WIN))
+
+
+def test_a_log_that_carries_dreams_lacks_nothing() -> None:
+    episodes = [episode(f"{k}", GO, WIN if k % 2 else BAD, task=f"t{k % 6}", start=f"room {k % 30}") for k in range(60)]
+    assert said(*episodes) == ""
+
+
+def test_quantiles_by_hand() -> None:
+    assert quantile({1: 99, 500: 1}) == 1
+    assert quantile({1: 98, 500: 2}) == 500
+    assert quantile({}) == 0

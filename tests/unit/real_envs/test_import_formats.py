@@ -1,0 +1,411 @@
+"""Small records of each format, written by hand. If these fail, a log says something else after its import."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from real_envs.errors import UserError
+from real_envs.importers.drafts import Reading
+from real_envs.importers.formats import FORMATS, Imported, Refusal, find_format, read
+from real_envs.trajectory import StopReason, Trajectory, Turn
+
+CHAT: dict[str, Any] = {
+    "task_id": 3,
+    "reward": 1.0,
+    "trial": 2,
+    "info": {"cost": 1},
+    "traj": [
+        {"role": "system", "content": "Help."},
+        {"role": "user", "content": "Cancel it."},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c", "function": {"name": "cancel", "arguments": '{"id":"R1"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "cancelled"},
+        {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks ###STOP###"},
+    ],
+}
+CODE = {
+    "environment": "bash",
+    "task_id": 4,
+    "query": "Count the files.",
+    "turn_history": {
+        "actions": ["ls", "ls | wc -l", "find | wc -l"],
+        "observations": ["a b", "2", "3"],
+        "rewards": [0.5, 0.25, 1.0],
+        "valid_action": [True, True, False],
+        "thoughts": ["look", "count", "all"],
+    },
+    "summary": {"max_reward": 1.0},
+}
+GYM = {
+    "item_id": "shop_1",
+    "conversations": [
+        {"from": "human", "loss": None, "value": "You shop. Answer Thought and Action."},
+        {"from": "gpt", "loss": False, "value": "OK."},
+        {"from": "human", "loss": None, "value": "Buy tea. [Search]"},
+        {"from": "gpt", "loss": True, "value": "Thought:\nI search.\n\nAction:\nsearch[tea]"},
+        {"from": "human", "loss": None, "value": "Green tea $3"},
+        {"from": "gpt", "loss": True, "value": "Action: click[buy]"},
+    ],
+}
+GAME = {
+    "kind": {
+        "game/1": {
+            "problem": "You are in a room. Put a mug on the desk.",
+            "trace": (
+                " think: find a mug\nOK.\n> go to shelf 1\nYou see a mug.\nIt is red.\n>\n\n\n"
+                " go to desk 1\nA desk.\n>\n"
+            ),
+            "plans": ["a", "b"],
+            "reward": True,
+        },
+        "game/2": {"problem": "A room.", "trace": "", "plans": [], "reward": 0},
+    },
+    "overall": {"rate": 0.5, "success": [1], "count": [2]},
+}
+SHOP = """-----------------
+0
+Action: reset
+Observation:
+Buy tea.
+
+Action: think[look]
+Observation: OK.
+
+Action: click[Buy Now]
+Observation: Your score (min 0.0, max 1.0): 0.5
+
+1 0.5 0.0 0.0
+-------------
+-----------------
+1
+Action: reset
+Observation: Buy a cup.
+
+Action: click[x]
+Observation: Invalid action!
+
+2 0.25 0.0 0.0
+-------------
+-----------------
+2
+Action: reset
+Observation: Buy a pot.
+
+Action: click[Buy Now]
+Observation: Your score (min 0.0, max 1.0): 1.0
+
+3 0.5 0.3333333333333333 0.0
+-------------
+0.5 0.3333333333333333 0.0
+"""
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[Refusal]]:
+    """What is imported, and what is refused."""
+    found = list(read(path, find_format(name, path)[0], Reading(**reading)))
+    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, Refusal)]
+
+
+def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:
+    episodes, refused = items(path, name, **reading)
+    assert refused == []
+    (episode,) = episodes
+    return episode
+
+
+def test_a_chat_acts_by_messages_and_calls_and_earns_at_its_end(tmp_path: Path) -> None:
+    episode = only(write(tmp_path / "chats.json", [CHAT]))
+    assert episode.start == "Help.\n\nCancel it."
+    assert [(t.action, t.observation, t.reward, t.terminated) for t in episode.turns] == [
+        ('cancel({"id": "R1"})', "cancelled", 0.0, False),
+        ("Done.", "Thanks ###STOP###", 1.0, True),
+    ]
+    assert (episode.task_id, episode.success, episode.solved) == ("3", None, True)
+    assert dict(episode.turns[-1].info) == {"log.trial": 2}
+    assert only(tmp_path / "chats.json", system=False).start == "Cancel it."
+
+
+def test_fields_without_a_place_are_named(tmp_path: Path) -> None:
+    (found,) = read(write(tmp_path / "a.json", [CHAT]), FORMATS["openai"], Reading())
+    assert isinstance(found, Imported)
+    assert found.left_out == ("info",)
+
+
+def test_a_rollout_in_two_parts_is_one_chat(tmp_path: Path) -> None:
+    whole, parts = dict(CHAT), dict(CHAT)
+    del parts["traj"]
+    parts |= {"prompt": CHAT["traj"][:2], "completion": CHAT["traj"][2:]}
+    found = [only(write(tmp_path / name, [record])) for name, record in (("a.json", whole), ("b.json", parts))]
+    assert found[0].turns == found[1].turns
+    assert found[0].start == found[1].start
+
+
+def test_a_file_that_is_one_list_of_messages_is_one_chat(tmp_path: Path) -> None:
+    chat = write(tmp_path / "a.json", CHAT["traj"])
+    assert [turn.action for turn in only(chat).turns] == ['cancel({"id": "R1"})', "Done."]
+
+
+def test_an_unanswered_message_ends_a_chat_and_an_unanswered_call_is_left_out(tmp_path: Path) -> None:
+    said = CHAT["traj"][:5]
+    answered = only(write(tmp_path / "a.json", [{"messages": said}]))
+    assert answered.turns[-1] == Turn("Done.", "", None, True)
+    assert answered.task_id.startswith("task-")
+    calling = only(write(tmp_path / "b.json", [{"messages": [*said[:4], said[2]]}]))
+    assert [t.action for t in calling.turns] == ['cancel({"id": "R1"})']
+    assert calling.stop is StopReason.TURN_LIMIT
+    assert calling.task_id == answered.task_id  # the same start is the same task
+
+
+def test_a_chat_that_did_not_end_for_sure_is_cut_off(tmp_path: Path) -> None:
+    """A time-out looks like this: no reward, nobody hung up."""
+    said = [*CHAT["traj"][:5], {"role": "user", "content": "And?"}]
+    assert only(write(tmp_path / "a.json", [{"messages": said, "reward": 0.0}])).stop is StopReason.TURN_LIMIT
+
+
+def test_scores_so_far_become_what_each_turn_earned(tmp_path: Path) -> None:
+    episode = only(write(tmp_path / "runs.json", {"0": CODE}))
+    assert [t.reward for t in episode.turns] == [0.5, -0.25, 0.75]  # 1.0 in all, not 1.75
+    assert (episode.success, episode.stop, episode.task_id) == (True, StopReason.TERMINATED, "bash/4")
+    assert episode.start == "Count the files."
+    assert dict(episode.turns[2].info) == {"log.valid_action": False, "log.thought": "all"}
+
+
+def test_arrays_of_unequal_lengths_are_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
+    short = CODE | {"turn_history": CODE["turn_history"] | {"observations": ["a"]}}  # type: ignore[operator]
+    episodes, refused = items(write(tmp_path / "runs.json", {"0": short, "1": CODE, "2": CODE | {"turn_history": {}}}))
+    assert len(episodes) == 1
+    assert [(r.record, r.field) for r in refused] == [("record '0'", "turn_history"), ("record '2'", "turn_history")]
+    assert "3 actions, 1 observations" in refused[0].reason
+    assert str(refused[0]).startswith(f"{tmp_path / 'runs.json'}: record '0', field 'turn_history' has arrays")
+
+
+def test_numbers_that_no_64_bits_hold_are_refused(tmp_path: Path) -> None:
+    huge = CODE | {"turn_history": CODE["turn_history"] | {"rewards": [0.5, 10**400, 1]}}  # type: ignore[operator]
+    episodes, refused = items(write(tmp_path / "runs.json", {"0": huge, "1": CODE, "2": CODE | {"note": 10**400}}))
+    assert len(episodes) == 1
+    assert [refusal.record for refusal in refused] == ["record '0'", "record '2'"]
+
+
+def test_a_conversation_begins_after_the_assent_and_ends_with_its_last_action(tmp_path: Path) -> None:
+    episode = only(write(tmp_path / "gym.json", [GYM]))
+    assert episode.start == "You shop. Answer Thought and Action.\n\nBuy tea. [Search]"
+    assert episode.turns == (
+        Turn("search[tea]", "Green tea $3", None, False, {"log.thought": "I search."}),
+        Turn("click[buy]", "", None, True),
+    )
+    assert (episode.task_id, episode.success) == ("shop_1", None)
+
+
+def test_a_text_game_with_parts_is_one_episode_and_an_empty_one_is_refused(tmp_path: Path) -> None:
+    episodes, refused = items(write(tmp_path / "games.json", GAME))
+    assert [(t.action, t.observation) for t in episodes[0].turns] == [
+        ("think: find a mug", "OK."),
+        ("go to shelf 1", "You see a mug.\nIt is red."),
+        ("go to desk 1", "A desk."),
+    ]
+    assert (episodes[0].task_id, episodes[0].success, episodes[0].stop) == ("game/1", True, StopReason.TERMINATED)
+    assert [(r.record, r.field) for r in refused] == [
+        ("record 'kind', 'game/2'", "trace"),
+        ("record 'overall'", "trace"),
+    ]
+
+
+def test_a_text_game_in_a_text_file_begins_above_its_first_action(tmp_path: Path) -> None:
+    episode = only(write(tmp_path / "zork.txt", "West of House.\n\n> open mailbox\nA leaflet.\n> read it\nWELCOME\n"))
+    assert (episode.start, episode.task_id) == ("West of House.", "zork")
+    assert [t.observation for t in episode.turns] == ["A leaflet.", "WELCOME"]
+
+
+@pytest.mark.parametrize("notebook", [False, True])
+def test_a_printed_run_states_scores_and_by_its_rates_who_solved(tmp_path: Path, notebook: bool) -> None:
+    cut = SHOP.index("Action: think")
+    stream = {"output_type": "stream", "name": "stdout"}
+    outputs = [stream | {"text": [SHOP[:cut]]}, stream | {"name": "stderr", "text": ["a warning\n"]}]
+    cells = {"cells": [{"outputs": [*outputs, stream | {"text": [SHOP[cut:]]}]}]}
+    path = tmp_path / ("shop.ipynb" if notebook else "shop.txt")
+    episodes, refused = items(write(path, cells if notebook else SHOP))
+    assert refused == []
+    assert [e.start for e in episodes] == ["Buy tea.", "Buy a cup.", "Buy a pot."]
+    assert [e.success for e in episodes] == [False, False, True]
+    assert [[t.reward for t in e.turns] for e in episodes] == [[0.0, 0.5], [None], [1.0]]
+    assert [e.stop.value for e in episodes] == ["terminated", "turn_limit", "terminated"]
+    assert episodes[1].turns[-1].observation == "Invalid action!"  # and no line of rates
+    assert [e.task_id for e in episodes] == ["shop/0", "shop/1", "shop/2"]
+
+
+def test_the_next_reset_begins_another_episode(tmp_path: Path) -> None:
+    one = "Action: reset\nObservation: Room {}.\n\nAction: go\nObservation: Hall.\n\n"
+    episodes, _ = items(write(tmp_path / "a.txt", one.format(1) + one.format(2)))
+    assert [(e.start, len(e.turns), e.success) for e in episodes] == [("Room 1.", 1, None), ("Room 2.", 1, None)]
+
+
+def web_run(folder: Path, pages: bool) -> Path:
+    """One task: a click on the second element, then done; and one of which nothing was logged."""
+
+    def step(number: int, actions: list[dict], said: str, done: bool = False) -> dict:
+        result = [{"is_done": done, "extracted_content": said}]
+        return {"model_output": {"action": actions}, "result": result, "metadata": {"step_number": number}}
+
+    steps = [
+        step(0, [{"navigate": {"url": "http://x"}}], "went"),
+        step(1, [{"click": {"index": 901}}, {"input": {"index": 900, "text": "tea", "clear": None}}], "Clicked"),
+        step(2, [{"done": {"text": "ok"}}], "ok", True),
+    ]
+    task, empty = folder / "run" / "task_1", folder / "run" / "task_2"
+    for path in (task, empty):
+        path.mkdir(parents=True)
+        write(path / "result.json", {"task_id": path.name, "instruction": "Star it.", "passed": True, "elapsed": 2.5})
+    write(task / "history.json", {"history": steps})
+    shown = "<browser_state>stats\nInteractive elements:\n{}\n</browser_state>\n{{answer}}"
+    texts = [shown.format("[900]<input />\n[901]<a />\n\tStar"), shown.format("*[77]<input />\n[901]<a />\n\tStarred")]
+    lines = [json.dumps({"task": "task_1", "step": k + 1, "text": text}) for k, text in enumerate(texts)]
+    if pages:
+        (folder / "run" / "conversations.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    return folder / "run"
+
+
+def test_pages_are_renumbered_from_one_and_actions_with_them(tmp_path: Path) -> None:
+    episodes, refused = items(web_run(tmp_path, pages=True))
+    (episode,) = episodes
+    assert episode.start == "Goal: Star it.\n[1]<input />\n[2]<a />\n\tStar"
+    assert [(t.action, t.observation) for t in episode.turns] == [
+        ('click(index=2)\ninput(index=1, text="tea")', "[1]<input />\n[2]<a />\n\tStarred"),
+        ('done(text="ok")', "ok"),
+    ]
+    assert (episode.success, episode.stop) == (True, StopReason.TERMINATED)
+    assert episode.turns[-1].reward is None  # nothing says what a step earned
+    assert [(r.record, r.field) for r in refused] == [("task_2", "history.json")]
+
+
+def test_without_kept_pages_the_results_are_the_observations(tmp_path: Path) -> None:
+    (episode,), _ = items(web_run(tmp_path, pages=False))
+    assert [t.observation for t in episode.turns] == ["went", "Clicked", "ok"]
+    assert episode.turns[1].action.startswith("click(index=901)")
+
+
+STEPS = [
+    {"ep": "a", "cmd": "look", "out": "dark", "pts": 1, "over": False, "goal": "Find it."},
+    {"ep": "a", "cmd": "light", "out": "bright", "pts": 3, "over": True, "goal": "Find it."},
+    {"ep": "b", "cmd": "wait", "out": "dark", "pts": 0, "over": True, "goal": "Find it."},
+]
+COLUMNS = {"episode": "ep", "action": "cmd", "observation": "out", "reward": "pts", "done": "over", "start": "goal"}
+
+
+def test_rows_that_are_steps_are_put_together(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(STEPS), tmp_path / "steps.parquet")
+    episodes, _ = items(tmp_path / "steps.parquet", mapping=COLUMNS, observation="after")
+    assert [[t.action for t in e.turns] for e in episodes] == [["look", "light"], ["wait"]]
+    assert [[t.reward for t in e.turns] for e in episodes] == [[1.0, 3.0], [0.0]]
+    assert [e.stop.value for e in episodes] == ["terminated", "terminated"]
+    assert episodes[0].start == "Find it."
+
+
+def test_the_traps_of_tables_are_said_and_not_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, STEPS)))
+    _, refused = items(path, "huggingface", mapping=COLUMNS)
+    assert {(r.field, "imports.observation" in r.reason) for r in refused} == {("out", True)}
+    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", reward="cumulative")
+    assert [t.reward for t in first.turns] == [1.0, 2.0]  # 3 in all
+    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", done="ended")
+    assert first.stop is StopReason.TURN_LIMIT
+    # seen before: the answer to the last action was not logged
+    (first,), refused = items(path, "huggingface", mapping=COLUMNS, observation="before")
+    assert (first.start, first.turns[0].observation, len(first.turns)) == ("Find it.\ndark", "bright", 1)
+    assert [r.record for r in refused] == ["episode 'b'"]
+
+
+def test_rows_of_an_episode_that_comes_back_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, [*STEPS, STEPS[0]])))
+    episodes, refused = items(path, "huggingface", mapping=COLUMNS, observation="after")
+    assert (len(episodes), [(r.record, r.field) for r in refused]) == (2, [("episode 'a'", "ep")])
+
+
+def test_rows_that_are_episodes_hold_lists(tmp_path: Path) -> None:
+    row = {"acts": ["x", "y"], "obs": ["0", "1", "2"], "won": 1, "note": "n"}
+    path = write(tmp_path / "rows.jsonl", json.dumps(row))
+    mapping = {"action": "acts", "observation": "obs", "success": "won"}
+    episode = only(path, "huggingface", mapping=mapping)  # one observation more: nothing has to be said
+    assert (episode.start, [t.observation for t in episode.turns]) == ("0", ["1", "2"])
+    assert (episode.success, dict(episode.turns[-1].info)) == (True, {"log.note": "n"})
+    _, refused = items(path, "huggingface", mapping=mapping | {"action": "actz"})
+    assert refused[0].field == "actz"
+    assert "did you mean 'acts'?" in refused[0].reason
+
+
+def test_parquet_of_chats_is_read_as_chats(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages, "id": "m1"}]), tmp_path / "chats.parquet")
+    episode = only(tmp_path / "chats.parquet")
+    assert (episode.id, episode.turns) == ("m1", (Turn("Hello", "", None, True),))
+
+
+OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o", "reward": 1, "terminated": True}]}
+
+
+def test_our_own_lines_keep_strange_keys_as_notes_but_no_misspelt_ones(tmp_path: Path) -> None:
+    lines = [OWN | {"model": "m", "scores": [1]}, OWN | {"turnz": 1}, {"task_id": "t"}, 7]
+    episodes, refused = items(write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, lines))))
+    assert dict(episodes[0].turns[0].info) == {"log.model": "m"}
+    assert [(r.record, r.field) for r in refused] == [("line 2", "turnz"), ("line 3", "turns"), ("line 4", "")]
+
+
+def test_ids_are_the_same_in_every_import_and_of_every_episode_another(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, [OWN, OWN | {"start": "z"}, OWN])))
+    ids = [e.id for e in items(path)[0]]
+    assert len(set(ids)) == 3
+    assert ids[2] == f"{ids[0]}-2"  # the same episode once more
+    turned = write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, [OWN | {"start": "z"}, OWN, OWN])))
+    assert sorted(e.id for e in items(turned)[0]) == sorted(ids)
+    twice = write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, [OWN | {"id": "i"}, OWN | {"id": "i"}])))
+    assert [(r.record, r.field) for r in items(twice)[1]] == [("line 2", "id")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found", "why"),
+    [
+        ("a.json", [CHAT], "openai", "'role' in 'traj'"),
+        ("a.json", {"0": CODE}, "intercode", "'turn_history'"),
+        ("a.json", [GYM], "agentgym", "'from' and 'value'"),
+        ("a.json", GAME, "commands", "'trace'"),
+        ("a.txt", "x\n> go\ny", "commands", "'> action'"),
+        ("a.txt", SHOP, "react", "'Observation: ...'"),
+        ("a.jsonl", OWN, "jsonl", "'turns' with 'action'"),
+    ],
+)
+def test_auto_says_which_format_it_sees_and_why(
+    tmp_path: Path, name: str, content: object, found: str, why: str
+) -> None:
+    seen, reason = find_format("auto", write(tmp_path / name, content))
+    assert seen.name == found
+    assert why in reason
+
+
+def test_what_is_in_no_known_format_is_said_with_what_is_there(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"prompt": "x", "response": "y"}')
+    with pytest.raises(UserError, match="its first record has prompt, response; name one of huggingface"):
+        find_format("auto", path)
+    with pytest.raises(UserError, match="unknown format 'opena'; did you mean 'openai'"):
+        find_format("opena", path)
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        find_format("auto", tmp_path / "none.json")
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"turns": [{"action": "a"}]}\n' * 9)[:-20])
+    with pytest.raises(UserError, match=r"cut\.jsonl\.gz cannot be read: Compressed file ended"):
+        find_format("auto", tmp_path / "cut.jsonl.gz")
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        list(read(tmp_path / "none.json", FORMATS["openai"], Reading()))

@@ -1,0 +1,93 @@
+"""Records come out of files one at a time, whatever lies between them. If these fail, episodes get lost on the way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from real_envs.importers import records
+from real_envs.importers.records import json_records
+from real_envs.rows import FieldError
+
+VALUE = {"a": 'say "hi" \\ [}] {', "b": [1, 2.5, None, True, {"c": "é☕"}], "d": {}}
+
+
+def values(path: Path) -> list[Any]:
+    return [record.value for record in json_records(path)]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_arrays_and_named_records_do_not_depend_on_where_the_reading_stops(
+    tmp_path: Path, chunk: int, indent: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array, named = tmp_path / "array.json", tmp_path / "named.json"
+    array.write_text(json.dumps([VALUE] * 5, indent=indent))
+    named.write_text(json.dumps({f"k{i}": VALUE for i in range(5)}, indent=indent))
+    head = records._CHUNK
+    expected = [("record 1", "record 'k0'"), ("record 5", "record 'k4'")]
+    assert head == 1 << 20
+    monkeypatch.setattr(records, "_CHUNK", max(chunk, 2))
+    found, others = list(json_records(array)), list(json_records(named))
+    assert [record.value for record in found] == [record.value for record in others] == [VALUE] * 5
+    assert [(a.where, b.where) for a, b in zip(found, others, strict=True) if a.where[-1] in "15"] == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.integers(), max_size=3), max_size=5))
+def test_any_objects_come_back(tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    (folder / "a.json").write_text(json.dumps(found, ensure_ascii=False), encoding="utf-8")
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, found)), encoding="utf-8")
+    assert values(folder / "a.json") == values(folder / "a.jsonl") == found
+
+
+def test_a_bad_line_is_one_record_and_the_next_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n\n{"a": \n{"b": "\xff"}\n{"a": 2}\n')
+    found = list(json_records(tmp_path / "a.jsonl"))
+    assert [record.where for record in found] == ["line 1", "line 3", "line 4", "line 5"]
+    assert [isinstance(record.value, FieldError) for record in found] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}, {"a": ]', '[{"a": 1}, {"a"', '[{"a": 1} {"b": 2}]', '[{"a": 1}, nul]'])
+def test_an_array_that_breaks_is_read_up_to_there(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    good, bad = values(tmp_path / "a.json") if text.count("}") < 2 else [{"a": 1}, values(tmp_path / "a.json")[-1]]
+    assert good == {"a": 1}
+    assert isinstance(bad, FieldError)
+    assert "the rest of the file is not read" in bad.reason
+
+
+def test_lines_are_known_without_their_suffix_and_one_object_is_one_record(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": {}}\n{"a": {}}\n')
+    assert values(tmp_path / "a.json") == [{"a": {}}, {"a": {}}]
+    (tmp_path / "b.json").write_text(json.dumps({"messages": [1], "reward": 1}, indent=1))
+    assert values(tmp_path / "b.json") == [{"messages": [1], "reward": 1}]
+
+
+def test_gzipped_files_are_read_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"a": 1}\n{"a": 2}\n'))
+    assert values(tmp_path / "a.jsonl.gz") == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("form", ["array", "lines"])
+def test_a_file_larger_than_what_may_be_in_memory(tmp_path: Path, form: str) -> None:
+    path = tmp_path / ("a.json" if form == "array" else "a.jsonl")
+    record = json.dumps({"text": "x" * 10_000})
+    with path.open("w") as file:  # 40 MB
+        file.write("[" if form == "array" else "")
+        for k in range(4000):
+            file.write(record + ("\n" if form == "lines" else "," if k < 3999 else "]"))
+    tracemalloc.start()
+    try:
+        assert sum(len(found.value["text"]) for found in json_records(path)) == 40_000_000
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()

@@ -1,0 +1,99 @@
+"""What is around the protocols: measures, the page's questions, and the end of the server."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import pytest
+
+pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
+from prometheus_client.parser import text_string_to_metric_families
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from imagination.serving.app import ServingLimits
+from imagination.serving.server import listen
+from imagination.serving.sessions import SessionLimits
+from real_envs.errors import UserError
+from tests.support.served import STARTS, Planted, planted_world, served
+
+
+def measured(address: str) -> dict[tuple[str, ...], float]:
+    text = httpx.get(f"http://{address}/metrics", trust_env=False).text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_measures_count_what_has_happened() -> None:
+    with served(planted_world()) as address, httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
+        handle = client.post("/agentgym/create").json()
+        for action in ("look", "win", "doubt", "break"):
+            client.post("/agentgym/reset", json={**handle, "data_idx": 0})
+            client.post("/agentgym/step", json={**handle, "action": action})
+        client.post("/agentgym/step", json={**handle, "action": "look"})
+        client.get("/tasks", headers={"Origin": "http://evil.example.org"})
+        found = measured(address)
+        assert found["imagination_sessions",] == 1
+        assert found["imagination_requests",] == 1  # this one
+        assert found["imagination_sessions_opened_total",] == 1
+        assert found["imagination_step_seconds_count",] == 3
+        assert found["imagination_step_seconds_sum",] > 0
+        assert found["imagination_steps_untrusted_total",] == 1
+        stops = {key[1]: value for key, value in found.items() if key[0] == "imagination_episodes_total"}
+        assert stops == {"terminated": 1, "unsure": 1, "prediction_invalid": 1}
+        refused = {key[1]: value for key, value in found.items() if key[0] == "imagination_refused_total"}
+        assert refused == {"failed": 1, "not_running": 1, "origin": 1}
+
+
+def test_the_page_asks_for_tasks_and_for_transitions_of_the_log() -> None:
+    with served(planted_world()) as address, httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
+        assert client.get("/tasks").json() == {"tasks": ["cave", "hall"]}
+        start = STARTS["hall@0"].text
+        (near,) = client.post("/nearest", json={"start": start, "seen": start, "action": "take"}).json()["transitions"]
+        assert near == {
+            "seen": start,
+            "action": "take lamp",
+            "observation": "You take the lamp.",
+            "reward": 1.0,
+            "terminated": True,
+        }
+        for wrong in ({}, {"start": 1, "seen": "", "action": ""}, [1]):
+            answer = client.post("/nearest", json=wrong)
+            assert answer.status_code == 400
+            assert answer.json()["error"]
+
+
+def test_the_end_of_the_server_ends_its_sessions() -> None:
+    model = Planted()
+    with served(planted_world(model)) as address:
+        httpx.post(f"http://{address}/agentgym/create", trust_env=False)
+        socket = connect(f"ws://{address}/ws")
+        socket.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
+        socket.recv(20)
+        assert model.released == []
+    with pytest.raises(ConnectionClosed, match="1012"):
+        socket.recv(20)
+    assert len(set(model.released)) == 2
+
+
+def test_the_sweep_closes_sessions_of_clients_that_are_gone() -> None:
+    with served(planted_world(), ServingLimits(SessionLimits(idle_seconds=0.2))) as address:
+        httpx.post(f"http://{address}/agentgym/create", trust_env=False)
+        for _ in range(200):
+            if (found := measured(address))["imagination_sessions_expired_total",]:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the session is still open")
+        assert found["imagination_sessions",] == 0
+
+
+def test_an_address_that_is_not_ours_is_told_in_a_line() -> None:
+    with pytest.raises(UserError, match=r"nothing can listen at serve\.host=192\.0\.2\.1") as error:
+        listen("192.0.2.1", 0)
+    assert "\n" not in str(error.value)
