@@ -23,16 +23,14 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Protocol
 
 from real_envs.answers import wrong_with_reset, wrong_with_step
 from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.interaction import PoolStats, counted_here
 from real_envs.process_guard import MARK, Guard, end_tree, has_ended
 from real_envs.trajectory import Observation, StopReason
 
@@ -56,31 +54,6 @@ class SyncEnv(Protocol):
     def step(self, action: str) -> StepResult: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(slots=True)
-class PoolStats:
-    """Since the pool was made. ``steps`` and ``resets`` count requests, also those that failed: real interaction used.
-
-    Attributes:
-        seconds: inside these requests, the start of a process included and the wait for a free worker not; those of
-            workers side by side add up.
-        crashes, timeouts, garbage: workers lost, each a failed episode unless the worker died between episodes.
-            ``garbage`` are answers that do not keep the protocol of ``real_envs.env``.
-    """
-
-    steps: int = 0
-    resets: int = 0
-    seconds: float = 0.0
-    crashes: int = 0
-    timeouts: int = 0
-    garbage: int = 0
-
-    def __add__(self, other: PoolStats) -> PoolStats:
-        return PoolStats(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
-
-    def __sub__(self, other: PoolStats) -> PoolStats:
-        return PoolStats(**{f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)})
 
 
 def serve(connection: Connection) -> None:
@@ -212,33 +185,6 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 _WRONG_WITH = {"reset": wrong_with_reset, "step": wrong_with_step}
 _GUARD = Guard()
-_TOTAL: ContextVar[PoolStats] = ContextVar("real_interaction", default=PoolStats())  # noqa: B039  one for all
-
-
-def real_steps_taken() -> int:
-    """Steps that all pools of this process have taken so far: how a run proves that it took none."""
-    return _TOTAL.get().steps
-
-
-def real_interaction() -> PoolStats:
-    """What all pools of this process have done so far; the difference of two is what was done between them.
-
-    Within ``count_apart`` it is what was done there.
-    """
-    return replace(_TOTAL.get())
-
-
-@contextmanager
-def count_apart() -> Iterator[PoolStats]:
-    """What is done within counts for the object that it gives, and not for ``real_interaction`` elsewhere.
-
-    A context of its own (``contextvars``): what goes on at the same time in another thread counts as ever.
-    """
-    token = _TOTAL.set(mine := PoolStats())
-    try:
-        yield mine
-    finally:
-        _TOTAL.reset(token)
 
 
 class WorkerPool:
@@ -345,7 +291,7 @@ class WorkerPool:
         return answer[0]
 
     def _count(self, what: str, amount: float = 1) -> None:
-        for stats in (self.stats, _TOTAL.get()):
+        for stats in (self.stats, counted_here()):
             setattr(stats, what, getattr(stats, what) + amount)
 
     async def close(self) -> None:

@@ -69,6 +69,13 @@ class Goal:
         stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
         return replace(trajectory, turns=tuple(turns), stop=stop, trace=None, success=None)
 
+    def paid_log(self, log: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """The log as the goal pays and ends it; as it is where none is declared.
+
+        By the log's own rewards, some dreams would begin where they are over.
+        """
+        return [self.paid(t) for t in log] if self.declared else log
+
     def _says(self, start: str, turns: Sequence[Turn]) -> bool:
         *history, last = turns
         if not (re.search(self.observation, last.observation) and re.search(self.action, last.action)):

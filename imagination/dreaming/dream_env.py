@@ -179,3 +179,9 @@ def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]
             digest = hashlib.sha256(repr([t.action for t in history]).encode()).hexdigest()[:12]
             starts.setdefault(f"{trajectory.task_id}@{digest}", Start(trajectory.task_id, trajectory.start, history))
     return starts
+
+
+def dream_starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
+    """Where dreams begin. Deeper states than ``max_turns`` cost their whole history and teach no more."""
+    starts = starts_from_log(log, branch=True)
+    return {name: start for name, start in starts.items() if len(start.history) < max_turns}

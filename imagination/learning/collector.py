@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -22,6 +21,7 @@ from imagination.learning.experience import (
     policy_rows,
     telling_groups,
 )
+from imagination.learning.played import lost_to_doubt, measure_played, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
@@ -31,7 +31,6 @@ from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
-from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.monitor import TripwireMonitor
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
@@ -125,7 +124,7 @@ class ExperienceCollector:
         played, beside = self._both_worlds(index, rng, longest)
         self.count_real_steps()
         if index == 0 and not beside and all(t.stop.is_failure or t.stop in _CUT for t in played):
-            raise NothingToLearn(_why_nothing(played))
+            raise NothingToLearn(why_nothing(played))
         shown = [*self._one_a_group(index, played), *beside[:: settings.group_size]]
         self.run.add_rollouts("train", shown, which="update", step=index, split="train")
         seen = self.watch.look(index, played, self.agent) if self.watch is not None else {}
@@ -356,33 +355,6 @@ class ExperienceCollector:
         return episodes
 
 
-def measure_played(played: Sequence[Trajectory], prefix: str = "") -> dict[str, float]:
-    """Metrics of episodes of one world, ``{"dream_success": 0.5, "turns": 310, ...}``; nothing for none.
-
-    ``prefix``: of the names that do not say which world they are of, where an update plays in both.
-    """
-    if not played:
-        return {}
-    from_start = summarise([t for t in played if not t.prefix_turns])
-    branched = summarise([t for t in played if t.prefix_turns])
-    everything = summarise(played)
-    name = "dream" if played[0].source is Source.DREAM else "real"
-    metrics: dict[str, float] = {
-        f"{prefix}turns": sum(len(t.own_turns) for t in played),
-        f"{prefix}failures": everything.success.failures,
-    }
-    for key, summary in ((f"{name}_success", from_start), (f"{name}_success_branched", branched)):
-        if summary.success.rate is not None:
-            metrics[key] = summary.success.rate
-    for stop, count in everything.stops.items():
-        metrics[f"{prefix}stop_{stop.value}"] = count / len(played)
-        if stop.is_outage:
-            metrics[f"{prefix}failures_{stop.value}"] = count
-    if everything.mean_turns is not None:
-        metrics[f"{prefix}mean_turns"] = everything.mean_turns
-    return metrics
-
-
 def real_groups(update: int, settings: TrainSettings) -> int:
     """How many of an update's groups are played in the real games; one at least stays in the dream.
 
@@ -398,26 +370,3 @@ def longest_turns(dream: DreamSettings, update: int) -> int:
     return turns_at(
         update, dream.horizon, dream.horizon_shape, dream.max_turns, dream.horizon_every, dream.horizon_growth
     )
-
-
-def useful_turns(episode: Trajectory) -> int:
-    """Own turns without the one that the guard rejected."""
-    return len(episode.own_turns) - (episode.stop is StopReason.UNSURE)
-
-
-def _why_nothing(played: Sequence[Trajectory]) -> str:
-    stops = dict(Counter(t.stop.value for t in played))
-    broken = next((t.failure for t in played if t.failure), None)
-    if played[0].source is not Source.DREAM and broken is not None:
-        return (
-            f"every real episode of the first update failed, {stops}; the first one: {broken.strip().splitlines()[-1]}"
-        )
-    return (
-        f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
-        "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
-    )
-
-
-def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:
-    """How many turns the dreams that ended unsure could still have had."""
-    return sum(longest - useful_turns(t) for t in played if t.stop is StopReason.UNSURE)

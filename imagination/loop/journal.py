@@ -26,7 +26,7 @@ from typing import Any
 
 from imagination.dreaming.rollout import Episode, Provenance
 from real_envs.env import Env, StepResult, Task
-from real_envs.isolation import PoolStats, real_interaction
+from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
 
 

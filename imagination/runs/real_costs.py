@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from imagination.runs.run_folder import RunFolder
-from real_envs.isolation import PoolStats
+from real_envs.interaction import PoolStats
 
 KEYS = ("real_steps", "real_resets", "real_seconds", "real_failures", "real_cost")
 FAILURES = ("crashes", "timeouts", "garbage")

@@ -8,7 +8,6 @@ HTTP status 200. The protocol wants a number as reward: where there is none (the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,10 +17,7 @@ from starlette.routing import Route
 
 from imagination.serving.answers import Answer, Refusal, Refused
 from imagination.serving.sessions import Session, Sessions
-from imagination.serving.wire import json_response, read_body, read_object
-
-_LOG = logging.getLogger(__name__)
-_BODY_SECONDS = 10.0
+from imagination.serving.wire import endpoint, read_body, read_object
 
 
 class AgentGymServer:
@@ -44,17 +40,7 @@ class AgentGymServer:
         ]
 
     def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return json_response(await work(request))
-            except Refused as refused:
-                self._sessions.counts.refused[refused.kind] += 1
-                return json_response({"error": str(refused)})
-            except Exception:  # a mistake of ours shows the client no traceback
-                _LOG.exception("a request could not be answered")
-                return json_response({"error": "internal error"})
-
-        return endpoint
+        return endpoint(work, self._sessions.counts.refused, status=200)
 
     async def _create(self, request: Request) -> object:
         await self._read(request, empty=True)
@@ -95,7 +81,7 @@ class AgentGymServer:
         return self._sessions.get(str(handle))
 
     async def _read(self, request: Request, empty: bool = False) -> dict[str, Any]:
-        body = await read_body(request, self._message_bytes, _BODY_SECONDS)
+        body = await read_body(request, self._message_bytes)
         return {} if empty and not body.strip() else read_object(body)
 
 

@@ -21,6 +21,7 @@ class Refusal(StrEnum):
     NOT_RUNNING = "not_running"  # a step before a reset, or after the episode's end
     BUSY = "busy"  # the session's last request is still under way
     FAILED = "failed"  # the dream broke: no observation, whatever the protocol
+    INTERNAL = "internal"  # a mistake of ours
 
 
 class Refused(Exception):

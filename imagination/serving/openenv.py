@@ -9,7 +9,6 @@ apart. A dream that broke is an ``EXECUTION_ERROR``, never an observation.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,9 +18,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from imagination.serving.answers import Answer, Refusal, Refused
 from imagination.serving.sessions import Session, Sessions
-from imagination.serving.wire import json_response, read_object, written
+from imagination.serving.wire import answered, json_response, read_object, written
 
-_LOG = logging.getLogger(__name__)
 _CODES = {
     Refusal.FULL: "CAPACITY_REACHED",
     Refusal.UNKNOWN_SESSION: "SESSION_ERROR",
@@ -30,6 +28,7 @@ _CODES = {
     Refusal.INVALID: "VALIDATION_ERROR",
     Refusal.NOT_RUNNING: "EXECUTION_ERROR",
     Refusal.FAILED: "EXECUTION_ERROR",
+    Refusal.INTERNAL: "EXECUTION_ERROR",
 }
 _FIELDS = {  # of a message's data, by its type
     "reset": {"seed", "task", "episode_id"},
@@ -96,30 +95,28 @@ class OpenEnvSocket:
     async def _answer(self, session: Session, raw: str | None) -> dict[str, object] | None:
         """The reply to a message; ``None`` ends the session."""
         try:
-            try:
-                message = read_object(raw or "")
-            except Refused as refused:
-                return _error("INVALID_JSON", str(refused))
-            kind = message.get("type")
-            if not isinstance(kind, str) or kind not in ("reset", "step", "state", "close"):
-                return _error("UNKNOWN_TYPE", "a message's type is reset, step, state or close")
-            session = self._sessions.get(session.id)
-            data = _data(kind, message)
-            match kind:
-                case "reset":
-                    return _observation(await session.reset(data.get("task"), data.get("seed")))
-                case "step":
-                    return _observation(await session.step(data.get("message")))
-                case "state":
-                    return {"type": "state", "data": _state(session)}
-                case _:
-                    return None
+            message = read_object(raw or "")
         except Refused as refused:
-            self._sessions.counts.refused[refused.kind] += 1
+            return _error("INVALID_JSON", str(refused))
+        kind = message.get("type")
+        if not isinstance(kind, str) or kind not in ("reset", "step", "state", "close"):
+            return _error("UNKNOWN_TYPE", "a message's type is reset, step, state or close")
+        if kind == "close":
+            return None
+        try:
+            return await answered(self._work(session.id, kind, message), self._sessions.counts.refused)
+        except Refused as refused:
             return _error(_CODES[refused.kind], str(refused))
-        except Exception:  # a mistake of ours costs one answer, not the socket, and shows the client no traceback
-            _LOG.exception("a message could not be answered")
-            return _error("EXECUTION_ERROR", "internal error")
+
+    async def _work(self, id: str, kind: str, message: Mapping[str, Any]) -> dict[str, object]:
+        session, data = self._sessions.get(id), _data(kind, message)
+        match kind:
+            case "reset":
+                return _observation(await session.reset(data.get("task"), data.get("seed")))
+            case "step":
+                return _observation(await session.step(data.get("message")))
+            case _:
+                return {"type": "state", "data": _state(session)}
 
 
 def _data(kind: str, message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,10 +11,9 @@ from starlette.routing import Route
 from imagination.pages.play.page import render_play_page
 from imagination.serving.answers import Refusal, Refused
 from imagination.serving.sessions import Sessions
-from imagination.serving.wire import json_response, read_body, read_object
+from imagination.serving.wire import endpoint, read_body, read_object
 
 _NEAREST = 3
-_BODY_SECONDS = 10.0
 _LONGEST_TEXT = 20_000  # characters of what is looked for
 
 
@@ -37,14 +36,7 @@ class PlayPage:
         ]
 
     def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return json_response(await work(request))
-            except Refused as refused:
-                self._sessions.counts.refused[refused.kind] += 1
-                return json_response({"error": str(refused)}, 400)
-
-        return endpoint
+        return endpoint(work, self._sessions.counts.refused, status=400)
 
     async def _show(self, request: Request) -> Response:
         return HTMLResponse(self._page)
@@ -53,7 +45,7 @@ class PlayPage:
         return {"tasks": self._sessions.world.tasks}
 
     async def _nearest(self, request: Request) -> object:
-        wanted = read_object(await read_body(request, self._message_bytes, _BODY_SECONDS))
+        wanted = read_object(await read_body(request, self._message_bytes))
         found = self._sessions.world.nearest(
             _text(wanted, "start"), _text(wanted, "seen"), _text(wanted, "action"), _NEAREST
         )

@@ -37,7 +37,7 @@ from imagination.trust.audit.verdict import targets, verdict
 from imagination.trust.forecast import forecast
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
-from real_envs.isolation import real_interaction
+from real_envs.interaction import real_interaction
 from real_envs.trajectory import Trajectory
 
 

@@ -14,7 +14,7 @@ from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError
 from real_envs.behaviours import deal
 from real_envs.env import TaskSet
-from real_envs.isolation import real_interaction
+from real_envs.interaction import real_interaction
 from real_envs.registry import find_world
 from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore

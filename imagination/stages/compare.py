@@ -36,7 +36,7 @@ from imagination.trust.compare.play import ComparisonPlayer, Ledger
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
-from real_envs.isolation import real_interaction
+from real_envs.interaction import real_interaction
 from real_envs.rows import nearest
 from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore

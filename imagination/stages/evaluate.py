@@ -24,7 +24,7 @@ from imagination.settings import Config
 from imagination.trust.evaluation import summarise
 from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
-from real_envs.isolation import real_interaction
+from real_envs.interaction import real_interaction
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.fidelity import audit_metrics
 from worldmodel.world_model import LanguageWorldModel

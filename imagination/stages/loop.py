@@ -39,7 +39,7 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.loop_learning import real_success, refit_round, train_round, true_turns
 from imagination.stages.loop_rounds import begin, choose_tasks, play_round, policy_folder
 from imagination.trust.evaluation import Proportion, difference_ci95
-from real_envs.isolation import PoolStats, count_apart
+from real_envs.interaction import PoolStats, count_apart
 
 
 def loop(config: Config, folder: Path) -> None:

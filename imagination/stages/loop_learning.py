@@ -12,7 +12,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import Start
+from imagination.dreaming.dream_env import Start, dream_starts
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import load_world_model, member_folder
 from imagination.learning.collector import NothingToLearn
@@ -26,7 +26,7 @@ from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.loop_rounds import POLICY, own_episodes, round_of
-from imagination.stages.train import dream_starts, paid_log, train
+from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
 from imagination.trust.held_out import measure
 from real_envs.streams import stream_seed
@@ -194,7 +194,7 @@ def _starts(config: Config, run: RunFolder, log: Sequence[Trajectory]) -> Mappin
     """Dreams begin in the run's own tasks: in states of the log and, where there is none yet, in what resets showed."""
     if not run.origin.exists():
         return None
-    own = dream_starts(paid_log(of_new_tasks(log), config.worldmodel.goal), config.dream.max_turns)
+    own = dream_starts(config.worldmodel.goal.paid_log(of_new_tasks(log)), config.dream.max_turns)
     return roots(run) | own
 
 

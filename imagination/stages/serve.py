@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from imagination.dreaming.dream_env import DreamEnv
+from imagination.dreaming.dream_env import DreamEnv, dream_starts
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import need, open_run
@@ -14,7 +14,6 @@ from imagination.serving.sessions import SessionLimits
 from imagination.serving.world import DreamWorld
 from imagination.settings import Config, UserError
 from imagination.settings.serving import ServeSettings
-from imagination.stages.train import dream_starts, paid_log
 from worldmodel.calibration import Calibration
 from worldmodel.retrieval import TransitionIndex
 
@@ -56,7 +55,7 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
     run = open_run(config, folder, "serve")
     log, _ = read_log(run, config.collect.validation)
-    paid = paid_log(log, config.worldmodel.goal)
+    paid = config.worldmodel.goal.paid_log(log)
     starts = dream_starts(paid, config.dream.max_turns)
     if not config.serve.branch:
         starts = {name: start for name, start in starts.items() if not start.history}

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import DreamEnv, Start, starts_from_log
+from imagination.dreaming.dream_env import DreamEnv, Start, dream_starts
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
@@ -38,10 +38,9 @@ from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from real_envs.env import TaskSet
-from real_envs.isolation import PoolStats, real_interaction
+from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.calibration import Calibration
-from worldmodel.outcome import Goal
 
 
 def train(
@@ -76,7 +75,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     log = fitted if settings.tasks == "train" else few_episodes(heldout_tasks(run), settings.task_episodes)
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
-    paid = paid_log(log, config.worldmodel.goal) if dreamed else log
+    paid = config.worldmodel.goal.paid_log(log) if dreamed else log
     starts = dream_starts(paid, config.dream.max_turns) if given is None else given
     model, chat, reference = _policy(run, config.policy, config.algorithm, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
@@ -187,21 +186,10 @@ def _policy(
     return adapted(model, settings), chat, reference
 
 
-def paid_log(log: Sequence[Trajectory], goal: Goal) -> Sequence[Trajectory]:
-    """The log as a declared goal pays and ends it: by its own rewards, some dreams would begin where they are over."""
-    return [goal.paid(t) for t in log] if goal.declared else log
-
-
 def _worst(log: Sequence[Trajectory], tiers: Sequence[Sequence[float]], longest: int) -> tuple[float, ...]:
     """What doubt costs in dreams of ``longest`` turns, by the log as it is paid."""
     pay = RewardShaping(tuple((threshold, reward) for threshold, reward in tiers))
     return worst_returns([pay.rewards(t)[t.prefix_turns :] for t in log], longest)
-
-
-def dream_starts(log: Sequence[Trajectory], max_turns: int) -> dict[str, Start]:
-    """Where dreams begin. Deeper states than ``max_turns`` cost their whole history and teach no more."""
-    starts = starts_from_log(log, branch=True)
-    return {name: start for name, start in starts.items() if len(start.history) < max_turns}
 
 
 def _watch(

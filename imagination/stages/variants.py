@@ -20,7 +20,7 @@ from imagination.settings import Config
 from imagination.stages.evaluate import play_real
 from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
-from real_envs.isolation import real_interaction
+from real_envs.interaction import real_interaction
 
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 

@@ -35,7 +35,7 @@ def measure(
     folder under ``models/``.
     """
     goal = settings.goal
-    held = [goal.paid(t) for t in held] if goal.declared else held
+    held = goal.paid_log(held)
     world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
     apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
@@ -49,10 +49,10 @@ def measure(
     if calibration is not None:
         calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
-    elsewhere = heldout_tasks(run)
+    elsewhere: Sequence[Trajectory] = heldout_tasks(run)
     if not elsewhere:
         return metrics
-    elsewhere = [goal.paid(t) for t in elsewhere] if goal.declared else elsewhere
+    elsewhere = goal.paid_log(elsewhere)
     apart = world_model.excluding(elsewhere)
     failed = []
     there = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,8 @@ from imagination.pages.compare.page import render_page
 from imagination.trust.compare.pairs import Pair, first_kind, pair_up
 from real_envs.screens import keep
 from real_envs.trajectory import Source, Turn
-from tests.support.chromium import Chromium, find
+from tests.support.chromium import Chromium
 from tests.support.comparisons import comparison, episode, made_up_pair
-
-EXECUTABLE = find()
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium found: install it or set CHROMIUM=<path>")
 
 ATTACK = (
     "</script><script>window.hacked = 1; alert('script')</script><img src=x onerror=\"alert('img')\">"
@@ -49,25 +45,11 @@ def page(made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    assert EXECUTABLE is not None
-    with Chromium(EXECUTABLE) as chromium:
-        yield chromium
-
-
 @pytest.fixture
-def opened(browser: Chromium, page: Path) -> Iterator[Chromium]:
-    """The page, freshly loaded; a test that leaves an exception or a dialog behind has failed."""
-    browser.screen(1280, 900)
-    browser.errors.clear()
-    browser.dialogs.clear()
-    browser.requests.clear()
-    browser.open(page)
-    yield browser
-    browser.run("1")  # collects events
-    assert browser.errors == []
-    assert browser.dialogs == []
+def opened(fresh: Chromium, page: Path) -> Chromium:
+    """The page, freshly loaded."""
+    fresh.open(page)
+    return fresh
 
 
 def counted(browser: Chromium, text: str) -> None:

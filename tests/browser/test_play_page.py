@@ -11,11 +11,9 @@ pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]
 
 from imagination.serving.app import ServingLimits
 from imagination.serving.sessions import SessionLimits
-from tests.support.chromium import Chromium, find
+from tests.support.chromium import Chromium
 from tests.support.served import STARTS, planted_world, served
 
-EXECUTABLE = find()
-pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium found: install it or set CHROMIUM=<path>")
 ATTACK = "<img src=x onerror=\"alert('img')\"><script>alert(1)</script>"
 
 
@@ -25,30 +23,17 @@ def address() -> Iterator[str]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    assert EXECUTABLE is not None
-    with Chromium(EXECUTABLE) as chromium:
-        yield chromium
-
-
 @pytest.fixture
-def page(browser: Chromium, address: str) -> Iterator[Chromium]:
-    """The page, freshly loaded; a test that leaves an exception or a dialog behind has failed."""
-    browser.screen(1280, 900)
-    browser.errors.clear()
-    browser.dialogs.clear()
-    browser.requests.clear()
-    browser.send("Page.navigate", url="about:blank")
-    browser.wait("location.protocol === 'about:'")
-    browser.send("Page.navigate", url=f"http://{address}/")
-    browser.wait("document.readyState === 'complete' && document.querySelectorAll('#task option').length === 2")
-    yield browser
-    browser.run("1")  # collects events
-    assert browser.errors == []
-    assert browser.dialogs == []
+def page(fresh: Chromium, address: str) -> Iterator[Chromium]:
+    """The page, freshly loaded; it asks no other address."""
+    fresh.send("Page.navigate", url="about:blank")
+    fresh.wait("location.protocol === 'about:'")
+    fresh.send("Page.navigate", url=f"http://{address}/")
+    fresh.wait("document.readyState === 'complete' && document.querySelectorAll('#task option').length === 2")
+    yield fresh
+    fresh.run("1")  # collects events
     own = (f"http://{address}/", f"ws://{address}/", "about:", "data:")
-    assert [url for url in browser.requests if not url.startswith(own)] == []
+    assert [url for url in fresh.requests if not url.startswith(own)] == []
 
 
 def begin(page: Chromium, task: str, seed: int = 0) -> None:

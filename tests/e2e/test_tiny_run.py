@@ -18,7 +18,7 @@ from imagination.cli import main
 from imagination.stages import train as train_stage
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
-from real_envs.isolation import PoolStats
+from real_envs.interaction import PoolStats
 from worldmodel.fidelity.intervals import wilson
 
 

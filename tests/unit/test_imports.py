@@ -42,7 +42,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "serving", "stages", "gym", "cli")
+ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "serving", "stages", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 

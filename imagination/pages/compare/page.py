@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.pages.compare.text import KINDS, SOURCES
-from imagination.pages.style import CSS
+from imagination.pages.scripted import scripted_page
 from imagination.trust.compare.pairs import NEVER
 from imagination.trust.format import count, interval, number, signed
 
@@ -33,31 +33,14 @@ def render_page(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> 
         screens: folders where the pictures that it names may be; those found are in the page.
     """
     folder = files("imagination.pages.compare") / "assets"
-    style = CSS + (folder / "compare.css").read_text(encoding="utf-8")
     code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{code}}})();\n'
-    policy = (
-        f"default-src 'none'; base-uri 'none'; form-action 'none'; style-src {_hash(style)}; script-src {_hash(script)}"
-        "; img-src data:"
-    )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{escape(str(comparison["run"]))} · dreams beside reality</title>
-<style>{style}</style>
-</head>
-<body>
-<a class="skip" href="#pairs" id="skip">Skip to the pairs</a>
+    body = f"""<a class="skip" href="#pairs" id="skip">Skip to the pairs</a>
 {_head(comparison)}
 {(folder / "compare.html").read_text(encoding="utf-8")}
-<script type="application/json" id="data">{embed_json(page_data(comparison, screens))}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+<script type="application/json" id="data">{embed_json(page_data(comparison, screens))}</script>"""
+    title = f"{comparison['run']} · dreams beside reality"
+    css = (folder / "compare.css").read_text(encoding="utf-8")
+    return scripted_page(title, body, css, code, "img-src data:")
 
 
 def _hash(content: str) -> str:

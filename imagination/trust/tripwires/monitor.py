@@ -19,7 +19,7 @@ from imagination.trust.tripwires.measures import LogReference, measure
 from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
-from real_envs.isolation import PoolStats, real_interaction
+from real_envs.interaction import PoolStats, real_interaction
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 

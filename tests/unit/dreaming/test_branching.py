@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from imagination.dreaming.rollout import Episode, Provenance
-from imagination.learning.collector import CollectionPlan, ExperienceCollector, World, lost_to_doubt, useful_turns
+from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
+from imagination.learning.played import lost_to_doubt, useful_turns
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config
 from imagination.stages.check_train import check

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from imagination.dreaming.mixture import added_episodes, check_share, most, share_at
-from imagination.learning.collector import measure_played, real_groups
+from imagination.learning.collector import real_groups
+from imagination.learning.played import measure_played
 from imagination.settings import Config, TrainSettings, UserError
 from imagination.settings.compose import load_config
 from imagination.stages.check_train import check

@@ -12,7 +12,8 @@ import pytest
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.isolation import WorkerPool, real_interaction
+from real_envs.interaction import real_interaction
+from real_envs.isolation import WorkerPool
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory
 from tests.support.faults import GARBAGE, Corridor, Faults, Unpickled
 

@@ -16,6 +16,7 @@ from websockets.sync.client import connect
 from imagination.serving.app import ServingLimits
 from imagination.serving.server import listen
 from imagination.serving.sessions import SessionLimits
+from imagination.serving.world import DreamWorld
 from real_envs.errors import UserError
 from tests.support.served import STARTS, Planted, planted_world, served
 
@@ -66,6 +67,27 @@ def test_the_page_asks_for_tasks_and_for_transitions_of_the_log() -> None:
             answer = client.post("/nearest", json=wrong)
             assert answer.status_code == 400
             assert answer.json()["error"]
+
+
+def test_a_mistake_of_ours_is_counted_and_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One over AgentGym, one over OpenEnv's socket, and one that the page to play by hand asked for."""
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("secret of the server")
+
+    monkeypatch.setattr(DreamWorld, "nearest", broken)
+    with served(planted_world()) as address, httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
+        handle = client.post("/agentgym/create").json()["id"]
+        client.post("/agentgym/reset", json={"id": handle, "data_idx": 0})
+        client.post("/agentgym/step", json={"id": handle, "action": "bug"})
+        with connect(f"ws://{address}/ws") as socket:
+            for kind, data in (("reset", {"seed": 0}), ("step", {"message": "bug"})):
+                socket.send(json.dumps({"type": kind, "data": data}))
+                told = socket.recv(20)
+        answer = client.post("/nearest", json={"start": "a", "seen": "b", "action": "c"})
+        assert "secret" not in str(told) + answer.text
+        assert (answer.status_code, answer.json()) == (400, {"error": "internal error"})
+        assert 'imagination_refused_total{reason="internal"} 3.0' in client.get("/metrics").text
 
 
 def test_the_end_of_the_server_ends_its_sessions() -> None:

@@ -7,7 +7,7 @@ Example::
 
     import gymnasium
 
-    env = gymnasium.make("imagination.gym:imagination/Dream-v0", run="outputs/mine")
+    env = gymnasium.make("imagination.stages.gym:imagination/Dream-v0", run="outputs/mine")
     text, info = env.reset(seed=0)
     text, reward, terminated, truncated, info = env.step("go east")
     info["trusted"], info["confidence"]
