@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,10 +88,28 @@ class OpenEnvSettings:
             raise ValueError("solved and timeout must be more than 0")
 
 
+def _client_modules() -> tuple[Any, Any]:
+    """``env_client`` and ``sync_client`` of ``openenv.core`` without what that imports itself: servers and their web
+    pages (gradio), eight seconds of every worker's start, of which clients need nothing."""
+    package = "openenv.core"
+    loaded = package in sys.modules
+    if not loaded:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None, "OpenEnv() looked for it"
+        sys.modules[package] = importlib.util.module_from_spec(spec)  # a place for its submodules; not executed
+    try:
+        client, blocking = (importlib.import_module(f"{package}.{name}") for name in ("env_client", "sync_client"))
+    finally:
+        if not loaded:
+            del sys.modules[package]  # whoever imports it later gets the whole of it
+    return client, blocking
+
+
 @cache
 def _client_class() -> Any:
     """The package's client, which gives the server's answer as it came: its own ones fill in what is missing."""
-    base: Any = importlib.import_module("openenv.core.env_client").EnvClient
+    client, blocking = _client_modules()
+    base: Any = client.EnvClient
 
     class Client(base):  # type: ignore[misc, unused-ignore]
         _ws: Any
@@ -102,6 +121,9 @@ def _client_class() -> Any:
             except TimeoutError:
                 self._ws = None
                 socket.transport.abort()
+
+        def sync(self) -> Any:
+            return blocking.SyncEnvClient(self)
 
         def _step_payload(self, action: dict[str, str]) -> dict[str, str]:
             return action

@@ -19,7 +19,7 @@ from imagination.stages.check_train import check
 from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.stages.variants import play_clone, train_arm
 from imagination.trust.evaluation import Proportion
-from imagination.trust.tripwires.monitor import stopped_sentence
+from imagination.trust.tripwires.wires import stopped_sentence
 from real_envs.files import write_atomically
 
 Arms = Mapping[str, str]

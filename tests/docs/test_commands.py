@@ -55,7 +55,8 @@ def test_the_quickstart_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ["train.updates=1", "evaluate.episodes=4", "evaluate.heldout_episodes=2", "tripwires.enabled=false"]
+    few = ["collect.episodes=40", "fit.steps=200", "train.updates=1", "tripwires.enabled=false"]
+    few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2"]
     for words in commands(ROOT / "docs/quickstart.md"):
         smaller = few if "preset=tiny" in words else []
         assert main([*words, *smaller]) == 0, (words, capsys.readouterr().err)
@@ -71,7 +72,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "my-log.jsonl").write_text("\n".join(json.dumps(episode | {"id": str(k)}) for k in range(60)))
     own, other = blocks(ROOT / "README.md", "python")
-    small = '{"evaluate.episodes": 4, "tripwires.enabled": False, "train.updates": 1}'
+    small = '{"evaluate.episodes": 4, "tripwires.enabled": False, "train.updates": 1, "collect.episodes": 40}'
     own = own.replace('{"train.updates": 5}', small)
     other = other.replace('preset="tiny")', 'preset="tiny", overrides={"fit.steps": 30})')
     assert small in own

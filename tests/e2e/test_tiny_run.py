@@ -108,7 +108,7 @@ def test_a_real_step_taken_by_a_dream_is_an_error(
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_ctrl_c_leaves_a_run_that_goes_on(run: Path) -> None:
-    words = ["fit-world-model", "preset=tiny", f"run={run.name}", f"output={run.parent}"]
+    words = ["fit-world-model", "preset=tiny", "fit.steps=100", f"run={run.name}", f"output={run.parent}"]
     # a shell's background job starts with Ctrl-C ignored, and so would this process if the tests run in one
     program = (
         "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from real_envs.env import Env, StepResult, Task
 from real_envs.isolation import SyncEnv, WorkerPool
@@ -78,6 +79,24 @@ class Corridor:
         return StepResult(Observation("Nothing new."), 0.0, False, False)
 
     def close(self) -> None: ...
+
+
+class Babbler(Corridor):
+    """Answers with the kind of garbage that the action names; its reset with what the task asks for."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        odd: dict[str, Any] = {
+            "none": None,
+            "text": "You stand in a corridor.",
+            "bytes": Observation(b"You stand in a corridor."),  # type: ignore[arg-type]
+            "unpicklable": Observation("A corridor.", {"page": lambda: None}),
+            "not unpicklable": Observation("A corridor.", {"page": Unpickled()}),
+        }
+        return odd[task.id] if task.id in odd else super().reset(task, seed)
+
+    def step(self, action: str) -> StepResult:
+        result = super().step("look")
+        return GARBAGE[action](result) if action in GARBAGE else result  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

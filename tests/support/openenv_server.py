@@ -30,6 +30,7 @@ class Counted:
 
 
 def main(port: int, ledger: str, sessions: int, misbehaving: str) -> None:
+    sys.modules["gradio"] = None  # type: ignore[assignment]  # as where it is not installed: no web page, five seconds less
     import uvicorn
     from openenv.core.env_server.http_server import create_fastapi_app
     from openenv.core.env_server.interfaces import Environment

@@ -33,7 +33,6 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "imagination/learning/supervised_module.py",
         "imagination/learning/self_imitation_buffer.py",
         "imagination/learning/trainer.py",
-        "imagination/runs/lifecycle.py",
         "imagination/trust/tripwires/monitor.py",
     ),
     "hydra": ("imagination/settings/compose.py", "imagination/cli.py"),

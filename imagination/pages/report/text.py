@@ -14,7 +14,7 @@ from imagination.pages.report.money import cost_lines
 from imagination.trust.compare.twins import Row, find_twins
 from imagination.trust.format import count, interval, number, proportion, signed
 from imagination.trust.ledger import spent_to_learn
-from imagination.trust.tripwires.monitor import stopped_sentence
+from imagination.trust.tripwires.wires import stopped_sentence
 
 AUDIT_ROWS = {
     "exact_match": ("Exact match", "words, reward and end of the next turn are all as in reality"),

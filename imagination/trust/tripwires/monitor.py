@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError
 from imagination.trust.evaluation import summarise
 from imagination.trust.tripwires.measures import LogReference, measure
-from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip
+from imagination.trust.tripwires.wires import Measured, Tripped, check, first_trip, stopped_sentence
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.interaction import PoolStats, real_interaction
@@ -186,18 +186,3 @@ class TripwireMonitor(Callback):
             "blind": self._reference.blind,
             "stopped_by": None if self.tripped is None else self._stopped(self.tripped),
         }
-
-
-def stopped_sentence(stopped: Mapping[str, Any]) -> str:
-    """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
-    example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
-    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
-    kept, since = stopped.get("policy_of_update"), stopped.get("since")
-    back = f"the policy that played update {kept}" if kept else "the policy it started with"
-    if since is None:  # a run of an earlier version, which trusted every policy but the last
-        why = f"it went back to {back}, whose dreams were the last to be trusted"
-    else:
-        why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
-    if stopped.get("after_training"):
-        return f"The policy that training ended with was taken back by {wire}; {why}."
-    return f"Training stopped at update {stopped['update']} by {wire}; {why}."

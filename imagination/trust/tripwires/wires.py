@@ -131,6 +131,21 @@ def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripp
     return next((tripped for tripped in found if tripped is not None), None)
 
 
+def stopped_sentence(stopped: Mapping[str, Any]) -> str:
+    """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
+    example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
+    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
+    kept, since = stopped.get("policy_of_update"), stopped.get("since")
+    back = f"the policy that played update {kept}" if kept else "the policy it started with"
+    if since is None:  # a run of an earlier version, which trusted every policy but the last
+        why = f"it went back to {back}, whose dreams were the last to be trusted"
+    else:
+        why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
+    if stopped.get("after_training"):
+        return f"The policy that training ended with was taken back by {wire}; {why}."
+    return f"Training stopped at update {stopped['update']} by {wire}; {why}."
+
+
 def _sum(window: Sequence[Measured], name: str) -> int:
     return sum(getattr(m, name) for m in window)
 

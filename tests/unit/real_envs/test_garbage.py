@@ -6,16 +6,15 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from imagination.dreaming.rollout import Episode, Provenance, play_all
-from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.env import EnvFailure, Task
 from real_envs.interaction import real_interaction
 from real_envs.isolation import WorkerPool
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory
-from tests.support.faults import GARBAGE, Corridor, Faults, Unpickled
+from tests.support.faults import GARBAGE, Babbler, Corridor, Faults
 
 TASK = Task("corridor-a")
 
@@ -39,24 +38,6 @@ class Script:
     def trace(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-class Babbler(Corridor):
-    """Answers with the kind of garbage that the action names; its reset with what the task asks for."""
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        odd: dict[str, Any] = {
-            "none": None,
-            "text": "You stand in a corridor.",
-            "bytes": Observation(b"You stand in a corridor."),  # type: ignore[arg-type]
-            "unpicklable": Observation("A corridor.", {"page": lambda: None}),
-            "not unpicklable": Observation("A corridor.", {"page": Unpickled()}),
-        }
-        return odd[task.id] if task.id in odd else super().reset(task, seed)
-
-    def step(self, action: str) -> StepResult:
-        result = super().step("look")
-        return GARBAGE[action](result) if action in GARBAGE else result  # type: ignore[return-value]
 
 
 def test_garbage_is_a_typed_failure_and_the_pool_goes_on() -> None:
