@@ -8,7 +8,7 @@
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
-STAGES := demo demo-seeds collect fit-world-model refine-world-model clone train evaluate audit audit-table ablate few-shot loop compare report import serve
+STAGES := demo demo-seeds collect fit-world-model refine-world-model reflect relabel clone train evaluate audit audit-table ablate few-shot loop compare report import serve
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -17,12 +17,14 @@ TRL_VENV := .venv-trl
 TRL_STAMP := $(TRL_VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.installed
+VERIFIERS_VENV := .venv-verifiers
+VERIFIERS_STAMP := $(VERIFIERS_VENV)/.installed
 NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
 # 3.11 comes first because the pins were tested with it. A candidate is run, not only found: a shim may not work.
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table clean $(STAGES)
+.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -96,6 +98,17 @@ $(TRL_STAMP): tests/benchmarks/requirements-trl.txt constraints.txt | $(STAMP)
 	$(TRL_VENV)/bin/python -m pip install --quiet -c constraints.txt -r tests/benchmarks/requirements-trl.txt
 	@touch $@
 
+# verifiers pins what contradicts our pins (another openai, another mcp).
+$(VERIFIERS_STAMP): tests/peers/requirements-verifiers.txt | $(STAMP)
+	$(BIN)/python -m venv --clear $(VERIFIERS_VENV)
+	$(VERIFIERS_VENV)/bin/python -m pip install --quiet -r tests/peers/requirements-verifiers.txt
+	@touch $@
+
+# verifiers starts its chat program with uv, which has to be on the path.
+clients: $(STAMP) $(TRL_STAMP) $(VERIFIERS_STAMP)  ## TRL trains, and verifiers plays, in dreams that `imagine serve` serves; ten minutes
+	PATH="$(abspath $(VERIFIERS_VENV))/bin:$$PATH" $(BIN)/python -m tests.peers.dreams --trl-python $(TRL_VENV)/bin/python \
+		--verifiers-python $(VERIFIERS_VENV)/bin/python $(ARGS)
+
 bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and TRL: two hours on a quiet machine; ARGS=--quick only tries it
 	$(BIN)/python -m tests.benchmarks.rollouts --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.dreams --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
@@ -125,6 +138,15 @@ fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six 
 loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its parts apart, real only; ARGS='--seeds 0 --arms loop'
 	$(BIN)/python -m tests.benchmarks.loop_table $(ARGS)
 
+logs-table: $(STAMP)  ## logs of other people: world models of shares of each, audits, and what the import foretold; ARGS='--data DIR'
+	$(BIN)/python -m tests.benchmarks.logs_table $(ARGS)
+
+early-experience: $(STAMP)  ## what a log is worth beyond its experts: world, reflections, hindsight; half an hour a seed; ARGS='--seeds 0'
+	$(BIN)/python -m tests.benchmarks.early_experience $(ARGS)
+
+diffusion-table: $(STAMP)  ## world models by diffusion beside text, edits and retrieval, fitted to the same texts; ARGS='--seeds 0'
+	$(BIN)/python -m tests.benchmarks.diffusion_table $(ARGS)
+
 clean:  ## remove environments, caches and build output; outputs/ stays
-	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) $(VERIFIERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,7 +7,7 @@ from itertools import count
 from typing import Protocol
 
 from policy.lm.engine import Completion, Engine, Sampling
-from policy.lm.render import ChatFormat, append_observation, policy_prompt
+from policy.lm.render import ChatFormat, append_observation, policy_prompt, spoken_action
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation, Owner, Trace
 
@@ -78,7 +78,7 @@ class LanguageModelActor:
         self._turn = len(observation.history)
 
     async def act(self) -> str:
-        """Samples the next action.
+        """Samples the next action, after a thought where the policy writes one (``spoken_action``).
 
         Raises:
             ContextFull: the episode no longer fits the context.
@@ -89,7 +89,7 @@ class LanguageModelActor:
         completion = await agent.engine.complete(self._tokens.ids, agent.sampling, seed, self._session)
         self._append(completion)
         content = completion.ids[:-1] if completion.stopped else completion.ids
-        return agent.chat.decode(content).strip()
+        return spoken_action(agent.chat.decode(content))
 
     def _append(self, completion: Completion) -> None:
         self._tokens.append(completion.ids, Owner.AGENT, self._turn)

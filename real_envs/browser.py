@@ -7,6 +7,7 @@ The text of a reset is the goal and then the page. A reward is BrowserGym's; a s
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -18,7 +19,7 @@ from typing import Any
 from real_envs.behaviours import Language
 from real_envs.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.env import StepResult, Task
-from real_envs.screens import AFTER, BEFORE, keep
+from real_envs.screens import AFTER, BEFORE, Place, keep
 from real_envs.trajectory import Observation
 from real_envs.web_page import REFUSALS, ActionError, Element, Numbers, page_text, parse_action, read_page
 
@@ -93,6 +94,7 @@ class BrowserGame:
         self._goal, self._address = "", ""
         self._screen, self._first = "", False  # the last picture, and whether no turn has been played yet
         self._numbers, self._elements = Numbers(), list[Element]()
+        self._boxes: dict[str, Place] = {}  # of the elements in sight, by BrowserGym's ids
         self._head = ""
         self._running = False
         self._browser: KeptBrowser | None = None
@@ -144,7 +146,7 @@ class BrowserGame:
             call = parse_action(action, self._numbers, here, self._calls, _LONGEST_WAIT)
         except ActionError as error:
             return StepResult(self._observe(f"Error: {error}"), 0.0, False, False, self._info())
-        before = self._screen
+        before, place = self._screen, self._place(call)
         seen, reward, terminated, truncated, _ = self._env.step(call)
         self._read(seen)
         self._running = not (terminated or truncated)
@@ -152,7 +154,7 @@ class BrowserGame:
         observation = self._observe(f"Error: {wrong}" if wrong else "")
         self._shoot(seen)
         return StepResult(
-            observation, float(reward), bool(terminated), bool(truncated and not terminated), self._info(before)
+            observation, float(reward), bool(terminated), bool(truncated and not terminated), self._info(before, place)
         )
 
     def close(self) -> None:
@@ -171,7 +173,9 @@ class BrowserGame:
         address = f"{seen['url'].partition('#')[0]} {seen['active_page_index'][0]}"
         if address != self._address:  # another document, whose elements have BrowserGym's ids anew
             self._address, self._numbers = address, Numbers()
-        self._elements = read_page(seen["axtree_object"], seen["extra_element_properties"], self._numbers)
+        properties = seen["extra_element_properties"]
+        self._elements = read_page(seen["axtree_object"], properties, self._numbers)
+        self._boxes = {bid: Place(*found["bbox"]) for bid, found in properties.items() if found["bbox"]}
         if self._look.where:
             title = seen["open_pages_titles"][int(seen["active_page_index"][0])]
             self._head = f"Page: {title} ({seen['url']})"
@@ -194,11 +198,21 @@ class BrowserGame:
             width, height = self._look.crop or (pixels.shape[1], pixels.shape[0])
             self._screen = keep(pixels[:height, :width].copy(), self._screens)
 
-    def _info(self, before: str | None = None) -> dict[str, float | str | bool]:
-        """The turn's picture; the first turn also tells that of the start."""
+    def _place(self, call: str) -> Place | None:
+        """Where the element was that a call of BrowserGym's names first, in the picture before the call."""
+        parsed = ast.parse(call, mode="eval").body
+        assert isinstance(parsed, ast.Call)
+        assert isinstance(parsed.func, ast.Name)
+        place = next(iter(self._calls[parsed.func.id]), None)
+        if place is None or place >= len(parsed.args):
+            return None
+        return self._boxes.get(str(ast.literal_eval(parsed.args[place])))
+
+    def _info(self, before: str | None = None, place: Place | None = None) -> dict[str, float | str | bool]:
+        """The turn's picture, and where its action went; the first turn also tells the picture of the start."""
         if self._screens is None:
             return {}
-        info: dict[str, float | str | bool] = {AFTER: self._screen}
+        info: dict[str, float | str | bool] = {AFTER: self._screen, **(place.info if place else {})}
         if self._first:
             info[BEFORE] = self._screen if before is None else before
         self._first = False

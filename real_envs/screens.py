@@ -2,25 +2,53 @@
 
 ``info["screenshot"]`` is what was seen after the action; the first turn of an episode also has
 ``info["screenshot_before"]``, what was seen at the reset. Environments write the files into ``screens/`` in the folder
-of their tasks; a store keeps copies in its own ``screens/``. No model reads them.
+of their tasks; a store keeps copies in its own ``screens/``. No model of text reads them.
+
+Where an action named an element that was in sight, its turn also has the element's ``Place`` in the picture before the
+action: ``info["action_x"]``, ``action_y``, ``action_width`` and ``action_height``. Older logs have none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from real_envs.trajectory import Trajectory, Turn
 
 FOLDER = "screens"
 AFTER, BEFORE = "screenshot", "screenshot_before"
+_PLACE = ("action_x", "action_y", "action_width", "action_height")
 _NAME = re.compile(r"[0-9a-f]{32}\.png")
+
+
+class Place(NamedTuple):
+    """A rectangle in a picture, in its pixels; ``x`` and ``y`` are its upper left corner."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+
+    @property
+    def info(self) -> dict[str, float]:
+        """As it stands in ``Turn.info``."""
+        return dict(zip(_PLACE, self, strict=True))
+
+
+def place_of(turn: Turn) -> Place | None:
+    """Where the element was that a turn's action named; ``None`` where that is not known."""
+    found = [turn.info.get(key) for key in _PLACE]
+    numbers = [float(v) for v in found if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) != len(_PLACE) or not all(map(math.isfinite, numbers)) or min(numbers[2:]) < 0:
+        return None
+    return Place(*numbers)
 
 
 def keep(pixels: Any, folder: Path) -> str:

@@ -152,6 +152,12 @@ class TrajectoryStore:
         """The ids of all episodes, such as to skip what is collected already."""
         return frozenset(self._known_ids())
 
+    def starts(self) -> Iterator[tuple[str, str]]:
+        """Task and start of every episode; nothing else is read."""
+        for shard in self._manifest.shards:
+            for _, row in self._rows(shard, ["task_id", "start"], ()):
+                yield str(row["task_id"]), str(row["start"])
+
     def add_tasks(self, splits: Mapping[str, Sequence[str]]) -> None:
         """Puts further tasks into splits, old or new. A task that is in a split already is an error."""
         merged = {split: list(tasks) for split, tasks in self.splits.items()}

@@ -177,15 +177,21 @@ class TextWorldGame:
         return Observation(clean(state["feedback"]), self._hidden)
 
 
+def _finished(seed: int, folder: Path, settings: GameSettings) -> str | None:
+    """The start text of a game that was built before; ``None`` if there is none."""
+    game_file, data_file = (folder / f"{settings.task_id(seed)}.{ending}" for ending in ("z8", "json"))
+    if not (game_file.exists() and data_file.exists()):
+        return None
+    return str(json.loads(data_file.read_text())["metadata"]["start"])
+
+
 def _build(seed: int, folder: Path, settings: GameSettings) -> str | None:
-    """The start text of a seed's game, which is built unless it exists; ``None`` if the seed gives no quest."""
+    """The start text of a seed's game, which is built; ``None`` if the seed gives no quest."""
     import textworld
     from textworld.generator.chaining import QuestGenerationError
 
     name = settings.task_id(seed)
     game_file, data_file = folder / f"{name}.z8", folder / f"{name}.json"
-    if game_file.exists() and data_file.exists():
-        return str(json.loads(data_file.read_text())["metadata"]["start"])
     options = textworld.GameOptions()
     options.nb_rooms, options.nb_objects, options.quest_length = settings.rooms, settings.objects, settings.quest_length
     options.seeds = seed
@@ -236,7 +242,11 @@ def generate_games(
         if not open_:
             break
         candidates = [seeds[i] + attempt * _RESEED for i in open_]
-        for i, seed, start in zip(open_, candidates, _map(build, candidates, min(workers, len(open_))), strict=True):
+        before = {seed: _finished(seed, folder, settings) for seed in candidates}  # here: processes start in a second
+        missing = [seed for seed in candidates if before[seed] is None]
+        built = iter(_map(build, missing, min(workers, len(missing))))
+        for i, seed in zip(open_, candidates, strict=True):
+            start = next(built) if before[seed] is None else before[seed]
             if start is not None and start not in known:
                 known.add(start)
                 chosen[i] = seed

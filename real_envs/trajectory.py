@@ -121,7 +121,8 @@ class Turn:
         reward: what the action earned; ``None`` where nobody measured it, which is not 0.0.
         terminated: the world ended with this turn.
         info: what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
-            what was thought before the observation was predicted: a world model that reasons learns to write it.
+            what was thought before the observation was predicted: a world model that reasons learns to write it. In
+            an episode that ``imagine reflect`` has made, it is what the policy thinks before the action.
     """
 
     action: str
@@ -181,7 +182,8 @@ class Trajectory:
         trace: the policy's tokens; ``None`` for scripted agents.
         failure: one sentence on what broke where ``stop`` is a failure.
         world_facts: what the task says of its initial state (``Task.world_facts``), for the world model alone.
-        success: whether the task was solved, where the log states it; ``None`` leaves it to the rewards.
+        success: whether the task was solved, where the log states it, or a threshold other than 1 says so; ``None``
+            leaves it to the rewards.
     """
 
     id: str
@@ -214,7 +216,11 @@ class Trajectory:
         """
         if self.stop.is_failure:
             return False
-        return self.total_reward >= 1.0 - RETURN_ROUNDING if self.success is None else self.success
+        return self.earned(1.0) if self.success is None else self.success
+
+    def earned(self, total: float) -> bool:
+        """Whether the rewards reach a total, up to the rounding of dreamed ones."""
+        return self.total_reward >= total - RETURN_ROUNDING
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:

@@ -35,6 +35,18 @@ class Written:
     terminated: bool
     reasoning: str | None = None
 
+    def prediction(self) -> Prediction:
+        """What was read, with the probabilities of its tokens as confidence."""
+        logprobs = self.completion.logprobs
+        return Prediction(
+            observation=self.observation,
+            reward=self.reward,
+            terminated=self.terminated,
+            confidence=math.exp(sum(logprobs)),
+            outcome_confidence=math.exp(sum(logprobs[self.status :])),
+            reasoning=self.reasoning,
+        )
+
 
 def parse_completion(
     chat: ChatFormat,
@@ -136,23 +148,16 @@ class TextWorldModel:
             ContextFull: the history no longer fits the context.
             EngineFailure: generation broke.
         """
-        written = await self.write(start, history, action, seed, session)
-        logprobs = written.completion.logprobs
-        return Prediction(
-            observation=written.observation,
-            reward=written.reward,
-            terminated=written.terminated,
-            confidence=math.exp(sum(logprobs)),
-            outcome_confidence=math.exp(sum(logprobs[written.status :])),
-            reasoning=written.reasoning,
-        )
+        return (await self.write(start, history, action, seed, session)).prediction()
 
     async def write(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Written:
         """``predict`` with the tokens; it raises the same."""
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
-        completion = await self.engine.complete(prompt, self.sampling, seed, session)
+        return self._parsed(prompt, await self.engine.complete(prompt, self.sampling, seed, session), start, history)
+
+    def _parsed(self, prompt: Sequence[int], completion: Completion, start: str, history: Sequence[Turn]) -> Written:
         try:
             return parse_completion(self.chat, self.form, prompt, completion, start, history, self.max_tokens)
         except PredictionInvalid as error:

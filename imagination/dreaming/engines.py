@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat, render_for_world_model
 from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.trajectory import Trajectory
+from worldmodel.diffusion.checkpoint import mask_of
+from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.form import Form
 from worldmodel.reasoning import render_answers
 
@@ -71,6 +74,26 @@ class MeteredScorer(MeteredEngine):
         return await self._scorer.score(ids, start, session)
 
 
+class MeteredFiller(MeteredEngine):
+    """The same of one that fills in canvases; what was given of them is counted too."""
+
+    def __init__(self, engine: CanvasEngine, meter: Meter) -> None:
+        super().__init__(engine, meter)
+        self._filler = engine
+
+    async def fill(
+        self,
+        ids: Sequence[int],
+        given: Mapping[int, int],
+        sampling: Sampling,
+        seed: int,
+        session: Hashable | None = None,
+    ) -> Completion:
+        completion = await self._filler.fill(ids, given, sampling, seed, session)
+        self._meter.tokens += len(completion.ids)
+        return completion
+
+
 class Engines:
     """Makes engines that share the device of this process.
 
@@ -89,6 +112,25 @@ class Engines:
         if self._meter is None:
             return engine
         return (MeteredScorer if isinstance(engine, Scorer) else MeteredEngine)(engine, self._meter)
+
+    def make_canvas(
+        self, model: Any, chat: ChatFormat, context: int, diffusion: DiffusionSettings
+    ) -> CanvasEngine | MeteredFiller:
+        """The same of a model that fills in canvases, which is always run in this process.
+
+        Raises:
+            UserError: one sequence does not fit the memory, or diffusers is not installed.
+        """
+        settings = self.settings
+        dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
+        mask = mask_of(chat.tokenizer)
+        try:
+            engine = CanvasEngine(
+                model, context, diffusion, mask, settings.slots, settings.memory_gib, dtype, self._scheduler
+            )
+        except MemoryTooSmall as error:
+            raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+        return engine if self._meter is None else MeteredFiller(engine, self._meter)
 
     def _make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
         """What samples from a model of this process; a server is not asked for that, whatever the settings say.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policy.agent import Actor, Agent
 from policy.lm.engine import ContextFull, EngineFailure
@@ -34,11 +34,16 @@ def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Epis
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What is stamped on every trajectory of a rollout."""
+    """What is stamped on every trajectory of a rollout.
+
+    Attributes:
+        solved_at: total reward from which an episode is solved, where it is another than that of all our worlds, 1.
+    """
 
     source: Source
     policy_version: str | None = None
     world_model_version: str | None = None
+    solved_at: float | None = None
 
 
 async def play(
@@ -85,7 +90,7 @@ async def play(
     trace = actor.trace() if actor is not None else None
     if actor is not None:
         actor.close()
-    return Trajectory(
+    played = Trajectory(
         id=episode.id,
         task_id=episode.task.id,
         group_id=episode.group_id,
@@ -102,6 +107,9 @@ async def play(
         failure=failure,
         world_facts=episode.task.world_facts,
     )
+    if provenance.solved_at is None or stop.is_failure:
+        return played
+    return replace(played, success=played.earned(provenance.solved_at))
 
 
 async def play_all(

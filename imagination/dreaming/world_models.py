@@ -15,12 +15,14 @@ from imagination.runs.lifecycle import need
 from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
-from policy.lm.engine import Engine, EngineCannotScore
+from policy.lm.engine import Engine, EngineCannotScore, EngineUnavailable
 from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.delta import Edits
+from worldmodel.diffusion.checkpoint import check_trained
+from worldmodel.diffusion.world_model import DiffusionWorldModel
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.facts import FactIndex, WithFacts
 from worldmodel.form import Form, WholeText
@@ -42,8 +44,9 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
             those of further tasks.
 
     Raises:
-        UserError: there is nothing to retrieve from.
+        UserError: there is nothing to retrieve from, or it writes no text.
     """
+    _check_writes(settings)
     form = _form_of_answers(settings, log)
     if settings.facts:
         form = WithFacts(FactIndex(log), settings.facts, form)
@@ -51,6 +54,14 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
         return form
     # what starts at random reads no instruction, and would only have it in its context
     return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.model else "")
+
+
+def _check_writes(settings: WorldModelSettings) -> None:
+    if settings.kind == "screen":
+        raise UserError(
+            "worldmodel.kind=screen draws screens and no text, so no policy can dream in it: it is for "
+            "fit-world-model, audit and compare. Set worldmodel.kind=text, delta or retrieval here"
+        )
 
 
 def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
@@ -71,6 +82,8 @@ def trained_as(settings: WorldModelSettings) -> str:
         form += f"-{settings.neighbours}"
     if form == "delta":  # the word alone is of models from before texts stood there in full
         form += "-full" if settings.edited_in_full else "-brief"
+    if form == "diffusion":
+        form += f"-{settings.diffusion.block}"
     if settings.facts:
         form += "+facts"
     return f"{form}+reasoning" if settings.reasoning_tokens else form
@@ -102,7 +115,9 @@ def load_world_model(
     Raises:
         UserError: it is not trained yet, or was trained in another form.
         EngineCannotScore: an ensemble in an engine that only samples.
+        EngineUnavailable: kind=diffusion in an engine that writes from left to right.
     """
+    _check_writes(settings)
     need(run.model(name), STAGE)
     alone = settings.members == 1 or name != "worldmodel"
     check_form(run, settings, dream)
@@ -112,6 +127,11 @@ def load_world_model(
         raise EngineCannotScore(
             f"engine={sampler} cannot score given tokens, which the members of an ensemble do to each "
             "other's predictions: set engine=inprocess, or worldmodel.members=1"
+        )
+    if settings.kind == "diffusion" and sampler != "inprocess":
+        raise EngineUnavailable(
+            f"engine={sampler} writes from left to right and cannot fill in a canvas: set engine=inprocess, or another "
+            "worldmodel.kind"
         )
     form = form_of(settings, log)
     folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
@@ -186,7 +206,7 @@ def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSetting
         raise UserError(
             f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
             "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
-            "worldmodel.reasoning_tokens) back"
+            "worldmodel.reasoning_tokens, worldmodel.diffusion.block) back"
         )
 
 
@@ -207,6 +227,11 @@ def _member(
     else:
         model, chat = load_model(folder, STAGE, settings)
         model.requires_grad_(False)
-        engine = engines.make(model, chat, context_of(model, settings), drafts_from(log, chat, form))
+        context = context_of(model, settings)
+        if settings.kind == "diffusion":
+            check_trained(model, folder, settings.diffusion.block)
+            filler = engines.make_canvas(model, chat, context, settings.diffusion)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form)
+        engine = engines.make(model, chat, context, drafts_from(log, chat, form))
         version = weights_version(model)
     return TextWorldModel(engine, chat, version, max_tokens, temperature, form)

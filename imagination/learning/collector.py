@@ -58,6 +58,7 @@ class World:
     version: str | None
     concurrency: int
     engines: tuple[Engine, ...] = ()
+    solved_at: float | None = None  # see Provenance
     close: Callable[[], Any] | None = None
     tasks: Mapping[str, Task] = field(default_factory=dict)  # by id, of a real world
 
@@ -220,7 +221,7 @@ class ExperienceCollector:
 
     async def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
         """What an update plays in its world."""
-        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version)
+        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version, self.world.solved_at)
         groups = self._first_groups(index)
         played = await self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), stamp, longest)
         if self.plan.dream.on_doubt == "branch" and self.world.source is Source.DREAM:

@@ -43,6 +43,29 @@ def copying_rows(vocabulary: Sequence[int], tokens: int, rng: random.Random) -> 
     return rows
 
 
+def copying_answers(vocabulary: Sequence[int], tokens: int, rng: random.Random, *, stop: int, most: int) -> list[Row]:
+    """The same for models that fill in: random phrases, and an answer of phrases that they were, ended by ``stop``.
+
+    Args:
+        most: tokens of an answer at most, its end included.
+    """
+    rows: list[Row] = []
+    made = 0
+    while made < tokens:
+        phrases = [rng.choices(vocabulary, k=rng.randint(*_PHRASE)) for _ in range(rng.randint(*_PHRASES))]
+        text = [token for phrase in phrases for token in phrase]
+        answer: list[int] = []
+        wanted = rng.randint(1, most - 1)
+        while len(answer) < wanted:
+            answer += rng.choice(phrases)
+        answer = [*answer[:wanted], stop]
+        length = len(text) + len(answer)
+        made += length
+        weights = [0.0] * len(text) + [1.0] * len(answer)
+        rows.append(Row([*text, *answer], [False] * length, Source.EXPERT, ce_weight=weights))
+    return rows
+
+
 def one_after_the_other(
     first: Callable[[int], TokenBatch], steps: int, then: Callable[[int], TokenBatch]
 ) -> Callable[[int], TokenBatch]:

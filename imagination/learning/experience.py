@@ -171,13 +171,28 @@ def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, pay: 
     )
 
 
-def imitation_row(chat: ChatFormat, episode: Trajectory, source: Source | None = None) -> Row:
-    """The row of a logged episode: cross-entropy on its actions, as there are no log-probs to make a ratio of."""
-    tokens = render_for_policy(chat, episode)
-    made = [owner == Owner.AGENT for owner in tokens.owners]
+def imitation_row(
+    chat: ChatFormat,
+    episode: Trajectory,
+    source: Source | None = None,
+    actions: float = 1.0,
+    observations: float = 0.0,
+    thoughts: bool = False,
+) -> Row:
+    """The row of a logged episode: cross-entropy on its actions, as there are no log-probs to make a ratio of.
+
+    Args:
+        actions: weight of a token of an action, its end included, and of what was thought before it.
+        observations: weight of a token that the world said after an action (implicit world modelling: Zhang et al.
+            2025, arXiv 2510.08558, section 4.2); the start is nothing that an action brought about and has none.
+        thoughts: what was thought stands before each action, see ``policy_text``.
+    """
+    tokens = render_for_policy(chat, episode, thoughts, whole=observations > 0)
+    weight = {Owner.AGENT: actions, Owner.ENV: observations, Owner.SCAFFOLD: 0.0}
+    first = tokens.owners.index(Owner.AGENT)
     return Row(
         ids=tokens.ids,
-        action_mask=made,
+        action_mask=[owner == Owner.AGENT for owner in tokens.owners],
         source=source or episode.source,
-        ce_weight=[1.0 if mine else 0.0 for mine in made],
+        ce_weight=[0.0] * first + [weight[owner] for owner in tokens.owners[first:]],
     )

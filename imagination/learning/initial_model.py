@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from policy.lm.render import ChatFormat, prediction_text, status_line
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Trajectory
+from worldmodel.diffusion.checkpoint import with_mask
 
 
 def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
@@ -36,9 +38,10 @@ def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str,
     key = f"{section}.max_tokens" if section else "max_action_tokens"
     sizes = [len(chat.encode(text)) + 1 for text in texts]  # with the token that ends it
     if sum(size > limit for size in sizes) > 0.01 * len(sizes):
-        long = sum(size > limit for size in sizes)
+        long, enough = sum(size > limit for size in sizes), sorted(sizes)[math.ceil(0.99 * len(sizes)) - 1]
         raise UserError(
-            f"{long} of {len(sizes)} logged {what} are longer than {key}={limit}; the longest is {max(sizes)}"
+            f"{long} of {len(sizes)} logged {what} are longer than {key}={limit}; the longest is {max(sizes)}, and "
+            f"{key}={enough} would do"
         )
 
 
@@ -53,6 +56,8 @@ def initial_model(
     """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
     if settings.model:
         model, tokenizer = load_checkpoint(settings.model, settings.dtype)
+        if isinstance(settings, WorldModelSettings) and settings.kind == "diffusion":
+            with_mask(model, tokenizer)
         torch.manual_seed(seed)  # adapters start at random
         return adapted(model, settings), tokenizer
     tokenizer = run_tokenizer(run, worldmodel, vocab_size, log)
@@ -65,6 +70,7 @@ def run_tokenizer(
     """The tokenizer of models that start from scratch: trained once a run, shared by both."""
     folder = run.path / "tokenizer"
     form = form_of(worldmodel, log)
+    mask = worldmodel.kind == "diffusion"
     kind = worldmodel.kind + ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning else "")
     made = {"vocab_size": vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
@@ -74,7 +80,7 @@ def run_tokenizer(
         texts |= {prediction_text(turn) for t in log for turn in t.turns}  # distinct: what repeats needs no more tokens
         texts |= set(thoughts_of(worldmodel, log))
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
-        train_tokenizer(sorted(texts), vocab_size, phrases).save_pretrained(folder)
+        train_tokenizer(sorted(texts), vocab_size, phrases, mask).save_pretrained(folder)
         run.update(made)
     return _load_tokenizer(folder)
 

@@ -51,7 +51,8 @@ def why_nothing(played: Sequence[Trajectory]) -> str:
         )
     return (
         f"nothing can be learned from these dreams, which ended as {stops}: if unsure, train the world model "
-        "longer or lower dream.min_confidence; if prediction_invalid, raise dream.max_tokens; else the contexts"
+        "longer or lower dream.min_confidence; if prediction_invalid, train it longer or raise dream.max_tokens; else "
+        "raise the contexts"
     )
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 import lightning as L
 from torch.utils.data import DataLoader, IterableDataset
 
-from imagination.learning.policy_module import Update
 from policy.lm.batch import Row, TokenBatch, by_length, collate
 from real_envs.streams import stream_seed
 
@@ -39,9 +38,7 @@ class StepStream(L.LightningDataModule):
         item: makes the batch of a step.
     """
 
-    def __init__(
-        self, steps: int, first: Callable[[], int], item: Callable[[int], TokenBatch] | Callable[[int], Update]
-    ) -> None:
+    def __init__(self, steps: int, first: Callable[[], int], item: Callable[[int], object]) -> None:
         super().__init__()
         self._dataset = _Steps(steps, first, item)
 

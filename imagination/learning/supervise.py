@@ -1,4 +1,4 @@
-"""Next-token training of a model on rows, as a stage runs it: cut to the context, resumed, measured."""
+"""Supervised training of a model on rows, as a stage runs it: cut to the context, resumed, measured."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.copying import copying_rows, one_after_the_other
+from imagination.learning.objectives import Objective
 from imagination.learning.precision import chosen_precision
 from imagination.learning.stream import StepStream, SupervisedBatches
 from imagination.learning.supervised_module import SupervisedModule
@@ -61,12 +62,17 @@ def supervise(
     noise_seed: int | None = None,
     keep_every: int = 0,
     from_scratch: bool = False,
+    objective: Objective | None = None,
+    copying: Callable[[Sequence[int], int, random.Random], list[Row]] = copying_rows,
+    first: Sequence[Row] = (),
+    first_steps: int = 0,
 ) -> None:
     """Trains ``model`` in place; goes on from a saved training state if the stage was stopped.
 
     ``seed`` decides the order of the rows, ``noise_seed`` (by default the same) what else is random. Every
     ``keep_every`` steps the model as it then is goes into ``models/kept/``; 0 keeps none. ``from_scratch``: its weights
-    are random; it then learns to copy first (``settings.copying_steps``).
+    are random; it then learns to copy first (``settings.copying_steps``), from rows that ``copying`` makes.
+    Then, before ``rows``, come ``first_steps`` more steps on the rows ``first``.
     """
     state, done = resume_from(run, stage)
     run.forget(stage, done)
@@ -76,8 +82,9 @@ def supervise(
     if from_scratch and settings.copying_steps:
         plant_induction(model, seed)
         share = settings.copying_share * sum(len(row.ids) for row in rows)
-        repeats = copying_rows(words, max(1, int(share)), random.Random(stream_seed("copying", seed)))
+        repeats = copying(words, max(1, int(share)), random.Random(stream_seed("copying", seed)))
         settings = replace(settings, steps=settings.steps + settings.copying_steps)
+    settings = replace(settings, steps=settings.steps + first_steps)
     bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
 
     def move(tokens: int, share: float) -> None:
@@ -85,13 +92,18 @@ def supervise(
         bar.within(share)
 
     record = partial(run.record, stage)
-    module = SupervisedModule(model, settings, record, noise_seed, from_scratch=from_scratch, on_tokens=move)
+    module = SupervisedModule(
+        model, settings, record, noise_seed, from_scratch=from_scratch, objective=objective, on_tokens=move
+    )
     pad = tokenizer.pad_token_id
     pad = pad if isinstance(pad, int) else 0
     batches: Callable[[int], TokenBatch] = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
+    if first_steps:
+        before = SupervisedBatches([*first, *repeats], settings.batch_tokens, stream_seed("first", seed), pad)
+        batches = one_after_the_other(before, first_steps, batches)
     if repeats:
         rng = random.Random(stream_seed("copying", seed, 1))
-        nonsense = copying_rows(words, settings.copying_steps * settings.batch_tokens, rng)
+        nonsense = copying(words, settings.copying_steps * settings.batch_tokens, rng)
         alone = SupervisedBatches(nonsense, settings.batch_tokens, seed, pad)
         batches = one_after_the_other(alone, settings.copying_steps, batches)
     stream = StepStream(settings.steps, lambda: module.global_step, batches)

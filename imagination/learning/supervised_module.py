@@ -1,4 +1,4 @@
-"""Next-token training of either model: the world model's fit and the policy's cloning."""
+"""Supervised training of either model: the world model's fit and the policy's cloning."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from imagination.learning.averaging import WeightAverage
-from imagination.learning.losses import cross_entropy_loss, token_logprobs
+from imagination.learning.objectives import NextToken, Objective, StepLoss
 from imagination.learning.optimizers import MuonAdamW
 from imagination.settings import FitSettings
 from policy.lm.batch import TokenBatch
-from policy.lm.forward import hidden_before, token_logits
 from real_envs.streams import stream_seed
 
 Record = Callable[[int, Mapping[str, float]], None]
@@ -31,7 +30,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
 
 
 class SupervisedModule(L.LightningModule):
-    """Next-token training of either model on the tokens it should have made (``ce_weight``).
+    """Training of either model on the tokens it should have made (``ce_weight``), by default to tell the next one.
 
     ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
     model has the average of its weights where ``settings.average`` asks for one. ``on_tokens`` is told after every
@@ -46,11 +45,13 @@ class SupervisedModule(L.LightningModule):
         seed: int = 0,
         *,
         from_scratch: bool = False,
+        objective: Objective | None = None,
         on_tokens: Callable[[int, float], None] = lambda tokens, share: None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # a step is several passes where it has many tokens
         self.on_tokens = on_tokens
+        self.objective: Objective = objective or NextToken()
         self.model = model
         self.settings = settings
         self.from_scratch = from_scratch
@@ -65,41 +66,29 @@ class SupervisedModule(L.LightningModule):
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         optimizer.zero_grad()
-        count, width = batch.input_ids.shape
-        size, denominator = max(1, self.settings.micro_tokens // width), float(batch.ce_weight.sum())
+        count = len(batch.input_ids)
+        loss = self.objective.step(batch, stream_seed("objective", self.seed, step))
+        size = max(1, self.settings.micro_tokens // loss.width)
         found: list[tuple[Tensor, Tensor]] = []
         for start in range(0, count, size):
             rows = slice(start, start + size)
-            ids, present, weight = (x[rows] for x in (batch.input_ids, batch.attention_mask, batch.ce_weight))
-            found.append(self._backward(ids, present, weight, denominator))
-            self.on_tokens(int(present.sum()), min(1.0, (start + size) / count))
+            found.append(self._backward(loss, rows))
+            self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / count))
         optimizer.step()
         scheduler.step()
         if self._average is not None:  # here, because callbacks that save this step come next
             self._average.update()
         if step % 10 == 0:
-            loss, right = (float(sum(column)) for column in zip(*found, strict=True))
-            metrics = {"loss": loss, "token_accuracy": right / int((batch.ce_weight != 0).sum())}
+            total, right = (float(sum(column)) for column in zip(*found, strict=True))
+            metrics = {"loss": total, "token_accuracy": right / max(1, loss.count)}
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)
 
-    def _backward(self, ids: Tensor, present: Tensor, weight: Tensor, denominator: float) -> tuple[Tensor, Tensor]:
-        """Adds the gradient of some rows to that of their step.
-
-        Args:
-            ids, present, weight: ``[rows, time]``; ``present`` is false on padding.
-            denominator: sum of the weights of all rows of the step.
-
-        Returns:
-            their share of the loss, and how many of the tokens to learn are the likeliest.
-        """
-        mask = weight != 0
-        predictors = hidden_before(self.model, ids, present, mask)
-        logits = token_logits(self.model, predictors.states)
-        logprobs = token_logprobs(logits, ids[mask], which=predictors.which)
-        terms = cross_entropy_loss(logprobs[None], weight[mask][None], denominator=denominator)
-        self.manual_backward(terms.loss)
-        return terms.loss.detach(), (logits.detach().argmax(-1)[predictors.which] == ids[mask]).sum()
+    def _backward(self, loss: StepLoss, rows: slice) -> tuple[Tensor, Tensor]:
+        """Adds the gradient of some rows to that of their step; returns what ``StepLoss.part`` says, detached."""
+        share, right = loss.part(self.model, rows)
+        self.manual_backward(share)
+        return share.detach(), right
 
     def on_train_end(self) -> None:
         if self._average is not None:

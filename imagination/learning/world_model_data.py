@@ -5,11 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from imagination.dreaming.world_models import form_of
+from imagination.learning.objectives import NextToken, Objective
 from imagination.settings import UserError, WorldModelSettings
+from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.diffusion.canvas import check_canvases
+from worldmodel.diffusion.checkpoint import mask_of
+from worldmodel.diffusion.objective import MaskedDiffusion
 from worldmodel.form import Form
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share
 
@@ -21,6 +27,23 @@ def forms_of(settings: WorldModelSettings, form: Form, log: Sequence[Trajectory]
     bare = form_of(replace(settings, facts=0), log)
     rng = random.Random(stream_seed("facts", seed))
     return [form if rng.random() < settings.facts_share else bare for _ in log]
+
+
+def objective_of(settings: WorldModelSettings, model: Any, chat: ChatFormat, context: int) -> Objective:
+    """What the world model is trained by.
+
+    Raises:
+        UserError: the model cannot be trained that way.
+    """
+    if settings.kind != "diffusion":
+        return NextToken()
+    block = settings.diffusion.block
+    if block >= context:
+        raise UserError(
+            f"worldmodel.diffusion.block={block} leaves no room for a history in worldmodel.context={context}"
+        )
+    check_canvases(model, context)
+    return MaskedDiffusion(block, mask_of(chat.tokenizer), chat.stop, context)
 
 
 def weights_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:

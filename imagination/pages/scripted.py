@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 
 from imagination.pages.style import CSS
 
@@ -43,6 +45,12 @@ def scripted_page(title: str, body: str, css: str, code: str, policy: str) -> st
 </body>
 </html>
 """
+
+
+def picture_address(name: str, folders: Sequence[Path]) -> str | None:
+    """A PNG file as a ``data:`` address; ``None`` where it is in none of the folders."""
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    return None if path is None else f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _hash(content: str) -> str:

@@ -34,7 +34,9 @@ _TRAIN = tuple(name for name in _WHOLE if name != "evaluate")
 READS = {
     "collect": _LOG,
     "fit_world_model": _WORLD,
-    "clone": (*_WORLD, "policy", "max_action_tokens", "clone"),
+    "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect"),
+    "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
+    "clone": (*_WORLD, "policy", "max_action_tokens", "clone", "reflect", "hindsight"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
 }

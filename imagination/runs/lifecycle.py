@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers.utils.logging import disable_progress_bar
 
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.machine import cores
@@ -20,18 +18,25 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 
 
-def open_run(config: Config, folder: Path, stage: str = "") -> RunFolder:
-    """The folder of this run, and torch set up for ``stage``."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(cores())
-    # lightning's seed_everything does the same, and costs stages that train nothing three seconds of imports
+def open_run(config: Config, folder: Path, stage: str = "", models: bool = True) -> RunFolder:
+    """The folder of this run, and torch set up for a ``stage`` that uses ``models``."""
     random.seed(config.seed)
     np.random.seed(config.seed)
-    torch.manual_seed(config.seed)
+    if models:
+        _set_up_torch(config.seed)
+    return RunFolder(folder, config.seed, fingerprint(config, stage))
+
+
+def _set_up_torch(seed: int) -> None:
+    import torch  # here, because it takes seconds, and stages without models need none of it
+    from transformers.utils.logging import disable_progress_bar
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(cores())
+    torch.manual_seed(seed)  # lightning's seed_everything does no more, and costs three seconds of imports
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     disable_progress_bar()  # of transformers, for models that load in a moment
-    return RunFolder(folder, config.seed, fingerprint(config, stage))
 
 
 def need(path: Path, stage: str) -> Path:
@@ -49,6 +54,8 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
 
     A state that was saved under other settings is not gone on from.
     """
+    import torch
+
     path = run.training_state(stage)
     if not path.exists():
         return None, 0
@@ -60,7 +67,8 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
 
 def finish(run: RunFolder, stage: str) -> None:
     """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
-    order = ("import", "collect", "fit_world_model", "refine_world_model", "clone", "train", "evaluate")
+    before = ("import", "collect", "fit_world_model", "refine_world_model", "reflect", "relabel")
+    order = (*before, "clone", "train", "evaluate")
     for outdated in order[order.index(stage) :]:
         for state in run.training_states(outdated):
             state.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from imagination.settings import UserError
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
+from worldmodel.outcome import Goal
 
 ORIGIN = "origin/"  # how ids of episodes begin that another run has logged
 
@@ -38,6 +39,16 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     if not train:
         raise UserError(f"{run.log}: no usable episode in split 'train'; collect more, or lower collect.validation")
     return train, held
+
+
+def solved_at(run: RunFolder, goal: Goal) -> float | None:
+    """Total reward from which a dream is solved, where the log was imported with a threshold; ``None`` is the usual 1.
+
+    A declared goal pays dreams by its own rewards, not by those of the log.
+    """
+    folder = next((path for path in (run.log, run.origin) if (path / MANIFEST).exists()), None)
+    threshold = None if folder is None or goal.declared else TrajectoryStore.open(folder).meta.get("solved_at")
+    return float(threshold) if isinstance(threshold, int | float) else None
 
 
 def _usable(store: TrajectoryStore, may_be_empty: bool = False) -> list[Trajectory]:

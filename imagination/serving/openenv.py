@@ -2,8 +2,9 @@
 
 ``{"type": "reset", "data": {"seed": 3, "task": "corridor-a"}}``, ``{"type": "step", "data": {"message": "look"}}``,
 ``{"type": "state"}``, ``{"type": "close"}``. Answers carry one text, ``observation.text``; what no policy need read is
-in ``observation.metadata``. The protocol knows one end, ``done``; ``metadata`` keeps ``terminated`` and ``truncated``
-apart. A dream that broke is an ``EXECUTION_ERROR``, never an observation.
+in ``metadata``: beside the observation, where clients since 0.4 find it, and in it, where those before do. The protocol
+knows one end, ``done``; ``metadata`` keeps ``terminated`` and ``truncated`` apart. A dream that broke is an
+``EXECUTION_ERROR``, never an observation.
 """
 
 from __future__ import annotations
@@ -137,8 +138,10 @@ def _data(kind: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _observation(answer: Answer) -> dict[str, object]:
-    seen = {"text": answer.text, "metadata": answer.facts()}
-    return {"type": "observation", "data": {"observation": seen, "reward": answer.reward, "done": answer.done}}
+    about = answer.facts()
+    seen = {"text": answer.text, "metadata": about}
+    data = {"observation": seen, "reward": answer.reward, "done": answer.done, "metadata": about}
+    return {"type": "observation", "data": data}
 
 
 def _state(session: Session) -> dict[str, object]:

@@ -36,6 +36,7 @@ from imagination.settings.schema import (
 from real_envs.files import write_atomically
 
 C = TypeVar("C")
+_RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
 def config_folder() -> Path:
@@ -134,7 +135,7 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
 
 def run_folder(run: str, root: Path) -> Path:
     """``outputs/demo``. A run has a plain name, such as ``demo`` or ``sweep/seed-1``, so it cannot leave the root."""
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", run):
+    if not re.fullmatch(_RUN, run):
         raise ConfigError(
             f"run wants a name such as demo or sweep/seed-1 (letters, digits, '-', '_', '.'), got '{run}'"
         )
@@ -200,6 +201,15 @@ class Resolved(Generic[C]):
         remember_overrides([o for o in self.overrides if o.partition("=")[0] not in passing], self.folder)
 
 
+def _named_folder(overrides: Sequence[str], schema: type[C]) -> Path | None:
+    """The run's folder as far as the overrides name it: a file of a group may still say another output."""
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
+    output = given.get("output", schema_defaults(schema).get("output"))
+    if output is None or not re.fullmatch(_RUN, given.get("run", "")):
+        return None
+    return Path(output) / given["run"]
+
+
 def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     """A run keeps the settings that it was started with: what is given now comes on top of what was given before.
 
@@ -209,7 +219,13 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     Raises:
         ConfigError: anything wrong in the overrides or in the files.
     """
-    config: Any = load_config(overrides, schema)
+    config: Any
+    if (named := _named_folder(overrides, schema)) and (earlier := remembered_overrides(named)):
+        chosen = merge_overrides(earlier, overrides)
+        config = load_config(chosen, schema)  # at once: reading all settings takes a quarter of a second
+        if run_folder(config.run, Path(config.output)) == named:
+            return Resolved(config, named, chosen, True)
+    config = load_config(overrides, schema)
     folder = run_folder(config.run, Path(config.output))
     earlier = remembered_overrides(folder)
     chosen = merge_overrides(earlier, overrides) if earlier else list(overrides)

@@ -20,6 +20,7 @@ from imagination.settings.measuring import (
 )
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
 from imagination.settings.serving import ServeSettings
+from imagination.settings.supplements import HindsightSettings, ReflectSettings
 from imagination.settings.training import TrainSettings
 from policy.lm.settings import EngineSettings, ModelSettings
 
@@ -60,6 +61,8 @@ class Config:
     refine: RefineSettings = field(default_factory=RefineSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    reflect: ReflectSettings = field(default_factory=ReflectSettings)
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
     clone: CloneSettings = field(default_factory=CloneSettings)
     dream: DreamSettings = field(default_factory=DreamSettings)
     tripwires: TripwireSettings = field(default_factory=TripwireSettings)

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from policy.lm.settings import ModelSettings
+from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.outcome import Goal
+from worldmodel.screen.settings import ScreenSettings
 
 
 @dataclass
@@ -16,7 +18,9 @@ class WorldModelSettings(ModelSettings):
     reward and end.
 
     Attributes:
-        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first.
+        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
+            diffusion fills in whole observations from all sides (worldmodel.diffusion);
+            screen draws the next screenshot and is a model of its own, beside the one of text.
         members: of an ensemble that differ in their random start; 1 is a single model.
         lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
         neighbours: transitions of the log before each action (retrieval).
@@ -29,9 +33,11 @@ class WorldModelSettings(ModelSettings):
         reasoning_tokens: most tokens that it may think before each prediction, thrown away after it; 0 is off. Logged
             turns with info["reasoning"] teach it to, and refine-world-model by how right the predictions get.
         goal: decides reward and end in place of the model where it is declared.
+        diffusion: canvas and sampler, for kind=diffusion.
+        screen: the model of pictures, for kind=screen.
     """
 
-    kind: Literal["text", "delta", "retrieval"] = "text"
+    kind: Literal["text", "delta", "retrieval", "diffusion", "screen"] = "text"
     members: int = 1
     lead: Literal["drawn", "first"] = "drawn"
     neighbours: int = 3
@@ -43,6 +49,8 @@ class WorldModelSettings(ModelSettings):
     refusals: str = ""
     reasoning_tokens: int = 0
     goal: Goal = field(default_factory=Goal)
+    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
+    screen: ScreenSettings = field(default_factory=ScreenSettings)
 
     def __post_init__(self) -> None:
         if self.members < 1 or self.neighbours < 1:
@@ -51,6 +59,11 @@ class WorldModelSettings(ModelSettings):
             raise ValueError("facts must be 0 (off) or more, and facts_share lie in [0, 1]")
         if self.reasoning_tokens < 0:
             raise ValueError(f"reasoning_tokens must be 0 (off) or more, got {self.reasoning_tokens}")
+        if self.kind == "diffusion" and (self.members > 1 or self.reasoning_tokens):
+            raise ValueError(
+                "worldmodel.kind=diffusion has no log-probs of given tokens, which ensembles and reasoning need: set "
+                "worldmodel.members=1 and worldmodel.reasoning_tokens=0"
+            )
         if self.rarity < 0:
             raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
         if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
@@ -147,6 +160,10 @@ class CloneSettings(FitSettings):
     Attributes:
         agents: whose episodes to imitate, by the beginning of their names.
         from_world_model: start from the world model's weights, not from random ones.
+        supplements: episodes beside the log to imitate too: reflections (imagine reflect), hindsight (imagine relabel).
+        world_steps: before these, on what the world answered in all logged episodes, whoever acted; 0 is off.
+        observation_weight: of a token that the world answered in the imitated episodes, one of an action has 1; 0 is
+            off. Supplements teach no observations.
         keep_every: keep the policy every so many steps, in models/kept/, for the audit to rank; 0 keeps none.
     """
 
@@ -155,4 +172,12 @@ class CloneSettings(FitSettings):
     average: float = 0.0
     agents: list[str] = field(default_factory=lambda: ["noisy"])
     from_world_model: bool = True
+    supplements: list[Literal["reflections", "hindsight"]] = field(default_factory=list)
+    world_steps: int = 0
+    observation_weight: float = 0.0
     keep_every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.world_steps < 0 or self.observation_weight < 0:
+            raise ValueError("world_steps and observation_weight must be 0 (off) or more")

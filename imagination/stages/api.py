@@ -30,7 +30,7 @@ from imagination.dreaming.rollout import Episode, Provenance
 from imagination.dreaming.rollout_progress import play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import open_run
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.status import summary
@@ -335,7 +335,7 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
         episodes,
         lambda: DreamEnv(world, starts, guard),
         agent,
-        Provenance(Source.DREAM, weights_version(model), world.version),
+        Provenance(Source.DREAM, weights_version(model), world.version, solved_at(run, config.worldmodel.goal)),
         config.dream.max_turns,
         concurrency=128,
     )

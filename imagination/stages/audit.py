@@ -24,6 +24,7 @@ from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError
+from imagination.stages.screens import audit_screens
 from imagination.trust.audit.audit import FORMAT, VERSION, Subject, measure
 from imagination.trust.audit.play import (
     LoadedPolicy,
@@ -35,6 +36,7 @@ from imagination.trust.audit.play import (
 )
 from imagination.trust.audit.verdict import targets, verdict
 from imagination.trust.forecast import forecast
+from imagination.trust.held_out import heldout_tasks
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
 from real_envs.interaction import real_interaction
@@ -43,6 +45,9 @@ from real_envs.trajectory import Trajectory
 
 def audit(config: Config, folder: Path) -> None:
     """Measures ``models/<audit.world_model>`` and prints the verdict and where the page is."""
+    if config.worldmodel.kind == "screen":
+        audit_screens(config, folder)
+        return
     found = run_audit(config, folder)
     console = Console()
     console.print(terminal_audit(found))
@@ -121,13 +126,15 @@ def check(settings: AuditSettings) -> None:
 async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     settings = config.audit
     log, held = read_log(run, config.collect.validation)
-    notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
     engines = Engines(config.engine)
     world = load_world_model(
         engines, run, config.worldmodel, config.dream, config.dream.temperature, log, name=settings.world_model
     )
     candidates = _candidates(config, run)
     tasks, why = _real_tasks(config, run)
+    if tasks is None:  # where nothing can be played, logged turns are all there is; few tasks have several episodes
+        held = [*held, *heldout_tasks(run)]
+    notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
     if why:
         notes.append(why)
     if tasks is not None and not candidates:

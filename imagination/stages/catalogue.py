@@ -101,6 +101,7 @@ _ALL = (
             "  openai       chat messages with tool calls\n"
             "  react        printed 'Action:' and 'Observation:', in text or a notebook\n"
             "  browser-use  folders of history.json and result.json; give the run's folder\n"
+            "  minari       Minari's datasets with text spaces, or discrete ones that imports.names names\n"
             "  intercode    parallel arrays in turn_history; a reward is the score so far\n"
             "  commands     '> action' lines with the answers below them\n"
             "  agentgym     conversations of from, value and loss\n"
@@ -127,10 +128,11 @@ _ALL = (
             "measures it on episodes it has not seen."
         ),
         reads="log/",
-        writes="tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members)",
+        writes="tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members), or models/screen/",
         examples=(
             "imagine fit-world-model run=mine",
             "imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3",
+            "imagine fit-world-model preset=screens",
             "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
         ),
         sections=("worldmodel", "fit", "engine"),
@@ -154,11 +156,39 @@ _ALL = (
         function="imagination.stages.refine_world_model:refine_world_model",
     ),
     Stage(
+        name="reflect",
+        summary="optional: other actions than the expert's, tried in the world model, as thoughts for the clone",
+        help=(
+            "Tries other actions at every turn of the log's experts: those of other episodes of the task, or those of\n"
+            "reflect.proposer. Outcomes that the world model is sure of are told before the expert's action.\n"
+            "clone.supplements=[reflections] imitates both; the policy then thinks, within max_action_tokens."
+        ),
+        reads="log/, models/worldmodel/",
+        writes="supplements/reflections/",
+        examples=("imagine reflect run=mine", "imagine reflect run=mine reflect.proposer=policy-clone"),
+        sections=("reflect", "worldmodel", "dream", "engine"),
+        function="imagination.stages.reflect:reflect",
+    ),
+    Stage(
+        name="relabel",
+        summary="optional: failed episodes of the log, retold with a goal that they did reach",
+        help=(
+            "hindsight.goals declares what the world's words say was reached. A failed episode up to the last such\n"
+            "turn becomes one of an expert with that goal. clone.supplements=[hindsight] imitates them."
+        ),
+        reads="log/",
+        writes="supplements/hindsight/",
+        examples=("imagine relabel run=mine preset=textworld", "imagine relabel run=mine hindsight.max_turns=6"),
+        sections=("hindsight",),
+        function="imagination.stages.relabel:relabel",
+    ),
+    Stage(
         name="clone",
         summary="make the starting policy: imitate the mediocre agents of the log",
         help=(
             "Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents. A policy without\n"
-            "a checkpoint of its own starts from the world model's weights."
+            "a checkpoint of its own starts from the world model's weights. clone.world_steps also learns what the\n"
+            "world answers, clone.supplements imitates what `reflect` and `relabel` have written."
         ),
         reads="log/, models/worldmodel/",
         writes="models/policy-clone/",
@@ -227,7 +257,7 @@ _ALL = (
             "how it judges the policy's own actions. Where no real game is there, the log alone is judged."
         ),
         reads="log/, models/, games/ where it is there",
-        writes="audit.json, audit.html",
+        writes="audit.json, audit.html (worldmodel.kind=screen: audit-screens.json)",
         examples=(
             "imagine audit run=mine",
             "imagine audit run=mine audit.episodes=100",
@@ -303,7 +333,7 @@ _ALL = (
             "share; compare.show=<id> prints one pair and plays nothing."
         ),
         reads="models/, and games/ or log/ (compare.show: compare.json)",
-        writes="compare.html, compare.json",
+        writes="compare.html, compare.json (worldmodel.kind=screen: compare-screens.html and .json)",
         examples=(
             "imagine compare run=mine",
             "imagine compare run=mine compare.policy=policy-clone compare.episodes=50",

@@ -11,9 +11,10 @@ from imagination.learning.supervise import fitting, supervise
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
+from imagination.runs.supplements import read_supplements
 from imagination.settings import Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
-from policy.lm.render import ChatFormat
+from policy.lm.render import ChatFormat, policy_text
 from real_envs.streams import stream_seed
 
 
@@ -23,7 +24,8 @@ def clone(config: Config, folder: Path) -> None:
     with run.timed("clone"):
         train, _ = read_log(run, config.collect.validation)
         chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]
-        if not chosen:
+        extra = read_supplements(run, config.clone.supplements)
+        if not (chosen or extra):
             agents = sorted({t.agent for t in train})
             raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
         learned = config.clone.from_world_model and not config.policy.model
@@ -33,9 +35,18 @@ def clone(config: Config, folder: Path) -> None:
             weights = stream_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
-        chosen = with_renamed(chosen, config.clone.renamed, config.seed)
-        check_texts("actions", [u.action for t in chosen for u in t.turns], chat, "", config.max_action_tokens)
-        rows = fitting([imitation_row(chat, t) for t in chosen], context_of(model, config.policy), "policy.context")
+        told = with_renamed([*chosen, *extra], config.clone.renamed, config.seed)
+        thinks = {episode.id for episode in extra}
+        texts = [policy_text(turn, t.id in thinks) for t in told for turn in t.turns]
+        check_texts("actions", texts, chat, "", config.max_action_tokens)
+        context, weight = context_of(model, config.policy), config.clone.observation_weight
+        rows = [
+            imitation_row(chat, t, thoughts=True) if t.id in thinks else imitation_row(chat, t, observations=weight)
+            for t in told
+        ]
+        rows = fitting(rows, context, "policy.context")
+        everybody = with_renamed(train, config.clone.renamed, config.seed) if config.clone.world_steps else []
+        first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in everybody]
         supervise(
             run,
             config.logger,
@@ -47,6 +58,8 @@ def clone(config: Config, folder: Path) -> None:
             stream_seed("clone", config.seed),
             keep_every=config.clone.keep_every,
             from_scratch=not (learned or config.policy.model),
+            first=fitting(first, context, "policy.context") if first else (),
+            first_steps=config.clone.world_steps,
         )
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})

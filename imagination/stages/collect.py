@@ -25,7 +25,7 @@ from real_envs.world import World
 
 def collect(config: Config, folder: Path) -> None:
     """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
-    run = open_run(config, folder, "collect")
+    run = open_run(config, folder, "collect", models=False)
     check_world(run, config.env)
     with run.timed("collect"):
         generate_tasks(config, run)

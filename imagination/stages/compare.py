@@ -24,12 +24,13 @@ from imagination.dreaming.world_models import guard_of, load_world_model
 from imagination.pages.compare.page import render_page
 from imagination.pages.compare.text import diverging, pair_view, summary_table
 from imagination.runs.lifecycle import open_run
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError
+from imagination.stages.screens import compare_screens
 from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.trust.compare.play import ComparisonPlayer, Ledger
@@ -52,6 +53,9 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     Raises:
         UserError: settings contradict each other, an earlier stage is missing, or there is no such pair.
     """
+    if config.worldmodel.kind == "screen":
+        compare_screens(config, folder)
+        return
     console = Console()
     if config.compare.show:
         console.print(pair_view(_find(folder, config.compare.show), console.width))
@@ -113,6 +117,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         reality,
         *_policy(config, run, engines),
         ledger,
+        solved_at(run, config.worldmodel.goal),
     )
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
+from imagination.learning.copying import copying_answers, copying_rows
 from imagination.learning.initial_model import check_texts, initial_model
 from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
-from imagination.learning.world_model_data import forms_of, weights_of
+from imagination.learning.world_model_data import forms_of, objective_of, weights_of
 from imagination.runs.lifecycle import finish, open_run
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of
 from imagination.settings import Config, UserError
+from imagination.stages.fit_screens import fit_screens
 from imagination.trust.held_out import heldout_tasks, measure
 from imagination.trust.language import language_metrics
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
+from worldmodel.diffusion.checkpoint import mark
 from worldmodel.objective import world_model_rows
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
     """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
+    if config.worldmodel.kind == "screen":
+        fit_screens(config, folder)
+        return
     run = open_run(config, folder, "fit_world_model")
     with run.timed("fit_world_model"):
         check_room(config.worldmodel, config.dream)
@@ -57,9 +64,29 @@ def fit_world_model(config: Config, folder: Path) -> None:
             name = f"fit_world_model-{member}" if member else "fit_world_model"
             random = not settings.model
             order = stream_seed("fit", config.seed)  # of all members
-            supervise(run, config.logger, name, model, tokenizer, rows, config.fit, order, seed, from_scratch=random)
+            objective, copying = objective_of(settings, model, chat, context), copying_rows
+            if diffusion := settings.kind == "diffusion":
+                copying = partial(copying_answers, stop=chat.stop, most=settings.diffusion.block)
+            supervise(
+                run,
+                config.logger,
+                name,
+                model,
+                tokenizer,
+                rows,
+                config.fit,
+                order,
+                seed,
+                from_scratch=random,
+                objective=objective,
+                copying=copying,
+            )
+            if diffusion:
+                mark(model, settings.diffusion.block)
             save_checkpoint(model, tokenizer, member_folder(run, member))
-        best = max([1.0, *(t.total_reward for t in train)])  # a solved task has 1, and no dream can have more
+        threshold = solved_at(run, config.worldmodel.goal)
+        worth = 1.0 if threshold is None else threshold
+        best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
         run.update({"world_model_form": trained_as(settings), "best_return": best})
         measured = {
             **measure(run, config.worldmodel, config.dream, config.engine, train, held),

@@ -6,26 +6,36 @@ import json
 import math
 import secrets
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.importing import ImportSettings
+from imagination.stages.import_judged import Outcomes
+from imagination.trust.format import interval, number
+from imagination.trust.looked_up import looked_up, tasks_to_look_at
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import AUTO, Format, Imported, Refusal, find_format, read
-from real_envs.importers.judging import heldout_tasks, judged
+from real_envs.importers.folders import Source, sources_of
+from real_envs.importers.formats import AUTO, Imported, Refusal, read
+from real_envs.importers.judging import judged
 from real_envs.importers.masking import Masking
+from real_envs.importers.similar import SimilarTasks
+from real_envs.importers.splits import HELDOUT, TRAIN, heldout_tasks
 from real_envs.importers.tables import COLUMNS, Tables
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Trajectory
 
 COVERAGE, REFUSED, KEY = "coverage.json", "refused.jsonl", "mask.key"
 _SHOWN = 5  # refusals on the terminal
+_FILES = 20  # files on the terminal
+_TOGETHER = 64  # episodes that are judged at a time
 _LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a context that a machine can be asked for
 
 
@@ -34,18 +44,20 @@ class Report:
     """What an import did.
 
     Attributes:
-        found, added: episodes that could be read, and of these those that the log did not have yet.
+        added, again: episodes that the log did not have yet, and those that it had.
         paid: episodes whose success became their last reward.
         refused: records that are no episode; ``shown`` are the first of them.
+        unknown: files of folders that are in no known format.
         left_out: records by the name of a field that had no place.
         masks: distinct secrets by kind; ``None`` where nothing was masked.
     """
 
-    found: int = 0
     added: int = 0
+    again: int = 0
     paid: int = 0
     refused: int = 0
     shown: list[Refusal] = field(default_factory=list)
+    unknown: list[Refusal] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     masks: dict[str, int] | None = None
 
@@ -61,23 +73,32 @@ def import_logs(config: Config, folder: Path) -> None:
     if not settings.files:
         raise UserError("no files are named; write `imagine import auto my-log.jsonl run=...`")
     chosen = Tables.name if settings.mapping and settings.format == AUTO else settings.format
-    sources = [(Path(name), *find_format(chosen, Path(name))) for name in settings.files]
+    looked_at = [source for name in settings.files for source in sources_of(chosen, Path(name))]
+    sources = [source for source in looked_at if not isinstance(source, Refusal)]
+    unknown = [source for source in looked_at if isinstance(source, Refusal)]
     if settings.mapping and (strange := set(settings.mapping) - set(COLUMNS)):
         raise UserError(f"imports.mapping names '{min(strange)}'; known are {', '.join(COLUMNS)}")
-    run = open_run(config, folder, "import")
-    for path, found, why in sources:
+    run = open_run(config, folder, "import", models=False)
+    for path, found, why in sources[:_FILES]:
         print(f"{path}: {found.name}, as {why}")
+    if more := Counter(found.name for _, found, _ in sources[_FILES:]):
+        print(f"and {more.total()} more: {', '.join(f'{count} {name}' for name, count in more.most_common())}")
     with run.timed("import"):
-        store = _store(run, settings, sources)
-        report = _append(run, settings, sources, store)
-        coverage = _covered(store)
-    write_atomically(run.path / COVERAGE, json.dumps(coverage.to_json(), indent=1) + "\n")
+        masking = Masking(_key(run)) if settings.mask else None
+        starts = SimilarTasks()
+        outcomes = Outcomes(settings, run.path)
+        try:
+            store = _store(run, settings, sources, masking, starts, outcomes)
+            report = _append(run, settings, sources, store, masking, unknown, outcomes)
+        finally:
+            outcomes.close()
+        coverage, shared = cover(run.path, store, starts, outcomes.to_json())
     finish(run, "import")
-    for line in (*told(report, coverage), *following(config, coverage)):
+    for line in (*told(report, coverage, shared, outcomes.told()), *following(config, coverage)):
         print(line)
 
 
-def _items(settings: ImportSettings, sources: list[tuple[Path, Format, str]]) -> Iterator[Imported | Refusal]:
+def _items(settings: ImportSettings, sources: list[Source]) -> Iterator[Imported | Refusal]:
     reading = Reading(
         settings.agent,
         settings.system,
@@ -85,14 +106,27 @@ def _items(settings: ImportSettings, sources: list[tuple[Path, Format, str]]) ->
         settings.observation,
         settings.reward,
         settings.done,
+        settings.names,
     )
+    named: set[str] = set()
     for path, found, _ in sources:
-        yield from read(path, found, reading)
+        yield from read(path, found, reading, named)
 
 
-def _store(run: RunFolder, settings: ImportSettings, sources: list[tuple[Path, Format, str]]) -> TrajectoryStore:
-    """The run's log with all tasks of the files in its splits. Reads the files once, for their tasks alone."""
-    meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask}
+def _store(
+    run: RunFolder,
+    settings: ImportSettings,
+    sources: list[Source],
+    masking: Masking | None,
+    starts: SimilarTasks,
+    outcomes: Outcomes,
+) -> TrajectoryStore:
+    """The run's log with all tasks of the files in its splits. Reads the files once, for their tasks alone.
+
+    ``starts`` knows afterwards how the tasks of files and log begin, as the log has it: masked. Who decides unknown
+    outcomes has been checked.
+    """
+    meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": outcomes.by}
     there = TrajectoryStore.open(run.log) if (run.log / MANIFEST).exists() else None
     if there is not None:
         if not there.meta.get("imported"):
@@ -104,15 +138,25 @@ def _store(run: RunFolder, settings: ImportSettings, sources: list[tuple[Path, F
     first: Refusal | None = None
     for item in _items(settings, sources):
         if isinstance(item, Imported):
-            tasks.add(item.episode.task_id)
+            task, start = item.episode.task_id, item.episode.start
+            tasks.add(task)
+            if starts.is_new(task, start):
+                starts.add(task, masking.text(start) if masking else start)
+            if outcomes.active:
+                known = judged(item.episode, settings.solved_at)
+                outcomes.offer(masking.masked(known) if masking else known)
         else:
             first = first or item
     if not tasks:
         why = f"no record is an episode; the first is refused: {first}" if first else "the files hold no records"
         raise UserError(f"nothing to import: {why}")
-    new = tasks - {task for split in there.splits.values() for task in split} if there is not None else tasks
-    held = heldout_tasks(new, settings.heldout)
-    splits = {"train": sorted(new - held), "heldout": sorted(held)}
+    outcomes.check()
+    before = {task: split for split, names in (there.splits.items() if there else ()) for task in names}
+    for task, start in there.starts() if there else ():
+        starts.add(task, start)
+    new = tasks - before.keys()
+    held = heldout_tasks(new, settings.heldout, starts.groups(), before)
+    splits = {TRAIN: sorted(new - held), HELDOUT: sorted(held)}
     if there is None:
         return TrajectoryStore.create(run.log, {k: v for k, v in splits.items() if v}, meta)
     there.add_tasks({split: names for split, names in splits.items() if names})
@@ -120,32 +164,59 @@ def _store(run: RunFolder, settings: ImportSettings, sources: list[tuple[Path, F
 
 
 def _append(
-    run: RunFolder, settings: ImportSettings, sources: list[tuple[Path, Format, str]], store: TrajectoryStore
+    run: RunFolder,
+    settings: ImportSettings,
+    sources: list[Source],
+    store: TrajectoryStore,
+    masking: Masking | None,
+    unknown: list[Refusal],
+    outcomes: Outcomes,
 ) -> Report:
-    report = Report()
-    masking = Masking(_key(run)) if settings.mask else None
+    report = Report(unknown=[_masked(file, masking) for file in unknown])
     known = set(store.ids())
+    waiting: list[Trajectory] = []
+
+    def put() -> None:
+        """Into the log, with outcomes that were decided."""
+        for decided in outcomes.decide(waiting):
+            episode = judged(decided, settings.solved_at)
+            report.added += 1
+            report.paid += any(a.reward != b.reward for a, b in zip(episode.turns, decided.turns, strict=True))
+            writer.add(episode)
+        waiting.clear()
+
     with store.writer() as writer, (run.path / REFUSED).open("w", encoding="utf-8") as refused:
+        refused.writelines(map(_row, report.unknown))
         for item in _items(settings, sources):
             if isinstance(item, Refusal):
-                if masking:  # a reason quotes what it found
-                    item = replace(item, reason=masking.text(item.reason))
-                refused.write(json.dumps(asdict(item) | {"file": str(item.file)}) + "\n")
+                item = _masked(item, masking)
+                refused.write(_row(item))
                 report.refused += 1
                 report.shown += [item] if len(report.shown) < _SHOWN else []
                 continue
-            report.found += 1
             report.left_out.update(item.left_out)
             if item.episode.id in known:
+                report.again += 1
                 continue
             known.add(item.episode.id)
-            episode = judged(item.episode, settings.solved_at)
-            report.added += 1
-            report.paid += episode.turns != item.episode.turns
-            writer.add(masking.masked(episode) if masking else episode)
+            waiting.append(masking.masked(item.episode) if masking else item.episode)
+            if len(waiting) == _TOGETHER:
+                put()
+        put()
+    if outcomes.held_back and not store.ids():
+        raise UserError(f"no episode was judged, and none is added: {outcomes.reason}")
     if masking:
         report.masks = dict(masking.found)
     return report
+
+
+def _masked(refusal: Refusal, masking: Masking | None) -> Refusal:
+    """A reason quotes what it found."""
+    return replace(refusal, reason=masking.text(refusal.reason)) if masking else refusal
+
+
+def _row(refusal: Refusal) -> str:
+    return json.dumps(asdict(refusal) | {"file": str(refusal.file)}) + "\n"
 
 
 def _key(run: RunFolder) -> bytes:
@@ -157,23 +228,40 @@ def _key(run: RunFolder) -> bytes:
     return path.read_bytes()
 
 
-def _covered(store: TrajectoryStore) -> Coverage:
+def cover(
+    folder: Path, store: TrajectoryStore, starts: SimilarTasks, outcomes: Mapping[str, Any] | None = None
+) -> tuple[Coverage, dict[str, Any] | None]:
+    """Writes ``coverage.json``: counts over the whole log, and what looking up gets right of tasks never seen.
+
+    The second, see ``looked_up``, reads no held-out task. ``starts`` may know how some tasks begin; ``outcomes`` says
+    what a judge did.
+    """
+    threshold = store.meta.get("solved_at")
     split_of = {task: split for split, tasks in store.splits.items() for task in tasks}
-    coverage = Coverage()
+    coverage = Coverage(solved_at=float(threshold) if isinstance(threshold, int | float) else 1.0, starts=starts)
     for episode in store.read(require_actions=False):
         coverage.add(episode, split_of[episode.task_id])
-    return coverage
+    chosen = tasks_to_look_at({task: coverage.tasks[task] for task in store.splits.get(TRAIN, ())})
+    log = [t for t in store.read(TRAIN) if t.task_id in chosen] if chosen else []
+    shared = looked_up(sorted(log, key=lambda t: t.id), starts.groups())
+    found = coverage.to_json() | {"looked_up": shared, "judge": outcomes}
+    write_atomically(folder / COVERAGE, json.dumps(found, indent=1) + "\n")
+    return coverage, shared
 
 
-def told(report: Report, coverage: Coverage) -> Iterator[str]:
+def told(
+    report: Report, coverage: Coverage, shared: Mapping[str, Any] | None, outcomes: Iterable[str] = ()
+) -> Iterator[str]:
     """What an import did and what the log covers now, line by line."""
     found = coverage.to_json()
     yield ""
-    again = report.found - report.added
-    yield f"{report.added} episodes added" + (f", {again} were in the log already" if again else "")
+    yield f"{report.added} episodes added" + (f", {report.again} were in the log already" if report.again else "")
     if report.refused:
         yield f"{report.refused} records refused, all of them in {REFUSED}:"
         yield from (f"  {refusal}" for refusal in report.shown)
+    if report.unknown:
+        yield f"{len(report.unknown)} files of folders left alone, all of them in {REFUSED}:"
+        yield from (f"  {refusal}" for refusal in report.unknown[:_SHOWN])
     if report.left_out:
         names = ", ".join(f"{name} ({count})" for name, count in report.left_out.most_common(8))
         yield f"fields without a place in the log, left out: {names}"
@@ -183,7 +271,9 @@ def told(report: Report, coverage: Coverage) -> Iterator[str]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.masks.items())) or "none found"
         yield f"secrets masked: {kinds}; imports.mask=false keeps them"
     if report.paid:
-        yield f"{report.paid} episodes state success and no reward: it is the last turn's reward now, 1 or 0"
+        worth = f"{coverage.solved_at:g}"
+        yield f"{report.paid} episodes state success and no reward: it is the last turn's reward now, {worth} or 0"
+    yield from outcomes
     rewards, lengths, success = found["rewards"], found["turns_per_episode"], found["success"]
     splits = ", ".join(f"{count} {split}" for split, count in found["tasks"].items())
     yield ""
@@ -200,6 +290,15 @@ def told(report: Report, coverage: Coverage) -> Iterator[str]:
         yield f"  determinism        {same['same_answer']:.1%} of turns whose state and action occur more than once"
     yield f"  duplicates         {found['duplicate_turns']} turns"
     yield f"  held out           {found['heldout_turns_in_train']} of its turns are in training tasks, too"
+    if shared is not None:
+        share, between, turns = (shared["exact"][key] for key in ("value", "ci95", "n"))
+        right = f"{number(share)} {interval(between)} of {turns} turns"
+        yield f"  looked up          {right} are answered rightly by the most similar turn of another task"
+    if (near := found["near_duplicates"])["tasks"]:
+        yield (
+            f"  near-duplicates    {near['tasks']} tasks in {near['groups']} groups begin nearly alike and are kept "
+            f"together; split one by one, {near['leaks_if_split_by_task']} held-out ones would have a double in train"
+        )
     yield ""
     missing = found["missing"]
     yield from ("missing for dreams:", *(f"  {line}" for line in missing)) if missing else ("nothing is missing",)
@@ -210,11 +309,14 @@ def following(config: Config, coverage: Coverage) -> Iterator[str]:
 
     Tokens are guessed: models from scratch write about two characters by one in the worst of logs.
     """
+    episode, action = quantile(coverage.episode_sizes), quantile(coverage.action_sizes)
+    longest = max(2 * config.max_action_tokens, 128 * math.ceil(action / 128))
+    dreamed = config.dream.max_turns * longest + 2  # else train would refuse: the actions of a dream have to fit
     needs = (
-        ("worldmodel.context", quantile(coverage.episode_sizes), config.worldmodel.context),
-        ("policy.context", quantile(coverage.episode_sizes), config.policy.context),
+        ("worldmodel.context", episode, config.worldmodel.context),
+        ("policy.context", max(episode, dreamed), config.policy.context),
         ("dream.max_tokens", quantile(coverage.observation_sizes), config.dream.max_tokens),
-        ("max_action_tokens", quantile(coverage.action_sizes), config.max_action_tokens),
+        ("max_action_tokens", action, config.max_action_tokens),
     )
     raised = [
         f"{key}={min(64 * math.ceil(size / 2 / 64), _LONGEST)}"
@@ -225,7 +327,12 @@ def following(config: Config, coverage: Coverage) -> Iterator[str]:
     solved_expert = any(agent == "expert" for agent in coverage.agents)
     yield ""
     yield "next:"
-    if quantile(coverage.observation_sizes) > _LONG:
+    if quantile(coverage.observation_sizes) > 2 * _LONGEST:
+        yield (
+            f"  observations of {quantile(coverage.observation_sizes):,} characters are too long for a small model; "
+            "fit-world-model will refuse them: import shorter ones, such as without what no action changes"
+        )
+    elif quantile(coverage.observation_sizes) > _LONG:
         yield "  observations are long: with worldmodel.kind=delta the world model writes only what changes"
     yield " ".join([f"  imagine fit-world-model run={config.run}", *raised])
     yield f"  imagine clone run={config.run} clone.agents=[{agents}]"

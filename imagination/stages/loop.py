@@ -97,6 +97,11 @@ def check(config: Config) -> None:
         raise UserError("probes of the tripwires are not in loop.budget: set tripwires.real_episodes=0")
     if config.train.tasks != "train":
         raise UserError(f"the loop plays training tasks: set train.tasks=train, not {config.train.tasks}")
+    if config.worldmodel.kind == "diffusion":
+        raise UserError(
+            "the loop compares versions of the world model by the log-probability of held-back turns, which "
+            "worldmodel.kind=diffusion only bounds: set worldmodel.kind=text, delta or retrieval"
+        )
     if config.loop.price and not config.env.price:
         raise UserError("loop.price limits what real steps cost: set env.price, the price of one")
 

@@ -106,6 +106,11 @@ def check(config: Config) -> None:
     build_algorithm(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
+    if config.worldmodel.kind == "diffusion":
+        raise UserError(
+            "worldmodel.kind=diffusion cannot be refined: RL needs log-probs of what was sampled, and a canvas has "
+            "none; refine another kind"
+        )
 
 
 def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:

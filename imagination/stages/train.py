@@ -23,7 +23,7 @@ from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.runs.lifecycle import finish, open_run, resume_from
-from imagination.runs.log import read_log
+from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import adapted, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.real_costs import real_costs, spent_before
@@ -88,7 +88,8 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, known, starts) if dreamed else None
 
     # play and watch: what an update is made of, and what stops it
-    watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state) if dreamed else None
+    threshold = solved_at(run, config.worldmodel.goal)
+    watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state, threshold) if dreamed else None
     replays = Replays(settings.self_imitation, config.seed) if settings.self_imitation.share else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
@@ -200,10 +201,11 @@ def _watch(
     log: Sequence[Trajectory],
     probe: Probe,
     state: str | None,
+    threshold: float | None,
 ) -> TripwireMonitor | None:
     if not settings.enabled:
         return None
-    watch = TripwireMonitor(run, settings, updates, model, log, probe)
+    watch = TripwireMonitor(run, settings, updates, model, log, probe, threshold)
     if state is not None:
         watch.resume(state)
     return watch
@@ -246,7 +248,10 @@ def _dream(
     if asks:
         calibration = calibration_of(run, settings, dream, " and ".join(asks))
     guard = guard_of(run, settings, dream, ends=dream.on_doubt != "downweight")
-    return World(lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines)
+    threshold = solved_at(run, settings.goal)
+    return World(
+        lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines, threshold
+    )
 
 
 def _real(tasks: TaskSet, split: str, workers: int) -> World:

@@ -138,14 +138,18 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
 
 
 def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
-    """``control``, "none", "itself" (this run is one) or "real", and ``without_dreams``, null where nothing says it."""
+    """``control`` and ``without_dreams``, null where nothing says it.
+
+    ``control`` is "real", "itself" (this run is one), "imported" (the world is not here) or "none".
+    """
     beside, control = run.control, None
     if beside is not None:
         after = beside.summary.get("arm", {}).get("train_tasks")
         control = read_control(beside.metrics, beside.rollouts, _proportion(after) if after else None)
     if beside is None or control is None:
         itself = read_control(run.metrics, run.rollouts) is not None
-        return {"control": "itself" if itself else "none", "without_dreams": None}
+        nobody = "imported" if "import" in run.summary.get("wall_seconds", {}) else "none"
+        return {"control": "itself" if itself else nobody, "without_dreams": None}
     reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(beside.summary)
     found = without_dreams(control, reached, *spent_to_learn(run.summary), price, run.summary.get("seed") or 0)
     return {"control": "real", "without_dreams": found}

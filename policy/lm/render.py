@@ -18,12 +18,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from real_envs.errors import UserError
 from real_envs.trajectory import Owner, Trajectory, Turn
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+ACTION_LINE = "\n[action]\n"  # between what a policy thinks and what it does
 _STATUS = re.compile(r"\A(?P<text>.*)\n\[reward=(?P<reward>-?\d+(?:\.\d+)?)(?P<done> done)?\]\Z", re.DOTALL)
 
 
@@ -201,14 +204,36 @@ def render_for_world_model(
     return tokens
 
 
-def policy_prompt(chat: ChatFormat, start: str, history: Sequence[Turn], history_owner: Owner) -> Tokens:
-    """The ids that the policy continues with its next action; past actions are owned by ``history_owner``."""
+def spoken_action(text: str) -> str:
+    """What the world gets of what a policy wrote: all of it, or what follows the line that ends its thought.
+
+    Example::
+
+        "drop key: It falls. take key: Taken.\\n[action]\\ntake key" is "take key"
+    """
+    _, line, action = text.partition(ACTION_LINE)
+    return (action if line else text).strip()
+
+
+def policy_text(turn: Turn, thoughts: bool = False) -> str:
+    """What a policy writes in a turn: its action; with ``thoughts``, after a logged ``info["reasoning"]``."""
+    thought = turn.info.get("reasoning") if thoughts else None
+    return f"{thought}{ACTION_LINE}{turn.action}" if thought else turn.action
+
+
+def policy_prompt(
+    chat: ChatFormat, start: str, history: Sequence[Turn], history_owner: Owner, thoughts: bool = False
+) -> Tokens:
+    """The ids that the policy continues with its next action; past actions are owned by ``history_owner``.
+
+    ``thoughts``: with what it thought before them, see ``policy_text``.
+    """
     tokens = Tokens.empty()
     tokens.append(chat.opening, Owner.SCAFFOLD)
     tokens.append(chat.encode(start), Owner.ENV)
     tokens.append(chat.to_assistant, Owner.SCAFFOLD)
     for index, turn in enumerate(history):
-        tokens.append((*chat.encode(turn.action), chat.stop), history_owner, index)
+        tokens.append((*chat.encode(policy_text(turn, thoughts)), chat.stop), history_owner, index)
         append_observation(chat, tokens, turn.observation)
     return tokens
 
@@ -220,12 +245,18 @@ def append_observation(chat: ChatFormat, tokens: Tokens, observation: str) -> No
     tokens.append(chat.to_assistant, Owner.SCAFFOLD)
 
 
-def render_for_policy(chat: ChatFormat, trajectory: Trajectory) -> Tokens:
+def render_for_policy(chat: ChatFormat, trajectory: Trajectory, thoughts: bool = False, whole: bool = False) -> Tokens:
     """A logged episode in the policy's view; actions are owned by ``AGENT`` (cross-entropy, never a PPO ratio).
 
-    Log actions carry no behaviour log-probs. What follows the last action is not rendered: nothing is learned from it.
+    Log actions carry no behaviour log-probs. What follows the last action stands there only in ``whole``: those who
+    imitate actions learn nothing from it.
+
+    Args:
+        thoughts: logged reasoning stands before the actions and is owned by ``AGENT``, too.
     """
     *history, last = trajectory.turns
-    tokens = policy_prompt(chat, trajectory.start, history, Owner.AGENT)
-    tokens.append((*chat.encode(last.action), chat.stop), Owner.AGENT, len(history))
+    tokens = policy_prompt(chat, trajectory.start, history, Owner.AGENT, thoughts)
+    tokens.append((*chat.encode(policy_text(last, thoughts)), chat.stop), Owner.AGENT, len(history))
+    if whole:
+        append_observation(chat, tokens, last.observation)
     return tokens

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 PAD, SYSTEM, USER, ASSISTANT, END = "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"
+MASK = "<|mask|>"
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endfor %}"
@@ -19,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(
-    texts: Iterable[str], vocab_size: int = 1024, phrases: Sequence[str] = ()
+    texts: Iterable[str], vocab_size: int = 1024, phrases: Sequence[str] = (), mask: bool = False
 ) -> PreTrainedTokenizerFast:
     """Trains byte-level BPE on ``texts``; any text round-trips, seen or not.
 
@@ -30,11 +31,12 @@ def train_tokenizer(
         texts: a sample of what the models will read and write.
         vocab_size: upper bound of the number of tokens, at least 256 bytes plus the special tokens.
         phrases: strings that become one token each: marks of the format, such as the lines that end a prediction.
+        mask: with a token that hides another one, for models that fill in.
 
     Raises:
         ValueError: ``vocab_size`` cannot hold the 256 bytes and the special tokens.
     """
-    special = [PAD, SYSTEM, USER, ASSISTANT, END]
+    special = [PAD, SYSTEM, USER, ASSISTANT, END, *([MASK] if mask else [])]
     if vocab_size < 256 + len(special) + len(phrases):
         raise ValueError(f"vocab_size={vocab_size} cannot hold 256 bytes, {len(special)} special tokens and phrases")
     tokenizer = Tokenizer(models.BPE())
@@ -54,6 +56,7 @@ def train_tokenizer(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=END,
+        mask_token=MASK if mask else None,
         additional_special_tokens=[SYSTEM, USER, ASSISTANT],
         chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,

@@ -41,13 +41,13 @@ class BrowserUse:
 
     def recognises(self, sample: Sample) -> str:
         if sample.path.is_dir():
-            return f"it is a folder with {RESULT} of tasks" if next(sample.path.rglob(RESULT), None) else ""
+            return f"it is a folder with {RESULT} of tasks" if task_folders(sample.path) else ""
         steps = sample.record.get("history") if isinstance(sample.record, dict) else None
         good = isinstance(steps, list) and bool(steps) and isinstance(steps[0], dict) and "model_output" in steps[0]
         return "its 'history' has 'model_output'" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
-        folders = sorted(found.parent for found in path.rglob(RESULT)) if path.is_dir() else [path.parent]
+        folders = task_folders(path) if path.is_dir() else [path.parent]
         for folder in folders:
             where = folder.relative_to(path).as_posix() if path.is_dir() else path.name
             try:
@@ -91,6 +91,21 @@ class BrowserUse:
             success=told.get("passed"),
             extra={name: note for name, note in told.items() if name not in _KNOWN},
         )
+
+
+def task_folders(path: Path) -> list[Path]:
+    """The folders of tasks below a folder, sorted: those with a history beside a result, or a result that says so."""
+    return sorted(found.parent for found in path.rglob(RESULT) if _is_task(found))
+
+
+def _is_task(result: Path) -> bool:
+    if (result.parent / HISTORY).exists():
+        return True
+    try:
+        told = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and "instruction" in told
 
 
 def pages_of(folder: Path) -> Mapping[int, str]:

@@ -36,7 +36,8 @@ class Commands:
             found = next((inner for inner in found.values() if isinstance(inner, dict)), None)
         if isinstance(found, dict) and _trace_of(found):
             return f"its records have a '{_trace_of(found)}'"
-        good = sample.record is None and len(re.findall(r"^> ?\S", sample.text, re.MULTILINE)) > 0
+        prose = plain_suffix(sample.path) in (".md", ".rst")  # where this is how one quotes
+        good = sample.record is None and not prose and re.search(r"^> ?[^\s>]", sample.text, re.MULTILINE)
         return "it has lines '> action'" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:

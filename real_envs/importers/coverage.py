@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from real_envs.trajectory import RETURN_ROUNDING, Trajectory
+from real_envs.importers.similar import SimilarTasks
+from real_envs.importers.splits import TRAIN, heldout_tasks, leaks
+from real_envs.trajectory import Trajectory
 
-TRAIN = "train"
 # How worlds say that an action was none, at the beginning of their answer.
 INVALID = re.compile(
     r"(?:invalid action|nothing happens|this is no action|there is no (?:action|element)|unknown (?:command|action)|"
@@ -43,9 +44,11 @@ class Coverage:
         stated_success: episodes that say whether they were solved; ``solved`` are those that were.
         rewarded_episodes: those with a measured reward; ``only_rewarded`` do not state success beside it.
         reaching_one: those with a total reward of 1 or more.
-        at_odds: those whose stated success is not what a total reward of 1 would say.
+        at_odds: those whose stated success is not what their total reward would say.
         action_sizes, observation_sizes, episode_sizes: how many have so many characters.
         growing: episodes of three turns and more whose rewards never fall and rise twice: they may be scores so far.
+        solved_at: total reward from which dreams count as solved.
+        starts: how tasks begin; may know some of them already.
     """
 
     episodes: int = 0
@@ -72,10 +75,12 @@ class Coverage:
     action_sizes: Counter[int] = field(default_factory=Counter)
     observation_sizes: Counter[int] = field(default_factory=Counter)
     episode_sizes: Counter[int] = field(default_factory=Counter)
+    solved_at: float = 1.0
+    starts: SimilarTasks = field(default_factory=SimilarTasks)
     _actions: set[bytes] = field(default_factory=set)
     _observations: set[bytes] = field(default_factory=set)
     _answers: dict[bytes, Counter[bytes]] = field(default_factory=dict)  # by state and action
-    _rough_tasks: dict[str, dict[str, bytes]] = field(default_factory=dict)  # by split and task
+    _split_tasks: dict[str, set[str]] = field(default_factory=dict)
     _pairs: dict[str, Counter[bytes]] = field(default_factory=dict)  # by split
 
     def add(self, episode: Trajectory, split: str = TRAIN) -> None:
@@ -90,7 +95,8 @@ class Coverage:
         self.failed += episode.stop.is_failure
         self.stated_success += episode.success is not None
         self.solved += episode.solved
-        self._rough_tasks.setdefault(split, {}).setdefault(episode.task_id, _hash(rough(episode.start)))
+        self._split_tasks.setdefault(split, set()).add(episode.task_id)
+        self.starts.add(episode.task_id, episode.start)
         pairs = self._pairs.setdefault(split, Counter())
         written = sum(len(turn.action) + len(turn.observation) for turn in episode.turns)
         self.episode_sizes[len(episode.start) + written] += 1
@@ -113,10 +119,9 @@ class Coverage:
             self.paid_at_the_end += bool(episode.turns[-1].reward)
             self.total_reward += episode.total_reward
             self.best_reward = max(self.best_reward, episode.total_reward)
-            self.reaching_one += episode.total_reward >= 1 - RETURN_ROUNDING
+            self.reaching_one += episode.earned(1.0)
             self.only_rewarded += episode.success is None
-            at_one = episode.total_reward >= 1 - RETURN_ROUNDING
-            self.at_odds += episode.success is not None and episode.success != at_one
+            self.at_odds += episode.success is not None and episode.success != episode.earned(self.solved_at)
             steps = [b - a for a, b in pairwise(rewards)]
             self.growing += len(rewards) > 2 and min(steps) >= 0 and sum(step > 0 for step in steps) > 1
 
@@ -135,12 +140,14 @@ class Coverage:
         lengths = sorted(self.lengths.elements())
         train, others = self._pairs.get(TRAIN, Counter()), [s for s in self._pairs if s != TRAIN]
         held_pairs = sum((self._pairs[split] for split in others), Counter[bytes]())
-        known = set(self._rough_tasks.get(TRAIN, {}).values())
-        near = sorted(task for split in others for task, start in self._rough_tasks[split].items() if start in known)
+        groups = self.starts.groups()
+        held = set().union(*(self._split_tasks[split] for split in others))
+        near = leaks(held, groups)
+        alone = heldout_tasks(list(self.tasks), len(held) / max(1, len(self.tasks)))
         return {
             "episodes": self.episodes,
             "turns": self.turns,
-            "tasks": {split: len(tasks) for split, tasks in sorted(self._rough_tasks.items())},
+            "tasks": {split: len(tasks) for split, tasks in sorted(self._split_tasks.items())},
             "agents": dict(self.agents.most_common()),
             "episodes_per_task": round(self.episodes / max(1, len(self.tasks)), 2),
             "distinct_actions": len(self._actions),
@@ -173,6 +180,11 @@ class Coverage:
             },
             "duplicate_turns": sum(train.values()) - len(train) + sum(held_pairs.values()) - len(held_pairs),
             "heldout_turns_in_train": sum(count for pair, count in held_pairs.items() if pair in train),
+            "near_duplicates": {
+                "tasks": sum(len(group) for group in groups if len(group) > 1),
+                "groups": sum(len(group) > 1 for group in groups),
+                "leaks_if_split_by_task": len(leaks(alone, groups)),
+            },
             "heldout_tasks_like_train": near,
             "missing": list(self.missing(len(near))),
         }
@@ -206,8 +218,8 @@ class Coverage:
             yield f"{self.episodes - self.empty - self.rewarded_episodes} episodes have no reward at all"
         if self.at_odds:
             yield (
-                f"in {self.at_odds} episodes success and a total reward of 1 disagree: dreams count as solved from a "
-                "total of 1 on"
+                f"in {self.at_odds} episodes success and a total reward of {self.solved_at:g} disagree: dreams count "
+                f"as solved from a total of {self.solved_at:g} on; imports.solved_at=<total reward> says otherwise"
             )
         if self.terminated == 0:
             yield "no episode says that the world ended: dreams end by dream.max_turns alone"
@@ -228,11 +240,6 @@ def quantile(sizes: Mapping[int, int], share: float = 0.99) -> int:
         if below >= share * total:
             return size
     return 0
-
-
-def rough(text: str) -> str:
-    """A text without case, digits and spaces: what differs only in these is nearly the same."""
-    return re.sub(r"\d+", "0", re.sub(r"\s+", " ", text.lower())).strip()
 
 
 def _hash(*texts: str) -> bytes:

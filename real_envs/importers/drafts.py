@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ class Reading:
             unsaid, which is an error where it cannot be seen.
         reward: of mapped columns: what a step earned, or the score so far.
         done: of mapped columns: whether it means that the world ended, or only that the episode did (time-outs, too).
+        names: of the values of discrete spaces, by space: ``{"action": ["left", "right"]}``.
     """
 
     agent: str = "log"
@@ -41,6 +42,7 @@ class Reading:
     observation: Literal["", "before", "after"] = ""
     reward: Literal["step", "cumulative"] = "step"
     done: Literal["terminated", "ended"] = "terminated"
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from real_envs.importers.commands import Commands
 from real_envs.importers.drafts import Draft, Reading, finish
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
+from real_envs.importers.minari import Minari
 from real_envs.importers.openai_chat import OpenaiChat
 from real_envs.importers.react import React
 from real_envs.importers.records import Record, Sample, json_records, open_bytes, plain_suffix
@@ -92,6 +93,7 @@ class Refusal:
 _ALL: tuple[Format, ...] = (
     Tables(),
     BrowserUse(),
+    Minari(),
     InterCode(),
     AgentGym(),
     OwnJsonLines(),
@@ -117,7 +119,7 @@ def find_format(name: str, path: Path) -> tuple[Format, str]:
         if why := found.recognises(sample):
             return found, why
     if path.is_dir():
-        raise UserError(f"{path} is a folder, and no run of browser-use: name its files, such as {path}/*.json")
+        raise UserError(f"{path} is a folder, and neither a run of browser-use nor a dataset of Minari")
     keys = f"its first record has {', '.join(map(str, sample.record))}; " if isinstance(sample.record, dict) else ""
     raise UserError(
         f"{path} is in no format that is known here: {keys}name one of {', '.join(FORMATS)}, "
@@ -144,34 +146,45 @@ def sample_of(path: Path) -> Sample:
             if plain_suffix(path) in _JSON or text.lstrip()[:1] in ("{", "["):
                 values = (found.value for found in islice(json_records(path), 5))
                 record = next((value for value in values if not isinstance(value, FieldError)), None)
+            if "\0" in text and record is None:
+                text = ""  # pictures and the like
     except BROKEN as error:
         raise unreadable(path, error) from None
     return Sample(path, record, text)
 
 
-def read(path: Path, found: Format, reading: Reading) -> Iterator[Imported | Refusal]:
+def read(path: Path, found: Format, reading: Reading, named: set[str] | None = None) -> Iterator[Imported | Refusal]:
     """The episodes of a file, in its order, and what is refused.
 
     Ids are the record's own, or made of the file's name and a hash of the episode: they are the same in every import.
-    The same episode once more in a file gets a number.
+    The same episode once more in a file gets a number. A file that breaks off is read up to there.
+
+    Args:
+        named: ids that records of earlier files gave; those of this file are added.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: the file cannot be read at all.
     """
     times: Counter[str] = Counter()
+    named = set() if named is None else named
     stem = Path(path.name.removesuffix(".gz")).stem
+    begun = False
     try:
         for record in grouped(found.records(path), reading):
+            begun = True
             try:
                 if isinstance(record.value, FieldError):
                     raise record.value
                 draft = found.draft(record.value, reading)
                 episode, left_out = finish(draft, reading.agent, f"{stem}/")
-                times[episode.id] += 1
-                if times[episode.id] > 1 and draft.id is None:
-                    episode, left_out = finish(draft, reading.agent, f"{episode.id}-{times[episode.id]}")
-                elif times[episode.id] > 1:
+                if draft.id is None:
+                    times[episode.id] += 1
+                    if times[episode.id] > 1:
+                        episode, left_out = finish(draft, reading.agent, f"{episode.id}-{times[episode.id]}")
+                elif episode.id in named:
                     raise FieldError("id", f"is '{episode.id}', like that of an earlier record")
+                else:
+                    named.add(episode.id)
                 if not any(turn.action.strip() for turn in episode.turns) and not episode.stop.is_failure:
                     raise FieldError("turns", "have no action")
             except FieldError as error:
@@ -181,7 +194,9 @@ def read(path: Path, found: Format, reading: Reading) -> Iterator[Imported | Ref
             else:
                 yield Imported(episode, left_out)
     except BROKEN as error:
-        raise unreadable(path, error) from None
+        if not begun:
+            raise unreadable(path, error) from None
+        yield Refusal(path, "the rest of the file", "", f"cannot be read: {error}")
 
 
 def unreadable(path: Path, error: Exception) -> UserError:

@@ -17,41 +17,67 @@ import hmac
 import importlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from real_envs.trajectory import Trajectory
 
-# Kind, and a pattern whose group is the secret (all of it where there is no group).
-PATTERNS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("private-key", re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S)),
-    ("cookie", re.compile(r"\b(?:Set-)?Cookie\s*:\s*([\w.-]{1,64}=[^\r\n]+)", re.I)),
+_NAMES = [
+    f"{first}{between}{second}"
+    for first, second in (
+        ("api", "key"),
+        ("access", "token"),
+        ("auth", "token"),
+        ("refresh", "token"),
+        ("client", "secret"),
+        ("session", "id"),
+        ("secret", "key"),
+    )
+    for between in ("", "_", "-")
+]
+Pattern = tuple[str, tuple[str, ...], re.Pattern[str]]
+# Kind, words, and a pattern whose group is the secret (all of it where there is no group). In a text that has none of
+# the words, in whatever case, the pattern finds nothing: looking for them costs a tenth of the search.
+PATTERNS: tuple[Pattern, ...] = (
+    (
+        "private-key",
+        ("-----begin ",),
+        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
+    ),
+    ("cookie", ("cookie",), re.compile(r"\b(?:Set-)?Cookie\s*:\s*([\w.-]{1,64}=[^\r\n]+)", re.I)),
     (
         "token",
+        ("authorization",),
         re.compile(r"\bAuthorization[\"']?\s*[:=]\s*[\"']?(?:Bearer|Basic|Token)\s+([\w.~+/=-]{8,})", re.I),
     ),
-    ("token", re.compile(r"\bBearer\s+([\w.~+/=-]{16,})")),
-    ("token", re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}")),  # JSON web token
-    ("api-key", re.compile(r"\b(?:sk|pk|rk)[-_](?=[\w-]*\d)[\w-]{20,}")),
-    ("api-key", re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
-    ("api-key", re.compile(r"\bAIza[\w-]{35}")),
-    ("token", re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36,}")),
-    ("token", re.compile(r"\bgithub_pat_\w{40,}")),
-    ("token", re.compile(r"\bhf_[A-Za-z0-9]{30,}")),
-    ("token", re.compile(r"\bglpat-[\w-]{20,}")),
-    ("token", re.compile(r"\bxox[abprs]-[\w-]{10,}")),
-    ("password", re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,100}:([^\s/@]{1,200})@", re.I)),
+    ("token", ("bearer",), re.compile(r"\bBearer\s+([\w.~+/=-]{16,})")),
+    ("token", ("eyj",), re.compile(r"\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}")),  # JSON web token
+    (
+        "api-key",
+        ("sk-", "sk_", "pk-", "pk_", "rk-", "rk_"),
+        re.compile(r"\b(?:sk|pk|rk)[-_](?=[\w-]*\d)[\w-]{20,}"),
+    ),
+    ("api-key", ("akia", "asia"), re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b")),
+    ("api-key", ("aiza",), re.compile(r"\bAIza[\w-]{35}")),
+    ("token", ("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"\bgh[pousr]_[A-Za-z0-9]{36,}")),
+    ("token", ("github_pat_",), re.compile(r"\bgithub_pat_\w{40,}")),
+    ("token", ("hf_",), re.compile(r"\bhf_[A-Za-z0-9]{30,}")),
+    ("token", ("glpat-",), re.compile(r"\bglpat-[\w-]{20,}")),
+    ("token", ("xox",), re.compile(r"\bxox[abprs]-[\w-]{10,}")),
+    ("password", ("://",), re.compile(r"\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]{1,100}:([^\s/@]{1,200})@", re.I)),
     (
         "secret",
+        (*_NAMES, "passwd", "password"),
         re.compile(
             r"\b(?:api[_-]?key|access[_-]?token|auth[_-]?token|refresh[_-]?token|client[_-]?secret|session[_-]?id|"
             r"passwd|password|secret[_-]?key)[\"']?\s*[:=]\s*[\"']?([^\s\"',;&<>]{6,})",
             re.I,
         ),
     ),
-    ("email", re.compile(r"\b[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")),
+    ("email", ("@",), re.compile(r"\b[\w.+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")),
 )
+_TOKEN = 20  # characters of the shortest token that the detectors know by its form
 _MASK = re.compile(r"<[a-z-]+#[0-9a-f]{8}>")
 # Of detect-secrets: those whose tokens have a form of their own.
 _DETECTORS = {
@@ -98,22 +124,38 @@ class Masking:
 
     def masked(self, episode: Trajectory) -> Trajectory:
         """The episode with all its texts masked; ids and names of tasks and agents stay."""
+        notes = [value for turn in episode.turns for value in turn.info.values() if isinstance(value, str)]
+        said = [text for turn in episode.turns for text in (turn.action, turn.observation)]
+        found = _possible("\n".join([episode.start, *episode.world_facts, *said, *notes]))  # once for all its texts
+        if not found and not self._detectors:
+            return episode
         turns = tuple(
             replace(
                 turn,
-                action=self.text(turn.action),
-                observation=self.text(turn.observation),
-                info={key: self.text(value) if isinstance(value, str) else value for key, value in turn.info.items()},
+                action=self._masked(turn.action, found),
+                observation=self._masked(turn.observation, found),
+                info={
+                    key: self._masked(value, found) if isinstance(value, str) else value
+                    for key, value in turn.info.items()
+                },
             )
             for turn in episode.turns
         )
-        facts = tuple(map(self.text, episode.world_facts))
-        return replace(episode, start=self.text(episode.start), turns=turns, world_facts=facts)
+        facts = tuple(self._masked(fact, found) for fact in episode.world_facts)
+        return replace(episode, start=self._masked(episode.start, found), turns=turns, world_facts=facts)
 
     def text(self, text: str) -> str:
         """The text with masks in place of secrets; a mask is never masked again."""
-        for kind, pattern in PATTERNS:
-            text = pattern.sub(lambda found, kind=kind: self._put(found, kind), text)  # type: ignore[misc]
+        return self._masked(text, _possible(text))
+
+    def _masked(self, text: str, possible: Sequence[Pattern]) -> str:
+        if possible:
+            folded = text.casefold()
+            for kind, words, pattern in possible:
+                if any(map(folded.__contains__, words)):
+                    text = pattern.sub(lambda found, kind=kind: self._put(found, kind), text)  # type: ignore[misc]
+        if not self._detectors or not _may_hold_tokens(text):
+            return text
         for detector in self._detectors:
             for secret in {part for part in detector.analyze_string(text) if isinstance(part, str) and len(part) > 7}:
                 if secret in text and not _MASK.search(secret):
@@ -133,6 +175,17 @@ class Masking:
             code = hmac.new(self._key, secret.encode("utf-8", "replace"), hashlib.sha256).hexdigest()[:8]
             self._known[secret] = f"<{kind}#{code}>"
         return self._known[secret]
+
+
+def _possible(text: str) -> list[Pattern]:
+    """The patterns of which the text has a word."""
+    folded = text.casefold()
+    return [pattern for pattern in PATTERNS if any(map(folded.__contains__, pattern[1]))]
+
+
+def _may_hold_tokens(text: str) -> bool:
+    """Whether the detectors can find anything: their tokens are long words, but for two that begin as here."""
+    return "AKC" in text or "AP" in text or "xox" in text.lower() or max(map(len, text.split()), default=0) >= _TOKEN
 
 
 def _detectors() -> Iterable[Any]:

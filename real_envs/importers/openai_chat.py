@@ -13,7 +13,7 @@ them may stand ``task_id``, ``reward`` of the whole episode, ``success``, ``agen
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,9 @@ def text_of(content: Any, at: str) -> str:
 
 def _action(message: dict[str, Any], at: str) -> str:
     parts = [text_of(message.get("content"), f"{at}.content")]
-    calls: Sequence[Any] = message.get("tool_calls") or []
+    calls: Any = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
     functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
     if message.get("function_call"):  # the format of 2023
         functions.append(message["function_call"])

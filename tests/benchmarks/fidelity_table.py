@@ -19,7 +19,7 @@ from imagination.trust.forecast import MEASURES, Measure
 from tests.benchmarks.fidelity_variants import VARIANTS
 from tests.benchmarks.transfer import pooled
 from worldmodel.fidelity.agreement import spearman
-from worldmodel.fidelity.intervals import Estimate, bootstrap
+from worldmodel.fidelity.intervals import Estimate, bootstrap, sums_by_cluster
 
 PART = "part.json"
 ARMS = ("guarded", "free")  # with guard and tripwires, without
@@ -72,10 +72,10 @@ def pairs(parts: Iterable[Part], arm: str, policy: str, key: str) -> list[tuple[
     return [(value, gain) for value, gain in mine if value is not None]
 
 
-def correlation(found: Sequence[tuple[float, float]], seed: int = 0) -> Estimate:
-    """Spearman's rank correlation of measure and gain, with its bootstrap interval over runs.
+def correlation(found: Sequence[tuple[float, float]], seed: int = 0, cluster: Sequence[str] | None = None) -> Estimate:
+    """Spearman's rank correlation of measure and gain, with its bootstrap interval over runs, or clusters of them.
 
-    Runs of a seed share the clone and the held-out tasks, which the interval does not know of.
+    Runs of a seed share the clone and the held-out tasks, which the interval over runs does not know of.
     """
     x, y = [value for value, _ in found], [gain for _, gain in found]
     value = spearman(x, y) if found else None
@@ -84,7 +84,10 @@ def correlation(found: Sequence[tuple[float, float]], seed: int = 0) -> Estimate
         times = counts.astype(int)
         return spearman(np.repeat(x, times).tolist(), np.repeat(y, times).tolist())
 
-    return Estimate(value, len(found), None if value is None else bootstrap(np.eye(len(found)), of, seed, (-1.0, 1.0)))
+    if value is None:
+        return Estimate(None, len(found))
+    sums = sums_by_cluster(np.eye(len(found)).tolist(), cluster or [str(run) for run in range(len(found))])
+    return Estimate(value, len(found), bootstrap(sums, of, seed, (-1.0, 1.0)))
 
 
 def floor(found: Sequence[tuple[float, float]], better: int = 1) -> tuple[float, int, int] | None:
@@ -174,7 +177,7 @@ def _measures(parts: Sequence[Part]) -> str:
     head += ["floor, clone's actions (gained of runs)"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for measure in TOLD:
-        cells = [_correlated(correlation(pairs(parts, *column, measure.key))) for column in columns]
+        cells = [correlated(correlation(pairs(parts, *column, measure.key))) for column in columns]
         found = floor(pairs(parts, *columns[0], measure.key), measure.better)
         sign = "≥" if measure.better > 0 else "≤"
         cells.append(DASH if found is None else f"{sign} {found[0]:.2f} ({found[2]} of {found[1]})")
@@ -182,7 +185,8 @@ def _measures(parts: Sequence[Part]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _correlated(found: Estimate) -> str:
+def correlated(found: Estimate) -> str:
+    """``+0.61 [+0.20, +0.85] (15)``: the correlation, its interval, and of how many runs."""
     if found.value is None:
         return DASH
     between = "" if found.ci95 is None else f" [{found.ci95[0]:+.2f}, {found.ci95[1]:+.2f}]"

@@ -7,7 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 # Settings and stage of every command are checked; those of this page run, in order.
 RUN = {"docs/quickstart.md"}
+BETWEEN = "-- between two programs --"
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -52,10 +53,14 @@ def test_there_are_commands_to_check() -> None:
 
 
 def test_the_quickstart_runs_from_top_to_bottom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    give_games: Callable[[Path], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ["collect.episodes=40", "fit.steps=200", "train.updates=1", "tripwires.enabled=false"]
+    give_games(tmp_path / "outputs" / "first")  # the demo has compiled the same ones before
+    few = ["collect.episodes=40", "collect.workers=1", "fit.steps=200", "train.updates=1", "tripwires.enabled=false"]
     few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2"]
     for words in commands(ROOT / "docs/quickstart.md"):
         smaller = few if "preset=tiny" in words else []
@@ -65,22 +70,26 @@ def test_the_quickstart_runs_from_top_to_bottom(
     assert "first" in capsys.readouterr().out
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_python_of_the_readme_runs(tmp_path: Path, give_games: Callable[[Path], None]) -> None:
+    give_games(tmp_path / "outputs" / "mine")
     episode = {
         "task_id": "shop-1", "agent": "gpt", "start": "Buy red shoes. [search]",
         "turns": [{"action": "buy[red shoes]", "observation": "Red shoes are yours.", "reward": 1, "terminated": True}],
     }  # fmt: skip
     (tmp_path / "my-log.jsonl").write_text("\n".join(json.dumps(episode | {"id": str(k)}) for k in range(60)))
     own, other = blocks(ROOT / "README.md", "python")
-    small = '{"evaluate.episodes": 4, "tripwires.enabled": False, "train.updates": 1, "collect.episodes": 40}'
+    small = '{"evaluate.episodes": 4, "evaluate.heldout_episodes": 2, "tripwires.enabled": False, "train.updates": 1, '
+    small += '"collect.episodes": 40, "collect.workers": 1}'
     own = own.replace('{"train.updates": 5}', small)
     other = other.replace('preset="tiny")', 'preset="tiny", overrides={"fit.steps": 30})')
     assert small in own
     assert "fit.steps" in other
-    for source in (own, other):
-        done = subprocess.run([sys.executable, "-c", source], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert done.stdout
+    # one process for both, as each would import torch anew
+    program = f"{own}\nprint({BETWEEN!r})\n{other}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert all(said.strip() for said in done.stdout.split(BETWEEN)), done.stdout
+    assert done.stdout.count(BETWEEN) == 1
 
 
 def test_links_between_pages_and_to_files_lead_somewhere() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,13 +206,16 @@ def test_a_sycophant_is_found_out(world: World) -> None:
 
 def small(tmp_path: Path) -> list[str]:
     return [
-        f"output={tmp_path}", "run=small", "preset=tiny", "collect.episodes=40", "collect.validation=0.2",
-        "fit.steps=80", "clone.steps=20", "clone.keep_every=10", "audit.episodes=2", "audit.min_policies=3",
-        "audit.pairs=20", "audit.judged=10",
+        f"output={tmp_path}", "run=small", "preset=tiny", "collect.episodes=40", "collect.validation=0.1",
+        "collect.workers=1", "fit.steps=80", "clone.steps=20", "clone.keep_every=10", "audit.episodes=2",
+        "audit.min_policies=3", "audit.pairs=10", "audit.judged=6",
     ]  # fmt: skip
 
 
-def test_a_tiny_run_is_audited_in_real_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tiny_run_is_audited_in_real_games(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], give_games: Callable[[Path], None]
+) -> None:
+    give_games(tmp_path / "small")
     for stage in ("collect", "fit-world-model", "clone", "audit"):
         assert main([stage, *small(tmp_path)]) == 0
     folder = tmp_path / "small"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,13 @@ def test_a_setting_does_again_what_depends_on_it(setting: str, first: str) -> No
     assert again == (list(STAGES[STAGES.index(first) :]) if first else [])
 
 
-def test_stages_read_no_settings_that_they_do_not_declare(run: Path, tiny: Config, tmp_path: Path) -> None:
-    small = load_config(["preset=tiny", "collect.episodes=3", "collect.heldout_episodes=1"], Config)
+def test_stages_read_no_settings_that_they_do_not_declare(
+    run: Path, tiny: Config, tmp_path: Path, give_games: Callable[[Path], None]
+) -> None:
+    give_games(tmp_path / "games-run")
+    small = load_config(
+        ["preset=tiny", "collect.episodes=3", "collect.heldout_episodes=1", "collect.workers=1"], Config
+    )
     for name, stage, config, folder in (
         ("collect", collect, small, tmp_path / "games-run"),
         ("fit_world_model", fit_world_model, tiny, run),

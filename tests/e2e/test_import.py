@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 
 from imagination.cli import main
 from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Turn
+from tests.support.judging import Answer, judge, says
+from worldmodel.world_model import Prediction
 
 ROOMS = ("attic", "cellar", "hall", "kitchen", "yard")
 
@@ -42,7 +46,24 @@ def imagine(tmp_path: Path, *words: str) -> int:
     return main([*words, "run=mine", f"output={tmp_path}"])
 
 
-def test_a_log_is_imported_and_learned_from(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class Paying:
+    """Dreams of two turns that earn 5 each, and by their seed of one."""
+
+    version = "planted"
+    engines = ()
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        return Prediction("Go on.", 5.0, len(history) > 0 or seed % 2 == 1, 0.99, 0.99)
+
+    def release(self, session: object) -> None:
+        pass
+
+
+def test_a_log_is_imported_and_learned_from(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert imagine(tmp_path, "import", "auto", str(log), "imports.heldout=0.2", "imports.solved_at=10") == 0
     out = capsys.readouterr().out
     for words in (
@@ -69,7 +90,18 @@ def test_a_log_is_imported_and_learned_from(tmp_path: Path, log: Path, capsys: p
     assert imagine(tmp_path, "fit-world-model", *small) == 0
     assert imagine(tmp_path, "clone", "clone.agents=[log]") == 0
     assert imagine(tmp_path, "audit") == 0
-    assert (tmp_path / "mine" / "audit.json").exists()
+    judged = json.loads((tmp_path / "mine" / "audit.json").read_text())["sets"]["held_out"]["by_task"]
+    assert set(store.splits["heldout"]) <= judged.keys()  # no world to play: logged turns of new tasks are all there is
+
+    monkeypatch.setattr("imagination.stages.train.load_world_model", lambda *_: Paying())
+    assert (
+        imagine(tmp_path, "train", "train.updates=1", "train.groups=4", "train.group_size=2", "train.expert_share=0")
+        == 0
+    )
+    rows = map(json.loads, (tmp_path / "mine" / "rollouts.jsonl").read_text().splitlines())
+    totals = [(sum(turn["reward"] for turn in row["turns"]), row["solved"]) for row in rows if row["source"] == "dream"]
+    assert {total for total, _ in totals} == {5.0, 10.0}
+    assert all(solved == (total == 10.0) for total, solved in totals)  # 5 would do where 1 is enough
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -90,6 +122,51 @@ def test_a_file_again_adds_nothing_and_a_longer_one_only_what_is_new(
     assert {id_: after[id_] for id_ in before} == before  # masks included
     assert {t.task_id for id_, t in after.items() if id_ not in before} == {"new"}
     assert all(set(tasks) <= set(store.splits[split]) for split, tasks in splits.items())
+
+
+def test_a_folder_is_searched_and_what_is_unknown_in_it_is_told(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "logs" / "deep"
+    folder.mkdir(parents=True)
+    log.rename(folder / "chats.jsonl")
+    (folder / "notes.md").write_text("> not an action")
+    assert imagine(tmp_path, "import", "auto", str(tmp_path / "logs")) == 0
+    out = capsys.readouterr().out
+    assert "40 episodes added\n1 files of folders left alone, all of them in refused.jsonl:" in out
+    assert f"{folder / 'notes.md'}: the file is in no format that is known here" in out
+    (row,) = map(json.loads, (tmp_path / "mine" / "refused.jsonl").read_text().splitlines())
+    assert row["file"] == str(folder / "notes.md")
+
+
+def test_near_duplicate_tasks_stay_on_one_side_in_every_import(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twenty errands for two people each, and later for a third. Split by task, doubles would be on both sides."""
+    errands = [" ".join(f"{word}{thing}{chr(97 + k)}" for word in ROOMS for thing in "xyz") for k in range(20)]
+
+    def said(*people: str) -> list[dict[str, Any]]:
+        turn = {"action": "go", "observation": "done", "reward": 1, "terminated": True}
+        return [
+            {"task_id": f"{person}-{k}", "start": f"{person} says: {errand} Mail {person}@example.org", "turns": [turn]}
+            for k, errand in enumerate(errands)
+            for person in people
+        ]
+
+    def sides() -> dict[str, set[str]]:
+        splits = TrajectoryStore.open(tmp_path / "mine" / "log").splits
+        return {split: {task.partition("-")[2] for task in tasks} for split, tasks in splits.items()}
+
+    assert imagine(tmp_path, "import", "jsonl", str(write(tmp_path / "a.jsonl", *said("ada", "bob")))) == 0
+    first = sides()
+    assert first["train"] & first["heldout"] == set()
+    assert len(first["heldout"]) == 2
+    near = json.loads((tmp_path / "mine" / "coverage.json").read_text())["near_duplicates"]
+    assert (near["tasks"], near["groups"]) == (40, 20)
+    assert near["leaks_if_split_by_task"] > 0
+    assert "near-duplicates    40 tasks in 20 groups begin nearly alike" in capsys.readouterr().out
+    assert imagine(tmp_path, "import", "jsonl", str(write(tmp_path / "b.jsonl", *said("eve")))) == 0
+    assert sides() == first  # what comes later goes where its double is
 
 
 def test_what_is_refused_is_named_and_counted_and_the_rest_goes_on(
@@ -156,4 +233,98 @@ def test_what_the_next_commands_need_is_told(tmp_path: Path, capsys: pytest.Capt
     long = episode(0, 0)
     long["messages"][1]["content"] = "w " * 200
     assert imagine(tmp_path, "import", "auto", str(write(tmp_path / "a.jsonl", long))) == 0
-    assert "imagine fit-world-model run=mine max_action_tokens=256" in capsys.readouterr().out  # 400 characters by two
+    # 400 characters by two; and train wants room for twelve such actions
+    assert "imagine fit-world-model run=mine policy.context=3136 max_action_tokens=256" in capsys.readouterr().out
+
+
+def unknown(task: int, trial: int) -> dict[str, Any]:
+    return {key: value for key, value in episode(task, trial).items() if key != "reward"}
+
+
+def test_a_judge_decides_what_is_unknown_once_it_was_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is right but for trial 2, which it takes for solved, trial 1, of which it babbles, and 3, where it is away."""
+    away = True
+
+    def answer(text: str) -> Answer:
+        if "Trial 1." in text:
+            return says("hard to say")
+        if "Trial 3." in text and away:
+            return 503, {}
+        return says(json.dumps({"success": "is closed" in text or "Trial 2." in text}))
+
+    known = [episode(task, trial) | {"success": (task + trial) % 2 == 0} for task in range(5) for trial in (0, 2)]
+    path = write(tmp_path / "a.jsonl", *known, *(unknown(task, trial) for task in range(5) for trial in (4, 1, 3)))
+    words = ["imports.judge.model=m", "imports.judge.key_env=OUR_KEY", "imports.judge.retries=0"]
+    monkeypatch.setenv("OUR_KEY", "k1")
+    with judge(answer) as server:
+        words.append(f"imports.judge.url={server.url}")
+        assert imagine(tmp_path, "import", "auto", str(path), *words) == 0
+        out = capsys.readouterr().out
+        assert server.keys == {"Bearer k1"}
+        assert not any("ada@example.org" in text for text in server.asked)  # masked before it is sent
+        assert len(server.asked) == 25
+        assert "20 episodes added" in out
+        assert "success by judge m: 3 solved, 2 not" in out  # trial 4 of tasks 0, 2 and 4
+        assert "failures: 5 malformed, 0 refused, 5 unreachable" in out
+        assert "5 episodes got no verdict: their success stays unknown" in out
+        assert "5 episodes got no answer and are not added" in out
+        # known: 6 of 10 are solved; it says so of these, and of trial 2 of tasks 1 and 3
+        found = json.loads((tmp_path / "mine" / "coverage.json").read_text())["judge"]
+        assert (found["accuracy"]["success"], found["accuracy"]["n"]) == (0.8, 10)
+        assert (found["precision"]["n"], found["recall"]["success"], found["recall"]["n"]) == (8, 1.0, 6)
+        low, high = found["accuracy"]["ci95"]
+        assert (round(low, 3), round(high, 3)) == (0.490, 0.943)  # Wilson's for 8 of 10
+        log = {
+            t.task_id + t.turns[-1].observation[-2]: t for t in TrajectoryStore.open(tmp_path / "mine" / "log").read()
+        }
+        assert (log["04"].success, log["04"].turns[-1].reward, log["14"].success) == (True, 1.0, False)
+        assert (log["01"].success, log["01"].turns[-1].reward) == (None, None)
+        assert log["04"].turns[-1].info["log.judged_by"] == "judge m"
+        away = False
+        server.asked.clear()
+        assert imagine(tmp_path, "import", "auto", str(path), *words) == 0
+        assert "5 episodes added, 20 were in the log already" in capsys.readouterr().out
+        assert len(server.asked) == 5  # those that nobody answered for
+        server.asked.clear()
+        assert imagine(tmp_path, "import", "auto", str(path), *words) == 0
+        assert server.asked == []
+    assert imagine(tmp_path, "import", "auto", str(path), "imports.judge.url=") == 2
+    assert "was imported with {'judged_by': 'judge m'}" in capsys.readouterr().err
+
+
+def test_a_goal_decides_by_patterns_and_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known = [episode(task, 0) | {"success": task % 2 == 0} for task in range(5)]
+    path = write(tmp_path / "a.jsonl", *known, *(unknown(task, 1) for task in range(5)))
+    assert imagine(tmp_path, "import", "auto", str(path), "imports.goal.observation=is closed") == 0
+    out = capsys.readouterr().out
+    assert "success by goal is closed: 2 solved, 3 not" in out
+    assert "against 5 episodes of known success: accuracy 1.00" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["imports.judge.url=http://127.0.0.1:9/v1"], "imports.judge.model is missing"),
+        (
+            ["imports.judge.url=http://127.0.0.1:9/v1", "imports.judge.model=m", "imports.goal.observation=x"],
+            "one of them",
+        ),
+        (
+            ["imports.judge.url=http://127.0.0.1:9/v1", "imports.judge.model=m", "imports.judge.key_env=NONE_X"],
+            "NONE_X",
+        ),
+        (
+            ["imports.judge.url=http://127.0.0.1:9/v1", "imports.judge.model=m", "imports.judge.retries=0"],
+            "imports.judge: http://127.0.0.1:9/v1/chat/completions did not answer",
+        ),
+    ],
+)
+def test_a_judge_that_cannot_be_asked_is_an_error_before_anything_is_written(
+    tmp_path: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "a.jsonl", episode(0, 0) | {"success": True}, unknown(1, 0))
+    assert imagine(tmp_path, "import", "auto", str(path), *words) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "mine" / "log").exists()

@@ -64,12 +64,22 @@ def test_without_a_log_the_first_episodes_are_charged_too(tmp_path: Path, monkey
     assert (tmp_path / "run" / "models" / "policy" / "model.safetensors").exists()
 
 
-def test_a_killed_loop_comes_to_the_same(cloned: Path, tmp_path: Path) -> None:
-    """Between real steps bit for bit; at a real step without losing it, and without taking more than the budget."""
-    start, whole, between, within = (tmp_path / name for name in ("start", "whole", "between", "within"))
-    relogged(cloned, start)
-    points = "train-1,append-1,fit-1,copy-1"
-    folders = [str(whole), f"{between}={points}", f"{within}=ask-4,answer-3"]
+def random_points() -> str:
+    """``IMAGINATION_KILLS=20`` kills twenty times; a loop of twelve steps has not many more points."""
+    chance = random.Random(0)
+    kinds = {"ask": 9, "answer": 9, "append": 3, "state": 12, "copy": 4, "fit": 10, "train": 2}
+    drawn = [chance.choice(list(kinds)) for _ in range(int(os.environ.get("IMAGINATION_KILLS", "5")))]
+    return ",".join(f"{kind}-{chance.randint(1, kinds[kind])}?" for kind in drawn)
+
+
+@pytest.fixture(scope="module")
+def killed(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Loops of twelve steps, a folder each, that died where they should. One process for all: it imports torch once."""
+    there = tmp_path_factory.mktemp("killed")
+    start = relogged(cloned, there / "start")
+    points = {"whole": "", "between": "train-1,append-1,fit-1,copy-1", "within": "ask-4,answer-3"}
+    points["anywhere"] = random_points()
+    folders = [f"{there / name}={where}" for name, where in points.items()]
     # imported, not run as a module: workers must find by name what the world is made of
     source = (
         f"from pathlib import Path; from tests.support.loops import main; main(Path({str(start)!r}), 12, {folders})"
@@ -77,8 +87,13 @@ def test_a_killed_loop_comes_to_the_same(cloned: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", source]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, f"{points}: {done.stderr[-3000:]}"
+    return there
 
+
+def test_a_killed_loop_comes_to_the_same(killed: Path) -> None:
+    """Between real steps bit for bit; at a real step without losing it, and without taking more than the budget."""
+    whole, between, within = (killed / name for name in ("whole", "between", "within"))
     ours, theirs = (json.loads((folder / "summary.json").read_text()) for folder in (between, whole))
     assert ours["loop"] == theirs["loop"]
     assert len(theirs["loop"]["versions"]) == len(theirs["loop"]["rounds"]) >= 2
@@ -97,16 +112,8 @@ def test_a_killed_loop_comes_to_the_same(cloned: Path, tmp_path: Path) -> None:
     assert real_turns(within) == 10, "of another, which was taken, the answer died with the process"
 
 
-def test_a_loop_killed_at_random_points_loses_and_repeats_no_real_step(cloned: Path, tmp_path: Path) -> None:
-    """``IMAGINATION_KILLS=20`` kills twenty times; a loop of twelve steps has not many more points."""
-    chance, start, folder = random.Random(0), relogged(cloned, tmp_path / "start"), tmp_path / "killed"
-    kinds = {"ask": 9, "answer": 9, "append": 3, "state": 12, "copy": 4, "fit": 10, "train": 2}
-    drawn = [chance.choice(list(kinds)) for _ in range(int(os.environ.get("IMAGINATION_KILLS", "5")))]
-    points = ",".join(f"{kind}-{chance.randint(1, kinds[kind])}?" for kind in drawn)
-    source = f"from pathlib import Path; from tests.support.loops import main; main(Path({str(start)!r}), 12, "
-    command = [sys.executable, "-c", f"{source}['{folder}={points}'])"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, f"{points}: {done.stderr[-3000:]}"
+def test_a_loop_killed_at_random_points_loses_and_repeats_no_real_step(killed: Path) -> None:
+    points, folder = random_points(), killed / "anywhere"
     found = json.loads((folder / "summary.json").read_text())
     taken, told = world_steps(folder), real_turns(folder)
     assert found["loop"]["charged"] == found["real_steps"]["loop"] == 12, points

@@ -17,8 +17,9 @@ from imagination.stages import loop_learning
 from imagination.stages.loop_rounds import round_of
 from real_envs.store import TrajectoryStore
 from tests.support.counted import Counted
+from tests.support.faults import NEW, Elsewhere
 from tests.support.killing import assert_same_model
-from tests.support.loops import NEW, Elsewhere, NewCorridors, loop_settings, play_in_corridors, run_loop
+from tests.support.loops import NewCorridors, loop_settings, play_in_corridors, run_loop
 
 
 def test_an_old_world_model_meets_new_tasks(cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

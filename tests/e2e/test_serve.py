@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,13 +23,11 @@ from imagination.serving.sessions import SessionLimits, Sessions
 from imagination.settings import UserError
 from imagination.stages.serve import open_world, serve
 from policy.lm.engine import Engine
+from tests.support.imagine_serve import AS_FITTED, ServedRun, imagine_serve
 from tests.support.served import served
 from tests.support.tiny import TASKS, start, tiny_settings
 
 CLIENTS = 16
-# What of ``tiny_settings`` a fitted world model needs to be told again.
-AS_FITTED = ["worldmodel.context=256", "dream.max_tokens=96", "dream.max_turns=5", "vocab_size=512"]
-AS_FITTED += ["dream.min_confidence=0", "dream.min_outcome_confidence=0"]
 
 
 def world_and_engine(folder: Path) -> tuple[Sessions, Engine]:
@@ -92,39 +86,14 @@ def test_steps_of_many_clients_are_one_batch(cloned: Path) -> None:
 
 
 @pytest.fixture
-def process(cloned: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
-    """``imagine serve``: the process, its address, and the lines that it printed."""
+def run(cloned: Path, tmp_path: Path) -> Iterator[ServedRun]:
     (tmp_path / "tiny").symlink_to(cloned)
-    command = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", "serve", "run=tiny"]
-    started = subprocess.Popen(
-        [sys.executable, *command, f"output={tmp_path}", "serve.port=0", *AS_FITTED],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    timer = threading.Timer(200, started.kill)
-    timer.start()
-    try:
-        assert started.stdout is not None
-        lines: list[str] = []
-        while not lines or "measured:" not in lines[-1]:
-            lines.append(started.stdout.readline())
-            assert lines[-1], started.communicate()[1][-3000:]
-        found = re.search(r"http://([\w.]+:\d+);", lines[0])
-        assert found, lines
-        yield started, found[1], lines
-    finally:
-        timer.cancel()
-        started.kill()
-        started.communicate()
+    with imagine_serve(tmp_path / "tiny") as served_run:
+        yield served_run
 
 
-def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(
-    process: tuple[subprocess.Popen[str], str, list[str]], cloned: Path
-) -> None:
-    started, address, lines = process
-    python = [line for line in lines if line.startswith(("from openenv", "env = "))]
+def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(run: ServedRun, cloned: Path) -> None:
+    python = [line for line in run.lines if line.startswith(("from openenv", "env = "))]
     assert len(python) == 2
     pytest.importorskip("openenv", reason="pip install 'imagination[openenv]'")
     names: dict[str, Any] = {}
@@ -134,10 +103,11 @@ def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(
         if "prediction_invalid" not in str(error):
             raise
     assert names["env"].state()["episode_id"] == "corridor-a/0"
-    assert httpx.get(f"http://{address}/health", trust_env=False).json() == {"status": "healthy"}
-    started.send_signal(signal.SIGINT)
-    _, errors = started.communicate(timeout=60)
-    assert started.returncode == 130
+    assert httpx.get(f"http://{run.address}/health", trust_env=False).json() == {"status": "healthy"}
+    run.process.send_signal(signal.SIGINT)
+    run.process.communicate(timeout=60)
+    errors = run.log.read_text(encoding="utf-8")
+    assert run.process.returncode == 130
     assert "Traceback" not in errors
     assert errors.strip().splitlines()[-1].startswith("stopped; to go on: imagine serve run=tiny")
     assert not (cloned / "config.yaml").exists(), "it only looks at the run"

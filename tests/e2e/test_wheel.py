@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 # Not `demo`: models of so few steps would have nothing to dream with. One process, as each loads torch anew.
 STAGES = """
 from imagination.cli import main
-for words in ("collect preset=tiny collect.episodes=12", "fit-world-model fit.steps=2", "report"):
+for words in ("collect preset=tiny collect.episodes=12 collect.workers=1", "fit-world-model fit.steps=2", "report"):
     assert main([*words.split(), "run=mine"]) == 0
 """
 PACKAGES = ("real_envs", "policy", "worldmodel", "imagination", "configs")
@@ -47,7 +48,10 @@ def test_every_file_that_is_no_module_is_in_the_wheel(installed: Path) -> None:
     assert sorted(path for path in data if not (installed / path).exists()) == []
 
 
-def test_the_command_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
+def test_the_command_runs_from_another_folder(
+    installed: Path, tmp_path: Path, give_games: Callable[[Path], None]
+) -> None:
+    give_games(tmp_path / "outputs" / "mine")
     env = {**os.environ, "PYTHONPATH": str(installed)}
 
     where = [sys.executable, "-c", "import imagination; print(imagination.__file__)"]

@@ -14,7 +14,14 @@ SIZE = "env.options.params=numLocations=3,includeDoors=0,numDistractorItems=0"
 
 
 def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "fit.steps=150", "clone.steps=20"]
+    few = [
+        "games.train=2",
+        "games.heldout=2",
+        "collect.episodes=20",
+        "collect.workers=1",
+        "fit.steps=150",
+        "clone.steps=20",
+    ]
     few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
     few += ["worldmodel.facts=4", "collect.heldout_episodes=6", "worldmodel.context=1024", "policy.context=1024"]
     few += [
@@ -58,7 +65,14 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
 
 def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
-    few = ["games.train=3", "games.heldout=2", "collect.episodes=12", "fit.steps=150", "clone.steps=20"]
+    few = [
+        "games.train=3",
+        "games.heldout=2",
+        "collect.episodes=12",
+        "collect.workers=1",
+        "fit.steps=150",
+        "clone.steps=20",
+    ]
     few += ["train.real_share=0.5", "train.updates=1", "train.groups=2", "train.group_size=4", "dream.min_confidence=0"]
     few += [
         "dream.min_outcome_confidence=0",

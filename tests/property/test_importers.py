@@ -43,6 +43,16 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
     "commands": record({"trace": WORDS}, "problem", "reward", "success") | ROW,
     "jsonl": record({"turns": st.lists(ROW, max_size=3), "task_id": JSON}, "start", "stop") | ROW,
     "huggingface": ROW | ARRAYS,
+    "minari": st.fixed_dictionaries(
+        {
+            "series": st.fixed_dictionaries(
+                {"observations": st.lists(WORDS, min_size=2, max_size=2), "truncations": st.just([False])},
+                optional={f"{name}s": st.lists(PLAIN, max_size=2) for name in ("action", "reward", "termination")},
+            ),
+            "spaces": st.just({"observation": {"type": "Text"}, "action": {"type": "Discrete", "n": 2}}),
+            "told": ROW,
+        }
+    ),
     "browser-use": st.fixed_dictionaries(
         {"result": ROW | JSON, "history": record({"history": st.lists(ROW, max_size=3)}) | JSON, "pages": st.just({})}
     ),
@@ -52,7 +62,10 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("name", sorted(RECORDS))
 def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
     found = FORMATS[name]
-    readings = (Reading(), Reading(mapping={"action": "actions", "observation": "observations", "reward": "rewards"}))
+    readings = (
+        Reading(names={"action": ["a", "b"]}),
+        Reading(mapping={"action": "actions", "observation": "observations", "reward": "rewards"}),
+    )
 
     @settings(max_examples=150, deadline=None)
     @given(RECORDS[name], st.sampled_from(readings))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -261,3 +261,22 @@ def test_a_played_episode_serves_both_models_without_overlap(script: Script) -> 
         by_world = by_world.replace(status_line(turn.reward, turn.terminated), "")
     assert not any(c.isupper() for c in by_policy)
     assert not any(c.islower() for c in by_world)
+
+
+@quick
+@given(episodes, st.sampled_from([0.25, 2.0]), st.sampled_from([0.0, 1.0]))
+def test_a_policy_that_also_learns_the_world_learns_observations_and_nothing_else(
+    episode: Trajectory, weight: float, actions: float
+) -> None:
+    """Implicit world modelling: what was seen after each action has the weight of observations, the last one too. The
+    start, the template and what only a world model may read have none. Switched off, not a token differs."""
+    turns = tuple(replace(turn, info={"plan": "DD"}) for turn in episode.turns)
+    known = replace(episode, world_facts=("ABBA CD",), turns=turns)
+    assert imitation_row(CHAT, known, observations=0.0) == imitation_row(CHAT, episode)
+    row = imitation_row(CHAT, known, actions=actions, observations=weight)
+    seen = [token for token, w in zip(row.ids, row.ce_weight, strict=True) if w == weight]
+    assert seen == [token for turn in episode.turns for token in encode(turn.observation)]
+    acted = [token for token, mine in zip(row.ids, row.action_mask, strict=True) if mine]
+    assert acted == [token for turn in episode.turns for token in [*encode(turn.action), END]]
+    assert all(w == actions for w, mine in zip(row.ce_weight, row.action_mask, strict=True) if mine)
+    assert sum(w != 0 for w in row.ce_weight) == len(seen) + len(acted) * (actions > 0)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from imagination.dreaming.dream_env import DreamEnv, Guard, Start
 from imagination.serving.app import ServingLimits, make_app
@@ -58,6 +62,17 @@ class Planted:
         self.released.append(session)
 
 
+class Telling(Planted):
+    """Recites all that was done, so that a step which saw another episode's history gives itself away."""
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        await asyncio.sleep(0)
+        told = " > ".join([start[:17], *(turn.action for turn in history), action])
+        return Prediction(f"{told} #{seed}", float(action == "win"), action == "win", 0.9, 0.8)
+
+
 def planted_world(
     model: Planted | None = None, starts: Mapping[str, Start] = PLAIN, max_turns: int = 6, guard: bool = True
 ) -> DreamWorld:
@@ -88,3 +103,21 @@ def served(world: DreamWorld, limits: ServingLimits | None = None, admission: Ad
         thread.join(30)
         listening.close()
     assert not thread.is_alive(), "the server does not stop"
+
+
+def measured(address: str) -> dict[tuple[str, ...], float]:
+    """What ``/metrics`` says, by name and labels: ``["imagination_sessions",]``."""
+    text = httpx.get(f"http://{address}/metrics", trust_env=False).text
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def sessions_left(address: str, seconds: float = 20.0) -> int:
+    """How many sessions are open once those of clients that are gone have had ``seconds`` to be noticed."""
+    deadline = time.monotonic() + seconds
+    while (left := int(measured(address)["imagination_sessions",])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left

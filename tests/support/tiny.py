@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from imagination.settings import Config
-from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 # Another number gives every tiny run another seed: what a test asserts must hold there too (tests/stability.py).
@@ -72,11 +71,14 @@ def tiny_settings() -> Config:
     config.clone.agents = ["noisy"]
     config.train.updates, config.train.groups, config.train.group_size = 4, 2, 3
     config.train.checkpoint_every = 2
+    config.audit.pairs = 20
     config.tripwires.enabled = False  # honest dreams of models this small look odd
     return config
 
 
 def write_log(folder: Path, change: Callable[[Trajectory], Trajectory] = lambda episode: episode) -> None:
     """Thirty episodes of each corridor in ``folder``/log, ``change`` applied to each."""
+    from real_envs.store import TrajectoryStore  # slow to import, and this module is imported by worker processes
+
     store = TrajectoryStore.create(folder / "log", {"train": list(TASKS)}, meta={"environment": "corridors"})
     store.append(change(logged_episode(task, number)) for task in TASKS for number in range(30))

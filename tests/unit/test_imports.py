@@ -25,9 +25,11 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
-    "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py"),
+    "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py", "real_envs/importers/judge.py"),
     "openenv": ("real_envs/openenv.py",),
+    "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/"),
     "lightning": (
+        "imagination/learning/screen_module.py",
         "imagination/learning/stream.py",
         "imagination/learning/policy_module.py",
         "imagination/learning/supervised_module.py",

@@ -7,8 +7,6 @@ content security policy lets no script run but the one whose hash it names.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.pages.compare.text import KINDS, SOURCES
-from imagination.pages.scripted import scripted_page
+from imagination.pages.scripted import picture_address, scripted_page
 from imagination.trust.compare.pairs import NEVER
 from imagination.trust.format import count, interval, number, signed
 
@@ -41,10 +39,6 @@ def render_page(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> 
     title = f"{comparison['run']} · dreams beside reality"
     css = (folder / "compare.css").read_text(encoding="utf-8")
     return scripted_page(title, body, css, code, "img-src data:")
-
-
-def _hash(content: str) -> str:
-    return "'sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode() + "'"
 
 
 def embed_json(value: Any) -> str:
@@ -72,10 +66,9 @@ def page_data(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> di
         if name is None:
             return 0
         if name not in place_of:
-            path = next((folder / name for folder in screens if (folder / name).is_file()), None)
-            if path is None:
+            address = picture_address(name, screens)
+            if address is None:
                 return 0
-            address = f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
             place_of[name] = pictures.setdefault(address, len(pictures) + 1)
         return place_of[name]
 

@@ -91,6 +91,7 @@ def without_dreams(report: Mapping[str, Any]) -> list[str]:
     if found is None:
         why = {
             "none": NO_CONTROL,
+            "imported": "What success would have cost without dreams cannot be known where the world cannot be played.",
             "itself": "This run was trained in the real games, without dreams.",
             "real": "What the same success would have cost without dreams can be said once this run is evaluated.",
         }

@@ -61,6 +61,12 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
             f"{trained}real success on training tasks is {proportion(after['train_tasks'])}; "
             "what it was before was not measured."
         )
+    elif not sentences and "import" in report["wall_seconds"]:
+        sentences.append("The log was imported and its world cannot be played here, so no success was measured.")
+        held = report["world_model"].get("heldout_tasks")
+        if held and held["n"]:
+            right = f"right in {number(held['exact_match'])} of {held['n']:,} turns"
+            sentences.append(f"On held-out tasks the world model's next turn is {right}; `imagine audit` says more.")
     elif not sentences:
         sentences.append("The policy has not been evaluated in the real environment yet.")
     if report["real_steps"]["collect"] is not None:

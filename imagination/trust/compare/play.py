@@ -72,6 +72,7 @@ class ComparisonPlayer:
     agent: LanguageModelAgent | None
     policy_version: str | None
     ledger: Ledger
+    solved_at: float | None = None  # of dreams, see Provenance
 
     async def dream(
         self,
@@ -83,7 +84,7 @@ class ComparisonPlayer:
         version: Any,
         world: WorldModel,
     ) -> list[Trajectory]:
-        stamp = Provenance(Source.DREAM, version, world.version)
+        stamp = Provenance(Source.DREAM, version, world.version, self.solved_at)
         known = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
         return await play_with_bar(
             what, known, lambda: DreamEnv(world, starts, self.guard), agent, stamp, limit, DREAMS

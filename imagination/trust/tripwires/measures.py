@@ -30,6 +30,7 @@ class LogReference:
 
     Args:
         log: real episodes, without failed ones.
+        solved_at: total reward of a solved task.
 
     Attributes:
         blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
@@ -38,13 +39,13 @@ class LogReference:
             repeat themselves or hardly act, a policy may.
     """
 
-    def __init__(self, log: Sequence[Trajectory]) -> None:
+    def __init__(self, log: Sequence[Trajectory], solved_at: float = 1.0) -> None:
         paying: Counter[tuple[str, str]] = Counter()  # episodes
         visits: dict[bytes, set[float]] = defaultdict(set)
         again: set[bytes] = set()
         self.paying_words: dict[str, set[str]] = defaultdict(set)
         self.rewards: set[float] = set()
-        self.total = 1.0  # a solved task, which nobody in the log may have solved
+        self.total = solved_at  # nobody in the log may have solved a task
         lengths: dict[str, list[int]] = defaultdict(list)
         for t in log:
             paid = set()

@@ -81,6 +81,7 @@ class TripwireMonitor(Callback):
         updates: of the whole training.
         model: the policy that is trained, now as it starts.
         log: the training episodes of the log.
+        solved_at: total reward of a solved dream, where it is not 1.
     """
 
     def __init__(
@@ -91,10 +92,11 @@ class TripwireMonitor(Callback):
         model: Any,
         log: Sequence[Trajectory],
         probe: Probe,
+        solved_at: float | None = None,
     ) -> None:
         self._run, self._settings, self._model, self.probe = run, settings, model, probe
         self._updates = updates
-        self._reference = LogReference(log)
+        self._reference = LogReference(log, 1.0 if solved_at is None else solved_at)
         self.history: list[Measured] = []
         self.tripped: Tripped | None = None
         self._example = ""

@@ -237,6 +237,15 @@ def test_a_branched_start_keeps_its_history_apart() -> None:
     assert (found.source, found.policy_version, found.world_model_version) == (Source.DREAM, "p1", "w1")
 
 
+@pytest.mark.parametrize(("threshold", "solved"), [(None, True), (10.0, True), (10.5, False), (-2.0, True)])
+def test_a_threshold_of_the_log_decides_what_is_solved(threshold: float | None, solved: bool) -> None:
+    world = World([step("s0", 4.0), step("s1", 6.0, terminated=True)])
+    found = run(world, Player(), provenance=Provenance(Source.DREAM, solved_at=threshold))
+    assert found.solved is solved
+    broken = World([step("s0", 20.0), EnvFailure(StopReason.ENV_CRASHED, "gone")])
+    assert not run(broken, Player(), provenance=Provenance(Source.DREAM, solved_at=threshold)).solved
+
+
 # --- many episodes ---
 
 

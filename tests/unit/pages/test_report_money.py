@@ -108,3 +108,19 @@ def test_an_hour_of_the_machine_has_a_price(tmp_path: Path) -> None:
         config.machine_price = price
         with pytest.raises(UserError, match="machine_price"):
             report(config, folder)
+
+
+def test_an_imported_log_has_no_world_that_a_control_could_be_played_in(tmp_path: Path) -> None:
+    numbers = summary()
+    numbers["wall_seconds"]["import"] = 1.0
+    numbers["world_model"]["heldout_tasks"] = {**numbers["world_model"]["on_policy"], "exact_match": 0.31, "n": 1234}
+    del numbers["policy"]
+    folder = write_run(tmp_path / "run", numbers, [])
+    write_report(folder, partial=True)
+    for text in ((folder / "report.md").read_text(), page(folder)):
+        assert "its world cannot be played here, so no success was measured" in text
+        assert "On held-out tasks the world model's next turn is right in 0.31 of 1,234 turns" in text.replace(
+            "&#x27;", "'"
+        )
+        assert "cannot be known where the world cannot be played" in text
+        assert "train.world=real" not in text

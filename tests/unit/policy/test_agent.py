@@ -190,3 +190,15 @@ def test_the_engine_is_asked_as_the_agent_was_told() -> None:
     _, trace = play(cutting, [Observation("ATTIC")], agent=agent)
     assert cutting.asked[0][1] == Sampling(4, END, 0.7, 0.9, 50)
     assert (trace.temperature, trace.top_p, trace.top_k) == (0.7, 0.9, 50)  # whoever trains on it can tell
+
+
+def test_a_thought_is_the_policys_own_and_the_world_gets_the_action_alone() -> None:
+    """All that was sampled is trained; what stands before the line [action] is not sent to the world."""
+    thought = ids("HALL", "\n[action]\n", "take")
+    engine = ScriptedEngine([*thought, END], [*ids("take"), END])
+    agent = LanguageModelAgent(engine, CHAT, max_action_tokens=40)
+    actions, trace = play(engine, [Observation("ATTIC"), Observation("HALL")], agent=agent)
+    assert actions == ["take", "take"]
+    own = [token for token, owner in zip(trace.ids, trace.owners, strict=True) if owner == A]
+    assert own == [*thought, END, *ids("take"), END]
+    assert engine.asked[1][0][: len(trace.ids) - 2] == list(trace.ids)[:-2]  # and it remembers what it thought

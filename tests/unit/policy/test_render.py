@@ -6,6 +6,7 @@ Every content of the hand-computed episode is a token of its own, so sequences c
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given, settings
@@ -209,6 +210,23 @@ def test_the_policys_view_by_hand() -> None:
     )  # fmt: skip
     assert tokens.owners == [S, E, S, S, A, A, S, E, S, S, A, A]
     assert tokens.turns == [-1, -1, -1, -1, 0, 0, -1, -1, -1, -1, 1, 1]
+
+
+def test_a_logged_thought_stands_before_its_action_where_it_is_asked_for() -> None:
+    """It belongs to the agent, as what it samples will; who clones a log without thoughts does not see it."""
+    first, second = EPISODE.turns
+    thinking = replace(EPISODE, turns=(replace(first, info={"reasoning": "HALL"}), second))
+    assert render_for_policy(OUR_CHAT, thinking) == render_for_policy(OUR_CHAT, EPISODE)
+    tokens = render_for_policy(OUR_CHAT, thinking, thoughts=True)
+    own = [token for token, owner in zip(tokens.ids, tokens.owners, strict=True) if owner == A]
+    assert OUR_CHAT.decode(own) == "HALL\n[action]\ngo easttake lamp"
+    assert tokens.ids[:4] == ids("<|user|>", "ATTIC", "<|end|>", "<|assistant|>")
+
+
+def test_the_last_answer_is_there_where_it_is_asked_for() -> None:
+    plain, whole = render_for_policy(OUR_CHAT, EPISODE), render_for_policy(OUR_CHAT, EPISODE, whole=True)
+    assert whole.ids == plain.ids + ids("<|user|>", "THE END", "<|end|>", "<|assistant|>")
+    assert whole.owners[len(plain.ids) :] == [S, E, S, S]
 
 
 def test_the_world_models_view_by_hand() -> None:

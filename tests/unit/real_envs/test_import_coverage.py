@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 from real_envs.importers.coverage import Coverage, quantile
@@ -58,6 +59,23 @@ def test_held_out_tasks_that_are_nearly_training_tasks_are_named() -> None:
     assert any("1 held-out tasks begin like a training task" in line for line in found["missing"])
 
 
+def test_doubles_are_counted_with_those_that_a_split_by_task_would_tear_apart() -> None:
+    """Ten tasks, all in pairs of doubles, one pair held out: of a fifth of single tasks, two are held out."""
+    pairs = [
+        episode(f"{name}{k}", GO, task=f"{name}{k}", start=f"{room} number {k}")
+        for room, name in zip(("attic", "cellar", "hall", "kitchen", "yard"), "abcde", strict=True)
+        for k in range(2)
+    ]
+    held = [e for e in pairs if e.task_id[0] == "c"]
+    found = counted(*(e for e in pairs if e not in held), heldout=tuple(held)).to_json()
+    assert found["heldout_tasks_like_train"] == []
+    alone = sorted(f"{n}{k}" for n in "abcde" for k in range(2))
+    alone.sort(key=lambda task: hashlib.sha256(f"heldout/{task}".encode()).digest())
+    leaking = 2 if alone[0][0] != alone[1][0] else 0
+    assert found["near_duplicates"] == {"tasks": 10, "groups": 5, "leaks_if_split_by_task": leaking}
+    assert leaking == 2
+
+
 def said(*episodes: Trajectory) -> str:
     return "\n".join(counted(*episodes).missing())
 
@@ -81,6 +99,11 @@ def test_what_else_is_missing() -> None:
     assert "only 1 episodes" in said(episode("a", GO))
     assert "only 0 pairs of state and action occur twice" in said(episode("a", GO))
     assert "success and a total reward of 1 disagree" in said(episode("a", GO, success=True))
+    ten = Coverage(solved_at=10.0)
+    ten.add(episode("a", replace(GO, reward=10.0), success=True))
+    assert ten.at_odds == 0
+    ten.add(episode("b", WIN, success=True))
+    assert "total reward of 10 disagree: dreams count as solved from a total of 10 on" in "\n".join(ten.missing())
     scores = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
     assert "are they scores so far?" in said(episode("a", *scores))
     assert "are they scores so far?" not in said(episode("a", GO, GO, WIN))

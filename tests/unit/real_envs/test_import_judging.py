@@ -1,4 +1,4 @@
-"""Who solved a task, and what is held out. If these fail, success rates of a log are made up."""
+"""Who solved a task. If these fail, success rates of a log are made up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from real_envs.importers.judging import heldout_tasks, judged
+from real_envs.importers.judging import judged
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
@@ -39,19 +39,11 @@ def test_a_bare_success_is_earned_at_the_end() -> None:
     assert [turn.reward for turn in judged(episode(None, None, success=False)).turns] == [0.0, 0.0]
 
 
+def test_a_bare_success_is_worth_what_solves_in_this_log() -> None:
+    assert [turn.reward for turn in judged(episode(None, None, success=True), 10.0).turns] == [0.0, 10.0]
+    assert [turn.reward for turn in judged(episode(None, success=True), -5.0).turns] == [None]  # costs: 0 would solve
+
+
 def test_what_broke_is_not_judged() -> None:
     broken = replace(episode(None, success=True), stop=StopReason.ENV_CRASHED)
     assert judged(broken, 1.0) == broken
-
-
-def test_a_share_of_the_tasks_is_held_out_whatever_their_order() -> None:
-    tasks = [f"t{k}" for k in range(40)]
-    held = heldout_tasks(tasks, 0.25)
-    assert len(held) == 10
-    assert held == heldout_tasks(tasks[::-1], 0.25)
-    assert held < heldout_tasks(tasks, 0.5)
-
-
-@pytest.mark.parametrize(("count", "share", "held"), [(0, 0.5, 0), (1, 0.5, 0), (2, 0.01, 1), (2, 0.99, 1), (9, 0, 0)])
-def test_something_is_always_left_to_train_on(count: int, share: float, held: int) -> None:
-    assert len(heldout_tasks([f"t{k}" for k in range(count)], share)) == held

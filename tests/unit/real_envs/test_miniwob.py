@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from imagination.cli import main
 from real_envs import browser as browser_module
@@ -20,8 +22,8 @@ from real_envs.chromium import find_chromium, load_suite
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.miniwob import FAMILIES, Miniwob, MiniwobSettings, make_game
-from real_envs.screens import AFTER, BEFORE
-from real_envs.trajectory import Observation
+from real_envs.screens import AFTER, BEFORE, place_of
+from real_envs.trajectory import Observation, Turn
 from real_envs.web_page import Element
 from tests.support.chromium import find
 
@@ -108,6 +110,24 @@ def test_pictures_are_of_the_moment_that_they_stand_beside(game: InThread) -> No
     assert click[AFTER] != wrong[AFTER]
     assert {BEFORE} & (set(click) | set(back)) == set(), "only the first turn tells what was there at the start"
     assert all((game.screens / str(info[AFTER])).is_file() for info in (wrong, click, back))
+
+
+@needs_browser
+def test_a_turn_says_where_its_element_was_in_the_picture_before_it(game: InThread) -> None:
+    """A click on a checkbox colours it, so all that changes lies where the turn says."""
+    game.reset(task("click-checkboxes"))
+    infos = [game.step(action).info for action in ("noop(0)", "click('2')", "nonsense", "click('99')")]
+    places = [place_of(Turn("", "", 0.0, False, info)) for info in infos]
+    assert [place is not None for place in places] == [False, True, False, False]
+    place = places[1]
+    assert place is not None
+    before, after = (
+        np.asarray(Image.open(game.screens / str(info[AFTER])).convert("RGB"), dtype=int) for info in infos[:2]
+    )
+    y, x = np.nonzero((before != after).any(2))
+    assert len(y) > 20
+    assert place.x - 1 <= x.min() <= x.max() <= place.x + place.width + 1
+    assert place.y - 1 <= y.min() <= y.max() <= place.y + place.height + 1
 
 
 @needs_browser

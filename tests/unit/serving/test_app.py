@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
-from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -18,16 +17,7 @@ from imagination.serving.server import listen
 from imagination.serving.sessions import SessionLimits
 from imagination.serving.world import DreamWorld
 from real_envs.errors import UserError
-from tests.support.served import STARTS, Planted, planted_world, served
-
-
-def measured(address: str) -> dict[tuple[str, ...], float]:
-    text = httpx.get(f"http://{address}/metrics", trust_env=False).text
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
+from tests.support.served import STARTS, Planted, measured, planted_world, served
 
 
 def test_the_measures_count_what_has_happened() -> None:

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import json
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -130,6 +131,8 @@ class Config:
     audit: Other = field(default_factory=Other)
     loop: Other = field(default_factory=Other)
     few_shot: Other = field(default_factory=Other)
+    reflect: Other = field(default_factory=Other)
+    hindsight: Other = field(default_factory=Other)
     compare: Compare = field(default_factory=Compare)
     ablation: Other = field(default_factory=Other)
     listing: Other = field(default_factory=Other)
@@ -173,9 +176,9 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "refine-world-model", "clone", "train"]
-    names += ["loop", "evaluate", "audit", "audit-table", "ablate", "few-shot", "compare", "serve"]
-    names += ["report", "list"]
+    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "refine-world-model"]
+    names += ["reflect", "relabel", "clone", "train", "loop", "evaluate", "audit", "audit-table", "ablate", "few-shot"]
+    names += ["compare", "serve", "report", "list"]
     assert list(STAGES) == names
     assert len({stage.function for stage in STAGES.values()}) == len(names)
     for name in names:
@@ -273,6 +276,7 @@ def test_the_examples_in_the_help_are_valid(ran: Calls, monkeypatch: pytest.Monk
             command, *words = example.split()
             assert command == "imagine"
             assert words[0] == stage.name
+            shutil.rmtree("outputs", ignore_errors=True)  # or the run would go on with all settings of those before
             assert cli.main(words) == 0, example
 
 

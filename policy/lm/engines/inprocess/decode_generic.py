@@ -53,7 +53,9 @@ class GenericDecoder:
                 rows, mine = kinds == kind, of_token == kind
                 place = np.flatnonzero(mine[feed.wanted])
                 wanted = np.cumsum(mine)[feed.wanted[place]] - 1  # among the tokens of this kind
-                part = Feed(feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted)
+                part = Feed(
+                    feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted, feed.canvas
+                )
                 places.append(place)
                 states.append(self._padded(part))
         order = np.argsort(np.concatenate(places))
@@ -72,7 +74,10 @@ class GenericDecoder:
         written = torch.from_numpy(np.where(inside, at, waste)).to(device)
         positions = torch.from_numpy(np.minimum(at, waste - 1)).to(device)
         visible = int((feed.starts + feed.counts).max())
-        mask = torch.arange(visible, device=device) <= positions[:, :, None]
+        horizons = positions
+        if feed.canvas:
+            horizons = torch.from_numpy(feed.starts + feed.counts - 1).to(device)[:, None].expand_as(positions)
+        mask = torch.arange(visible, device=device) <= horizons[:, :, None]
         if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores
             mask = torch.where(mask, 0.0, torch.finfo(self.cache.kv.dtype).min).to(self.cache.kv.dtype)
         cache = _RowCache(self.cache, torch.from_numpy(feed.slots).to(device), written, visible)

@@ -107,7 +107,7 @@ class LeanDecoder:
         if self._native is None:
             rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None]
             rows = self.cache.rows(of_token, positions)
-        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache)
+        blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache, feed.canvas)
         x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
@@ -121,13 +121,15 @@ class LeanDecoder:
                 self._native.keep(joined, self._rotation, of_token, positions, keys, values)
             if not len(feed.wanted) and index == last:
                 return x[:0]  # a piece of a long prompt
-            if index == last and len(feed.wanted) < len(feed.tokens):
+            if index == last and len(feed.wanted) < len(feed.tokens) and not feed.canvas:
                 wanted = torch.from_numpy(feed.wanted).to(device)
                 x, q = x[wanted], q[wanted]
                 blocks = _only(feed, positions, self.heads // self.kv_heads, self.cache)
             seen = blocks.attend(q, keys, values)
             x = linear_onto(x, seen.flatten(1), layer.out)
             x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
+        if len(feed.wanted) < len(x):
+            x = x[torch.from_numpy(feed.wanted).to(device)]
         return self._norm(x, self._final_norm)
 
     def _qkv(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,23 @@ class MemoryTooSmall(ValueError):
     """Not even one sequence of the whole context fits the stated memory."""
 
 
+def affordable_slots(config: Any, context: int, slots: int, memory_gib: float, dtype: torch.dtype) -> int:
+    """How many sequences are kept: ``slots``, or as many as have room for their keys and values.
+
+    Raises:
+        MemoryTooSmall: not even one has.
+    """
+    layers, heads, dim = kv_shape(config)
+    per_slot = layers * 2 * heads * dim * (context + 1) * torch.empty((), dtype=dtype).element_size()
+    affordable = int(memory_gib * 2**30 / per_slot)
+    if affordable < 1:
+        raise MemoryTooSmall(
+            f"one sequence of {context} tokens needs {per_slot / 2**30:.2f} GiB of keys and values, but the budget "
+            f"is {memory_gib} GiB: lower the context or raise the budget"
+        )
+    return min(slots, affordable)
+
+
 class InProcessEngine:
     """Runs a transformers causal LM that lives in this process.
 
@@ -74,15 +91,7 @@ class InProcessEngine:
         self.drafts = drafts
         dtype = dtype or model.dtype
         self.exact = dtype == model.dtype == torch.float32
-        layers, heads, dim = kv_shape(model.config)
-        per_slot = layers * 2 * heads * dim * (context + 1) * torch.empty((), dtype=dtype).element_size()
-        affordable = int(memory_gib * 2**30 / per_slot)
-        if affordable < 1:
-            raise MemoryTooSmall(
-                f"one sequence of {context} tokens needs {per_slot / 2**30:.2f} GiB of keys and values, but the budget "
-                f"is {memory_gib} GiB: lower the context or raise the budget"
-            )
-        self.slots = min(slots, affordable)
+        self.slots = affordable_slots(model.config, context, slots, memory_gib, dtype)
         self._decoder = make_decoder(model, context, self.slots, dtype)
         self._stale = True
         self._vocab = int(model.config.vocab_size)
@@ -425,4 +434,4 @@ class InProcessEngine:
             request.future.set_result(outcome)
 
 
-__all__ = ["InProcessEngine", "MemoryTooSmall"]
+__all__ = ["InProcessEngine", "MemoryTooSmall", "affordable_slots"]

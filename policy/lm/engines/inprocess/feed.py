@@ -15,6 +15,7 @@ class Feed:
         slots, starts, counts: ``[row]``, slots ascending.
         tokens: ``[n]`` ids, row after row.
         wanted: ascending indices into ``tokens``: whose logits are asked for.
+        canvas: every token also sees those of its own row that stand behind it.
     """
 
     slots: np.ndarray
@@ -22,6 +23,7 @@ class Feed:
     counts: np.ndarray
     tokens: np.ndarray
     wanted: np.ndarray
+    canvas: bool = False
 
     def slot_of_token(self) -> np.ndarray:
         return np.repeat(self.slots, self.counts)

@@ -101,8 +101,9 @@ def sizes(counts: np.ndarray) -> np.ndarray:
 class Blocks:
     """The attention plan of a step: row ``r`` has ``counts[r]`` queries at positions ``starts[r] ...`` of ``slots[r]``.
 
-    ``group`` query heads share each head of keys. Short blocks go to compiled attention where there is such; the others
-    are grouped by length (in powers of two), so that one long prompt does not pad a batch of decoding rows.
+    ``group`` query heads share each head of keys; ``canvas`` is that of a ``Feed``. Short blocks go to compiled
+    attention where there is such; the others are grouped by length (in powers of two), so that one long prompt does not
+    pad a batch of decoding rows.
     """
 
     def __init__(
@@ -112,18 +113,20 @@ class Blocks:
         counts: np.ndarray,
         group: int,
         cache: SlotCache,
+        canvas: bool = False,
     ) -> None:
         self.rectangles: list[Rectangle] = []
         first = np.cumsum(counts) - counts
         self._native = cache.native
-        few = counts <= (cache.native.most if cache.native else 0)
+        few = counts <= (cache.native.most if cache.native and not canvas else 0)  # what is compiled is causal
         self.plan = np.stack([slots, starts, counts, first], 1)[few].astype(np.int64)  # [row, 4], what is compiled
         kinds = sizes(counts)
+        total = int(counts.sum())
         for kind in np.unique(kinds[~few]):
             rows = np.flatnonzero((kinds == kind) & ~few)
             rows = rows[np.argsort(slots[rows])]
             self.rectangles.append(
-                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], int(counts.sum()), group, cache)
+                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], total, group, cache, canvas)
             )
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -172,6 +175,7 @@ def _rectangle(
     total: int,
     group: int,
     cache: SlotCache,
+    canvas: bool,
 ) -> Rectangle:
     dtype, device = cache.kv.dtype, cache.kv.device
     low, high = int(slots[0]), int(slots[-1]) + 1
@@ -185,9 +189,10 @@ def _rectangle(
     inside = columns < counts[:, None]  # [row, width]
     queries = np.zeros((height, width), dtype=np.int64)
     queries[place] = np.where(inside, first[:, None] + columns, 0)
-    positions = np.zeros((height, width), dtype=np.int64)  # position 0 for padding: it always sees one key
-    positions[place] = np.where(inside, starts[:, None] + columns, 0)
-    allowed = torch.from_numpy(positions).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
+    horizons = np.zeros((height, width), dtype=np.int64)  # position 0 for padding: it always sees one key
+    last = (starts + counts - 1)[:, None] if canvas else starts[:, None] + columns
+    horizons[place] = np.where(inside, last, 0)
+    allowed = torch.from_numpy(horizons).to(device)[:, None, :, None] >= torch.arange(visible, device=device)
     mask = torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, float("-inf"))
     mask = mask.expand(-1, -1, group, -1) if width == 1 else mask.repeat(1, 1, group, 1)
     real = (place[:, None] * width + columns)[inside]

@@ -22,3 +22,20 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Mo
     native._library.cache_clear()
     yield monkeypatch
     native._library.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where something is compiled once (10 s) for all tests and later runs; its name has the source in it."""
+    cache = getattr(request.config, "cache", None)  # absent under -p no:cacheprovider
+    return Path(cache.mkdir("compiled")) if cache else tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def narrower(monkeypatch: pytest.MonkeyPatch, kept: Path) -> Iterator[None]:
+    """Compiled for a processor with vectors of 256 bits."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
+    monkeypatch.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
+    native._library.cache_clear()
+    yield
+    native._library.cache_clear()

@@ -186,10 +186,8 @@ def test_bfloat16_is_rounded_to_the_nearest() -> None:
 @needs_compiler
 @pytest.mark.skipif("avx2" not in native._processor().split(), reason="the processor is too old for compiled attention")
 @pytest.mark.parametrize(("dtype", "tolerance"), KINDS)
-def test_processors_with_narrower_vectors_attend_alike(
-    fresh: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float
-) -> None:
-    fresh.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
+@pytest.mark.usefixtures("narrower")
+def test_processors_with_narrower_vectors_attend_alike(dtype: torch.dtype, tolerance: float) -> None:
     for dim in (32, 96):
         check_attention(filled(2, dim, dtype), 6, [0, 1, 3, 5], [0, 40, TIME - 60, 20], [1, 2, 60, 1], tolerance)
     check_norm(dtype, 100, tolerance)

@@ -112,8 +112,8 @@ def test_heads_are_turned_as_by_torch(dim: int) -> None:
 
 @needs_compiler
 @pytest.mark.skipif("avx2" not in native._processor().split(), reason="the processor is too old for compiled steps")
-def test_processors_with_narrower_vectors_learn_alike(fresh: pytest.MonkeyPatch) -> None:
-    fresh.setattr(native, "_COMPILE", native._COMPILE.replace("-march=native", "-march=haswell"))
+@pytest.mark.usefixtures("narrower")
+def test_processors_with_narrower_vectors_learn_alike() -> None:
     check_attention(2, 2, 48)
     check_steps(15)
     check_turns(16, 5)

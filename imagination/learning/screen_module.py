@@ -1,0 +1,188 @@
+"""Training of the world model of pictures: flow matching with shortcut forcing, batch by batch from logged turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from imagination.learning.averaging import WeightAverage
+from imagination.learning.supervised_module import BETAS, schedule
+from imagination.settings import FitSettings, UserError
+from real_envs.screens import Place
+from real_envs.streams import stream_seed
+from worldmodel.screen.frames import Frames, Transition
+from worldmodel.screen.model import Conditions, ScreenModel
+from worldmodel.screen.objective import Noise, draw_noise, shortcut_forcing_loss
+
+Record = Callable[[int, Mapping[str, float]], None]
+Window = tuple[int, int, int, int]  # top, left, height, width
+NEAR = 0.75  # share of the windows that are drawn around an action's element
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenBatch:
+    """Some turns.
+
+    Attributes:
+        conditions: what their next screens depend on.
+        after: the next screens, as data.
+        noise: what is random about the batch.
+    """
+
+    conditions: Conditions
+    after: Tensor
+    noise: Noise
+
+    def to(self, device: torch.device) -> ScreenBatch:
+        """The same batch with its tensors on ``device``."""
+        return ScreenBatch(self.conditions.to(device), self.after.to(device), self.noise.to(device))
+
+
+class ScreenBatches:
+    """Batches of logged turns, drawn with replacement; each is a function of seed and step.
+
+    Args:
+        unchanged_share: of the turns that are drawn, those that change nothing; ``None`` as the log has them.
+        size: turns of a batch.
+        crop: pixels, each way, of the window that a turn is learned from; 0 takes whole screens.
+        bootstrap: share of a batch that learns a long step from two short ones.
+
+    Raises:
+        UserError: the log has no turn of a kind that should get a share.
+    """
+
+    def __init__(
+        self,
+        turns: Sequence[Transition],
+        frames: Frames,
+        model: ScreenModel,
+        *,
+        size: int,
+        bootstrap: float,
+        crop: int,
+        unchanged_share: float | None,
+        seed: int,
+    ) -> None:
+        self._turns, self._frames, self._model = turns, frames, model
+        self._size, self._bootstrap, self._crop, self._seed = size, bootstrap, crop, seed
+        changes = torch.tensor([turn.changes for turn in turns])
+        self._weights = torch.ones(len(turns), dtype=torch.float64)
+        if unchanged_share is not None:
+            for kind, share in ((changes, 1 - unchanged_share), (~changes, unchanged_share)):
+                if share and not kind.any():
+                    raise UserError(
+                        f"worldmodel.unchanged_share={unchanged_share:g}: no logged turn of one of both kinds has "
+                        "screenshots; set it to null"
+                    )
+                self._weights[kind] = share / max(1, int(kind.sum()))
+
+    def __call__(self, step: int) -> ScreenBatch:
+        rng = torch.Generator().manual_seed(stream_seed("screens", self._seed, step))
+        drawn = torch.multinomial(self._weights, self._size, replacement=True, generator=rng)
+        turns = [self._turns[k] for k in drawn.tolist()]
+        after = self._model.to_data([self._frames[turn.after] for turn in turns])
+        told = conditions_of(self._model, self._frames, turns)
+        if self._crop:
+            windows = [self._window(turn.place, rng) for turn in turns]
+            after, before, maps = (cut(pictures, windows) for pictures in (after, told.before, told.maps))
+            told = replace(told, before=before, maps=maps)
+        return ScreenBatch(
+            told,
+            after,
+            draw_noise(after, self._model.shape.finest, self._bootstrap, rng),
+        )
+
+    def _window(self, place: Place | None, rng: torch.Generator) -> Window:
+        """Mostly one that the centre of the action's element is in, anywhere in it; otherwise any.
+
+        It is drawn from what the model is told, never from what changes: that would give away where something does.
+        """
+        near, *chance = torch.rand(3, generator=rng).tolist()
+        window = []
+        for axis, whole in enumerate(self._model.shape.inside):
+            size = min(self._crop, whole)
+            start = chance[axis] * (whole - size)
+            if place is not None and near < NEAR:
+                centre = (place[1 - axis] + place[3 - axis] / 2) / self._model.shape.shrink
+                start = centre - chance[axis] * size
+            window.append((round(min(max(start, 0.0), whole - size)), size))
+        (y, height), (x, width) = window
+        return y, x, height, width
+
+
+def cut(pictures: Tensor, windows: Sequence[Window]) -> Tensor:
+    """A window of each picture: ``[batch, channels, height, width]``."""
+    return torch.stack(
+        [
+            picture[:, y : y + height, x : x + width]
+            for picture, (y, x, height, width) in zip(pictures, windows, strict=True)
+        ]
+    )
+
+
+def conditions_of(model: ScreenModel, frames: Frames, turns: Sequence[Transition]) -> Conditions:
+    """What the next screens of logged turns depend on; the last screens are the real ones."""
+    return model.conditions(
+        [frames[turn.before] for turn in turns],
+        [turn.place for turn in turns],
+        [turn.action for turn in turns],
+        [turn.goal for turn in turns],
+    )
+
+
+class ScreenModule(L.LightningModule):
+    """Trains a ``ScreenModel`` in place, by AdamW; at the end it has the average of its weights, where asked for."""
+
+    def __init__(self, model: ScreenModel, settings: FitSettings, record: Record) -> None:
+        super().__init__()
+        self.automatic_optimization = False  # so that the average is taken before a step is saved
+        self.model, self.settings, self.record = model, settings, record
+        self._average = WeightAverage(model, settings.average) if settings.average else None
+
+    def training_step(self, batch: ScreenBatch, _: int) -> None:
+        optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
+        assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+
+        def predict(rows: Tensor, x_t: Tensor, t: Tensor, d: Tensor) -> Tensor:
+            return self.model.predict(batch.conditions.rows(rows), x_t, t, d)
+
+        optimizer.zero_grad()
+        loss, errors = shortcut_forcing_loss(predict, batch.after, batch.noise)
+        self.manual_backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        if self._average is not None:
+            self._average.update()
+        if step % 10 == 0:
+            metrics = {"loss": float(loss.detach()), **errors}
+            self.log_dict(metrics, prog_bar=True)
+            self.record(step, metrics)
+
+    def on_train_end(self) -> None:
+        if self._average is not None:
+            self._average.into_model()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            checkpoint["average"] = self._average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            self._average.load_state_dict(checkpoint["average"])
+
+    def configure_optimizers(self) -> Any:
+        settings = self.settings
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

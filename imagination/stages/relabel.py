@@ -1,0 +1,38 @@
+"""Stage ``relabel``: failed episodes of the log, retold with a goal that they did reach."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from imagination.learning.hindsight import NAME, failed, relabelled
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.supplements import write_supplement
+from imagination.settings import Config, UserError
+
+
+def relabel(config: Config, folder: Path) -> None:
+    """Writes ``supplements/hindsight``; the log stays as it is.
+
+    Raises:
+        UserError: no goal is declared, or none of the declared ones was reached.
+    """
+    if not config.hindsight.goals:
+        raise UserError(
+            "hindsight.goals declares no goal of this world: write pairs of a pattern over an observation and the goal "
+            r'that it says was reached, such as hindsight.goals=[["You open the (\\w+)","Open the \\1."]]'
+        )
+    run = open_run(config, folder, "relabel")
+    with run.timed("relabel"):
+        train, _ = read_log(run, config.collect.validation)
+        missed = [episode for episode in train if failed(episode)]
+        found = [relabelled(episode, config.hindsight, config.worldmodel.refusals) for episode in missed]
+        episodes = [episode for episode in found if episode is not None]
+        told = f"{len(episodes)} of {len(missed)} failed episodes reached a goal that hindsight.goals declares"
+        if not episodes:
+            raise UserError(f"{told}, and whose start has a place for it (hindsight.place)")
+        place = write_supplement(run, NAME, episodes)
+        run.update({"relabelled": {"failed": len(missed), "episodes": len(episodes)}})
+    print(f"{told}: {place}", file=sys.stderr)
+    finish(run, "relabel")

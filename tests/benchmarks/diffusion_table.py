@@ -1,0 +1,175 @@
+"""Kinds of world model beside each other, of equal size and fitted to the same texts: whole texts, edits, retrieval,
+and diffusion.
+
+    python -m tests.benchmarks.diffusion_table --kinds text diffusion --seeds 0
+    python -m tests.benchmarks.diffusion_table --table
+
+A part is one kind and one seed. All parts of a seed share one log of TextWorld games (``preset=textworld``, with fewer
+of them), its tokenizer's size, the sizes of the network and the number and size of optimiser steps: every kind reads
+the same episodes equally often. A step of diffusion computes more, since its canvases stand beside the text; what that
+costs is a column. Each is judged on turns of the training games that were held back and on games that nothing was
+trained on.
+
+Speed is that of the actions of the held-out log, done again in dreams at temperature 1, in turns a second of processor
+time on one thread, since wall time hangs on what else the machine does. A pass is one reading of an episode's new
+tokens; passes of several episodes run together.
+
+Writes ``<out>/seed-<s>/<kind>/part.json`` and, after every part, ``<out>/table.md``. What is there is not done again,
+and a fit that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from imagination.dreaming.dream_env import DreamEnv, Start
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.replay import replay_all
+from imagination.dreaming.rollout import Episode
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.lifecycle import open_run
+from imagination.runs.log import read_log
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.stages.collect import collect
+from imagination.stages.fit_world_model import fit_world_model
+from imagination.trust.held_out import heldout_tasks, measure
+from real_envs.env import Task
+from real_envs.files import write_atomically
+from worldmodel.diffusion.engine import CanvasEngine
+
+KINDS: Mapping[str, Sequence[str]] = {
+    "text": ["worldmodel.kind=text"],
+    "delta": ["worldmodel.kind=delta"],
+    "retrieval": ["worldmodel.kind=retrieval"],
+    "diffusion": ["worldmodel.kind=diffusion"],
+    "diffusion, one place a pass": ["worldmodel.kind=diffusion", "worldmodel.diffusion.entropy_bound=0"],
+    "diffusion, by confidence": ["worldmodel.kind=diffusion", "worldmodel.diffusion.sampler=confidence"],
+}
+FITTED_AS = {"diffusion, one place a pass": "diffusion", "diffusion, by confidence": "diffusion"}
+SIZE = ["games.train=60", "games.heldout=20", "collect.workers=1", "fit.steps=500"]
+QUICK = ["games.train=2", "games.heldout=1", "fit.steps=2", "fit.copying_steps=1", "worldmodel.hidden=32"]
+PART = "part.json"
+HEAD = (
+    "| kind | seed | fit, s | exact | reward P / R | ECE | ECE calibrated | malformed | exact, new games "
+    "| reward P / R, new games | dreamed turns/s | passes a turn |\n" + "|---" * 12 + "|"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/diffusion"))
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    parser.add_argument("overrides", nargs="*", help="settings of all parts, such as fit.steps=600")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in [] if options.table else options.seeds:
+        shared = [*SIZE, *(QUICK if options.quick else []), *options.overrides, f"seed={seed}"]
+        for kind in options.kinds:
+            make_part(kind, shared, options.out / f"seed-{seed}")
+            write_table(options.out)
+    print(write_table(options.out))
+    return 0
+
+
+def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
+    """Log, fit and measurements of one kind, as far as they are not there yet."""
+    config = load_config(["preset=textworld", *shared, *KINDS[kind]], Config)
+    folder, source = part_folder(root, kind), root / "log"
+    if (folder / PART).exists():
+        return
+    if (other := FITTED_AS.get(kind)) is not None:
+        make_part(other, shared, root)
+        source = part_folder(root, other)
+    elif "collect" not in RunFolder(source, config.seed).summary.get("done", {}):
+        collect(config, source)
+    print(f"== {kind}, seed {config.seed}", flush=True)
+    if not folder.exists():
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns(PART))
+    if other is None:
+        fit_world_model(config, folder)
+    else:  # the same weights, judged with another sampler
+        run = open_run(config, folder)
+        train, held = read_log(run, config.collect.validation)
+        run.update({"world_model": measure(run, config.worldmodel, config.dream, config.engine, train, held)})
+    run = RunFolder(folder, config.seed)
+    found = {"kind": kind, "seed": config.seed, "fit_seconds": run.summary["wall_seconds"]["fit_world_model"]}
+    found |= {"world_model": run.summary["world_model"], "speed": asyncio.run(speed(config, run))}
+    write_atomically(folder / PART, json.dumps(found, indent=1))
+
+
+def part_folder(root: Path, kind: str) -> Path:
+    return root / kind.replace(", ", "-").replace(" ", "-")
+
+
+async def speed(config: Config, run: RunFolder) -> dict[str, float | None]:
+    """Dreamed turns a second of processor time, and passes a turn; ``None`` where no turn could be read."""
+    train, _ = read_log(run, config.collect.validation)
+    log = heldout_tasks(run)
+    world = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 1.0, train)
+    again = {t.id: t for t in log}
+    starts = {t.task_id: Start(t.task_id, t.start) for t in log}
+    episodes = [Episode(t.id, Task(t.task_id, {"start": t.task_id}), t.id, config.seed) for t in log]
+    (engine,) = world.engines
+    begin = time.process_time()
+    played = await replay_all(again, episodes, lambda: DreamEnv(world, starts), 64)
+    seconds = time.process_time() - begin
+    turns = sum(len(t.turns) for t in played)
+    counts = engine.counts
+    own = engine.passes + turns if isinstance(engine, CanvasEngine) else counts.generated - counts.accepted
+    return {"turns": turns, "turns_per_second": turns / seconds, "passes": own / turns if turns else None}
+
+
+def write_table(out: Path) -> str:
+    """``table.md`` of all parts that are there; what it says."""
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"seed-*/*/{PART}")]
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    found = table(sorted(parts, key=lambda part: (part["seed"], order[part["kind"]])))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", found)
+    return found
+
+
+def table(parts: Sequence[Mapping[str, Any]]) -> str:
+    """A line a part."""
+    lines = [HEAD]
+    for part in parts:
+        card, speed = part["world_model"], part["speed"]
+        new, sampled = card["heldout_tasks"], card["calibration"]
+        cells = [
+            part["kind"],
+            str(part["seed"]),
+            f"{part['fit_seconds']:.0f}",
+            f"{number(card['exact_match'])}, n={card['n']}",
+            f"{number(card['reward_precision'])} / {number(card['reward_recall'])}",
+            number(sampled.get("ece_before")),
+            number(sampled.get("ece_after")),
+            str(card["invalid"]),
+            f"{number(new['exact_match'])}, n={new['n']}",
+            f"{number(new['reward_precision'])} / {number(new['reward_recall'])}",
+            f"{speed['turns_per_second']:.0f}",
+            "–" if speed["passes"] is None else f"{speed['passes']:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

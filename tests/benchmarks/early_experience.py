@@ -1,0 +1,204 @@
+"""What is a log worth to a policy beyond imitating its experts? Early experience, arm by arm, in TextWorld.
+
+    python -m tests.benchmarks.early_experience --seeds 0 1
+    python -m tests.benchmarks.early_experience --seeds 0 --arms clone hindsight
+    python -m tests.benchmarks.early_experience --table
+
+Each seed has its own games, log and world model (``<out>/seed-<n>/base``), from which every arm clones a policy by the
+same number of steps, and then plays the same games with the same seeds. Held-out games choose nothing.
+
+A part is one arm of one seed. What is there is not done again, and what was interrupted goes on. Writes ``table.md``
+into ``<out>`` after every part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.stages.clone import clone
+from imagination.stages.collect import collect
+from imagination.stages.fit_world_model import fit_world_model
+from imagination.stages.reflect import reflect
+from imagination.stages.relabel import relabel
+from imagination.stages.variants import hash_of, play_clone
+from imagination.trust.evaluation import Proportion, difference_ci95
+from real_envs.errors import told_in_a_line
+from real_envs.files import write_atomically
+
+REFUSALS = (
+    "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
+    "|You'll have to|You have to|You need to|You already|First you)"
+)
+SIZES = ("hidden=96", "layers=3", "mlp=256")  # an arm is about two minutes of a core
+SETTINGS = (
+    *("preset=textworld", "logger=none", "games.train=90", "games.heldout=40", "collect.episodes=8"),
+    *("collect.heldout_episodes=1", f"worldmodel.refusals={REFUSALS}", "max_action_tokens=128", "vocab_size=1024"),
+    *(f"{model}.{size}" for model in ("worldmodel", "policy") for size in SIZES),
+    *("fit.steps=300", "clone.agents=[expert]", "clone.steps=160", "clone.batch_tokens=1024"),
+    *("clone.copying_steps=100", "clone.keep_every=0", "hindsight.max_turns=5"),
+    *("evaluate.episodes=1", "evaluate.tasks=20", "evaluate.heldout_episodes=2"),
+)
+SHARED = ("games", "log", "tokenizer", "models/worldmodel")
+Stage = Callable[[Config, Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to clone: its settings, and the stages before it.
+
+    Attributes:
+        beside: the arm that it is compared with: the same without what it adds.
+    """
+
+    name: str
+    title: str
+    settings: tuple[str, ...] = ()
+    before: tuple[Stage, ...] = ()
+    beside: str = "clone"
+
+
+ARMS = (
+    Arm("clone", "clone from the world model's weights", beside="scratch"),
+    Arm("hindsight", "and failures with the goals they reached", ("clone.supplements=[hindsight]",), (relabel,)),
+    Arm("reflections", "and reflections", ("clone.supplements=[reflections]",), (reflect,)),
+    Arm("scratch", "clone from random weights", ("clone.from_world_model=false",), beside=""),
+    Arm(
+        "scratch-world",
+        "half of the steps on what the world answers, before",
+        ("clone.from_world_model=false", "clone.world_steps=80", "clone.steps=80"),
+        beside="scratch",
+    ),
+    Arm("observations", "and what the world answers, weight 0.5", ("clone.observation_weight=0.5",)),
+)
+HEAD = (
+    "| policy | compared with | seeds | success, training games | held-out games | n | difference, held-out |\n"
+    "|---|---|---|---|---|---|---|"
+)
+
+
+def main() -> int:
+    names = [arm.name for arm in ARMS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/early-experience"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--arms", nargs="*", choices=names, default=names, help="none prepares the base alone")
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    parser.add_argument("overrides", nargs="*", help="settings of all arms")
+    words = sys.argv[1:]
+    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
+    options = parser.parse_args([word for word in words if word not in settings])
+    failed = 0
+    for seed in [] if options.table else options.seeds:
+        place = options.out / f"seed-{seed}"
+        try:
+            make_base(part_config(seed, settings), place / "base")
+            for arm in (arm for arm in ARMS if arm.name in options.arms):
+                print(f"== seed {seed}: {arm.name}", flush=True)
+                make_part(arm, part_config(seed, [*arm.settings, *settings]), place)
+                write_table(options.out)
+                give_back_memory()
+        except Exception as error:
+            if not told_in_a_line(error):
+                raise
+            print(f"error: seed {seed}: {error}", file=sys.stderr)
+            failed = 1
+    print(write_table(options.out))
+    return failed
+
+
+def part_config(seed: int, settings: Sequence[str]) -> Config:
+    return load_config([*SETTINGS, *settings, f"seed={seed}"], Config)
+
+
+def make_base(config: Config, folder: Path) -> None:
+    """Games, log and world model, as far as they are not there yet."""
+    for name, stage in (("collect", collect), ("fit_world_model", fit_world_model)):
+        if RunFolder(folder, config.seed).summary.get("done", {}).get(name) != fingerprint(config, name):
+            print(f"== seed {config.seed}: {name.replace('_', ' ')}", flush=True)
+            stage(config, folder)
+            give_back_memory()
+
+
+def make_part(arm: Arm, config: Config, place: Path) -> None:
+    """Clones and plays one arm. Writes ``result.json`` into its folder."""
+    base, there = place / "base", place / arm.name
+    made_of = f"{fingerprint(config)}/{hash_of(base, ['models/worldmodel'])}"
+    result = there / "result.json"
+    if result.exists() and json.loads(result.read_text())["made_of"] == made_of:
+        return
+    run = RunFolder(there, config.seed)
+    for name in SHARED:
+        shutil.rmtree(there / name, ignore_errors=True)
+        shutil.copytree(base / name, there / name)
+    kept = ("vocab_size", "tokenizer_kind", "world_model_form", "best_return")
+    run.update({key: value for key, value in RunFolder(base, config.seed).summary.items() if key in kept})
+    for stage in (*arm.before, clone):
+        stage(config, there)
+    notes = {key: run.summary[key] for key in ("reflected", "relabelled") if key in run.summary}
+    played = play_clone(config, there)
+    write_atomically(result, json.dumps({"made_of": made_of, "seed": config.seed, **notes, **played}, indent=1))
+
+
+def write_table(out: Path) -> str:
+    """``table.md`` of all parts that are there; what it says."""
+    found = {
+        arm.name: [json.loads(p.read_text()) for p in sorted(out.glob(f"seed-*/{arm.name}/result.json"))]
+        for arm in ARMS
+    }
+    told = table(found)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", told)
+    return told
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
+    """A line an arm; differences are over the seeds that both arms have, paired by game."""
+    lines = [HEAD]
+    titles = {arm.name: arm.title for arm in ARMS}
+    for arm in ARMS:
+        mine = found.get(arm.name, [])
+        seeds = {part["seed"] for part in mine} & {part["seed"] for part in found.get(arm.beside, [])}
+        one, other = (
+            pooled([p for p in found[name] if p["seed"] in seeds], "heldout") if seeds else Proportion(0, 0)
+            for name in (arm.name, arm.beside)
+        )
+        interval = difference_ci95(one, other)
+        difference = "–"
+        if interval is not None and one.rate is not None and other.rate is not None:
+            difference = f"{one.rate - other.rate:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]"
+        trained, held = pooled(mine, "train"), pooled(mine, "heldout")
+        cells = (
+            titles[arm.name],
+            titles.get(arm.beside, "–"),
+            str(len(mine)),
+            trained.cell,
+            held.cell,
+            str(held.n),
+            difference,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def pooled(parts: Sequence[dict[str, Any]], split: str) -> Proportion:
+    """One proportion of several seeds; each seed has games of its own."""
+    played = [(part["seed"], Proportion.from_json(part[f"{split}_tasks"])) for part in parts]
+    by_task = {f"{seed}/{task}": counts for seed, one in played for task, counts in one.by_task.items()}
+    failures = sum(one.failures for _, one in played)
+    return Proportion(sum(hits for hits, _ in by_task.values()), sum(n for _, n in by_task.values()), failures, by_task)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""Folders of logs. If these fail, files are passed over and nobody hears of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from real_envs.errors import UserError
+from real_envs.importers.drafts import Reading
+from real_envs.importers.folders import sources_of
+from real_envs.importers.formats import FORMATS, Imported, Refusal, read
+
+OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o"}]}
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+
+def write(path: Path, content: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "b" / "own.jsonl", OWN)
+    write(tmp_path / "a.json", [CHAT])
+    write(tmp_path / "c.jsonl.gz", gzip.compress(json.dumps(OWN | {"start": "z"}).encode()))
+    write(tmp_path / "game.txt", b"West of House.\n> open mailbox\nA leaflet.\n")
+    write(tmp_path / "README.md", b"# Runs\n\n> quoted, and no action\n")
+    write(tmp_path / "b" / "shot.png", b"\x89PNG\r\n\x1a\n\0\0\n> x")
+    write(tmp_path / "b" / "cut.jsonl.gz", gzip.compress(json.dumps(OWN).encode())[:-9])
+    write(tmp_path / "b" / "empty.json", b"")
+    write(tmp_path / "web" / "result.json", {"task_id": "w", "instruction": "Mail Bob", "passed": True})
+    write(tmp_path / "web" / "history.json", {"history": []})
+    write(tmp_path / "other" / "result.json", {"score": 1})
+    return tmp_path
+
+
+def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list[str]]:
+    """Files with their formats, and those that are in none, in their order."""
+    found = list(sources_of(name, folder))
+    known = [(s[0].relative_to(folder).as_posix(), s[1].name) for s in found if not isinstance(s, Refusal)]
+    return known, [s.file.relative_to(folder).as_posix() for s in found if isinstance(s, Refusal)]
+
+
+def test_every_file_is_read_or_named(folder: Path) -> None:
+    known, unknown = names(folder)
+    assert known == [
+        (".", "browser-use"),
+        ("a.json", "openai"),
+        ("b/own.jsonl", "jsonl"),
+        ("c.jsonl.gz", "jsonl"),
+        ("game.txt", "commands"),
+    ]
+    assert unknown == ["README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "other/result.json"]
+    own = {"web/result.json", "web/history.json"}
+    every = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert {name for name, _ in known[1:]} | set(unknown) | own == every
+
+
+def test_a_named_format_takes_what_could_be_of_it(folder: Path) -> None:
+    known, unknown = names(folder, "openai")
+    assert [name for name, _ in known] == ["a.json", "b/own.jsonl", "c.jsonl.gz", *_json(folder)]
+    assert {"README.md", "game.txt", "b/shot.png"} <= set(unknown)
+    assert names(folder, "browser-use")[0][0] == (".", "browser-use")
+
+
+def _json(folder: Path) -> list[str]:
+    """Without browser-use, its files are JSON as any other."""
+    return ["other/result.json", "web/history.json", "web/result.json"]
+
+
+def test_nothing_to_read_and_misspelt_formats_are_errors(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="no file below it is in a format"):
+        list(sources_of("auto", tmp_path / "none"))
+    with pytest.raises(UserError, match="unknown format 'opena'"):
+        list(sources_of("opena", folder))
+    with pytest.raises(UserError, match="in no format that is known here"):
+        list(sources_of("auto", folder / "README.md"))
+
+
+def test_an_id_that_an_earlier_file_gave_is_refused(tmp_path: Path) -> None:
+    files = [write(tmp_path / name / "own.jsonl", OWN | {"id": "1", "start": name}) for name in "ab"]
+    named: set[str] = set()
+    first, second = (list(read(file, FORMATS["jsonl"], Reading(), named)) for file in files)
+    assert isinstance(first[0], Imported)
+    assert isinstance(second[0], Refusal)
+    assert (second[0].field, second[0].reason) == ("id", "is '1', like that of an earlier record")
+
+
+def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
+    lines = "".join(json.dumps(OWN | {"start": f"{k} " * 200}) + "\n" for k in range(3_000))  # 3 MB
+    path = write(tmp_path / "cut.jsonl.gz", gzip.compress(lines.encode())[:-300])
+    *good, last = read(path, FORMATS["jsonl"], Reading())
+    assert len(good) > 100
+    assert all(isinstance(item, Imported) for item in good)
+    assert isinstance(last, Refusal)
+    assert last.record == "the rest of the file"

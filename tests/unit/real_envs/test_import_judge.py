@@ -1,0 +1,87 @@
+"""A judge's answers are verdicts or typed failures. If these fail, a server's error page solves tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real_envs.importers.judge import LogJudge, Verdict, shown
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.judging import Answer, judge, says
+
+
+def episode(start: str = "Find the key.", turns: int = 1, seen: str = "A key.") -> Trajectory:
+    played = tuple(Turn(f"go {k}", seen, 1.0, False) for k in range(turns))
+    return Trajectory(start, "t", "g", Source.REAL, "a", 0, start, played, StopReason.TURN_LIMIT, success=True)
+
+
+def ask(url: str, tmp_path: Path, *episodes: Trajectory, **settings: Any) -> tuple[list[Verdict], dict[str, int]]:
+    asking = LogJudge(url, "m", "", tmp_path / "judge.jsonl", backoff=0.0, **settings)
+    try:
+        return asking.judge(episodes), dict(asking.counts)
+    finally:
+        asking.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "success", "failure"),
+    [
+        (says('{"success": true}'), True, ""),
+        (says('Let me see. {"why": "no key", "success" : false}'), False, ""),
+        (says("The task was solved: success is true."), None, "malformed"),
+        (says('{"success": true} or {"success": false}'), None, "malformed"),
+        (says('{"success": "true"}'), None, "malformed"),
+        (says(None), None, "malformed"),
+        ((200, b"<html>success: true</html>"), None, "malformed"),
+        ((200, {"choices": []}), None, "malformed"),
+        (says('{"success": true}', refusal="I will not."), None, "refused"),
+        ((400, {"error": "too long"}), None, "refused"),
+        ((503, {}), None, "unreachable"),
+    ],
+)
+def test_an_answer_is_a_verdict_or_a_failure_with_a_type(
+    tmp_path: Path, answer: Answer, success: bool | None, failure: str
+) -> None:
+    with judge(lambda _: answer) as server:
+        (verdict,), counts = ask(server.url, tmp_path, episode())
+    assert (verdict.success, verdict.failure) == (success, failure)
+    assert counts == {"asked": 1, "known": 0} | ({failure: 1} if failure else {})
+    assert len(server.asked) == (3 if failure == "unreachable" else 1)
+
+
+def test_nobody_there_is_unreachable_and_a_server_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    with judge(lambda _: says('{"success": true}')) as server:
+        url = server.url
+    (verdict,), _ = ask(url, tmp_path, episode(), retries=0)
+    assert verdict.failure == "unreachable"
+    answers = iter([(500, {}), (429, {}), says('{"success": true}')])
+    with judge(lambda _: next(answers)) as server:
+        (verdict,), _ = ask(server.url, tmp_path, episode())
+    assert verdict.success is True
+
+
+def test_nothing_is_asked_twice_but_failures(tmp_path: Path) -> None:
+    def answer(text: str) -> Answer:
+        return says('{"success": true}' if "good" in text else '{"success": false}' if "bad" in text else "?")
+
+    told = [episode("good"), episode("bad"), episode("odd"), episode("good")]
+    with judge(answer) as server:
+        first, _ = ask(server.url, tmp_path, *told)
+        assert [verdict.success for verdict in first] == [True, False, None, True]
+        assert len(server.asked) == 3
+        (tmp_path / "judge.jsonl").open("a").write('{"asked": "cut o')
+        again, counts = ask(server.url, tmp_path, *told)
+        assert [verdict.success for verdict in again] == [True, False, None, True]
+        assert counts == {"asked": 1, "known": 3, "malformed": 1}
+
+
+def test_the_judge_is_not_told_the_answer(tmp_path: Path) -> None:
+    text = shown(episode(), 1000)
+    assert "1.0" not in text
+    assert "True" not in text
+    long = shown(episode(turns=500, seen="x" * 50), 3000)
+    assert len(long) < 3100
+    assert long.startswith("START: Find the key.")
+    assert "go 499" in long

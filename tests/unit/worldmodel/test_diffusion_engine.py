@@ -1,0 +1,227 @@
+"""If these fail, canvases are filled in with another model than the trained one, or episodes disturb each other."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.engines.inprocess.engine import MemoryTooSmall
+from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.errors import UserError
+from real_envs.trajectory import Turn
+from tests.support.decoders import make_model, random_rows
+from worldmodel.diffusion.checkpoint import check_trained, mark, mask_of, with_mask
+from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.settings import DiffusionSettings
+from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.world_model import InvalidReason, PredictionInvalid
+
+MASK, STOP, BLOCK = 63, 2, 5
+SURE = DiffusionSettings(block=BLOCK, steps=BLOCK, entropy_bound=0.0)
+
+
+def engine_of(model: Any, settings: DiffusionSettings = SURE, slots: int = 4) -> CanvasEngine:
+    return CanvasEngine(model, 64, settings, MASK, slots)
+
+
+def by_hand(
+    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}
+) -> tuple[list[int], list[float]]:
+    """The likeliest token of the surest place, one a pass, without any cache: a whole pass over text and canvas."""
+    text, logprobs = list(prompt), []
+    canvas = [given.get(place, MASK) for place in range(BLOCK)]
+    open_until = max((place for place, token in given.items() if token != STOP), default=0)
+    while True:
+        told = [0.0] * BLOCK
+        while True:
+            end = canvas.index(STOP) + 1 if STOP in canvas else BLOCK
+            if MASK not in canvas[:end]:
+                break
+            ids, n = [*text, *canvas], len(text)
+            seen = torch.tensor([[[[k <= q or q >= n for k in range(len(ids))] for q in range(len(ids))]]])
+            with torch.no_grad():
+                logits = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:].float()
+            logits[:, MASK] = -math.inf
+            logits[:open_until, STOP] = -math.inf
+            shares = logits.softmax(-1)
+            entropy = torch.special.entr(shares).sum(-1)
+            behind = end if STOP in canvas else BLOCK
+            place = min((p for p in range(behind) if canvas[p] == MASK), key=lambda p: entropy[p].item())
+            canvas[place] = int(shares[place].argmax())
+            told[place] = shares[place].max().log().item()
+        text += canvas[:end]
+        logprobs += told[:end]
+        if (end <= BLOCK and canvas[end - 1] == STOP) or len(text) - len(prompt) >= most:
+            return text[len(prompt) :][:most], logprobs[:most]
+        canvas, open_until = [MASK] * BLOCK, 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "granite"])  # the lean pass twice, and the model's own
+def test_it_fills_in_what_a_plain_loop_does(name: str) -> None:
+    """Prompts of several lengths side by side, answers of several canvases, and second turns from cached text."""
+    model = make_model(name)
+    engine = engine_of(model)
+    prompts = [row[:n] for row, n in zip(random_rows(3, 20, seed=5), (3, 20, 11), strict=True)]
+    greedy = Sampling(max_tokens=12, stop=STOP, temperature=0.0)
+
+    async def play() -> None:
+        first = await asyncio.gather(*(engine.complete(p, greedy, 0, k) for k, p in enumerate(prompts)))
+        longer = [[*p, *c.ids, 9, 8, 7] for p, c in zip(prompts, first, strict=True)]
+        fed = engine.counts.fed
+        second = await asyncio.gather(*(engine.complete(p, greedy, 0, k) for k, p in enumerate(longer)))
+        for prompt, got in zip([*prompts, *longer], [*first, *second], strict=True):
+            ids, logprobs = by_hand(model, prompt, 12)
+            assert list(got.ids) == ids
+            assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
+            assert got.stopped == (ids[-1] == STOP)
+        assert engine.counts.reused >= sum(map(len, prompts))
+        canvases = (engine.counts.fed - fed) / BLOCK
+        assert canvases < engine.passes + sum(map(len, longer))  # no text was read again in each pass
+
+    asyncio.run(play())
+
+
+def test_a_seed_decides_an_answer_whoever_is_beside_it() -> None:
+    model = make_model("llama")
+    prompts = [row[:n] for row, n in zip(random_rows(6, 12, seed=6), (3, 12, 7, 9, 4, 5), strict=True)]
+    warm = Sampling(max_tokens=8, stop=STOP, temperature=1.0)
+
+    async def together(slots: int) -> list[Completion]:
+        engine = engine_of(model, slots=slots)
+        return list(await asyncio.gather(*(engine.complete(p, warm, k) for k, p in enumerate(prompts))))
+
+    crowd, queue = asyncio.run(together(6)), asyncio.run(together(2))
+    alone = [asyncio.run(engine_of(model).complete(p, warm, k)) for k, p in enumerate(prompts)]
+    assert [c.ids for c in crowd] == [c.ids for c in queue] == [c.ids for c in alone]
+    other = [asyncio.run(engine_of(model).complete(p, warm, 100 + k)) for k, p in enumerate(prompts)]
+    assert [c.ids for c in other] != [c.ids for c in alone]
+
+
+def test_what_is_given_stays_and_is_seen_from_both_sides() -> None:
+    model = make_model("llama")
+    (prompt,) = random_rows(1, 9, seed=7)
+    greedy = Sampling(max_tokens=BLOCK, stop=STOP, temperature=0.0)
+    found = []
+    for tail in (30, 31, 32, 33, 34, 35):
+        given = {0: 20, 3: tail, 4: STOP}
+        got = asyncio.run(engine_of(model).fill(prompt, given, greedy, 0))
+        ids, logprobs = by_hand(model, prompt, BLOCK, given)
+        assert list(got.ids) == ids
+        assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
+        assert (got.ids[0], *got.ids[3:]) == (20, tail, STOP)
+        assert STOP not in got.ids[:4]
+        assert got.logprobs[0] == got.logprobs[3] == got.logprobs[4] == 0.0
+        found.append(got.logprobs[1:3])
+    assert len(set(found)) > 1  # what comes behind changes what stands before it
+
+
+def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
+    model = make_model("llama")
+    engine, plain = engine_of(model), Sampling(max_tokens=8, stop=STOP, temperature=0.0)
+
+    async def refused() -> None:
+        with pytest.raises(ContextFull, match=r"60 \+ 8 tokens"):
+            await engine.complete([5] * 60, plain, 0)
+        with pytest.raises(ValueError, match="without top_p"):
+            await engine.complete([5], Sampling(8, STOP, top_p=0.5), 0)
+        with pytest.raises(ValueError, match="within a canvas of 5"):
+            await engine.fill([5], {5: 7}, plain, 0)
+        with pytest.raises(ValueError, match="at least one token"):
+            await engine.complete([], plain, 0)
+
+    asyncio.run(refused())
+    with torch.no_grad():
+        model.get_input_embeddings().weight[40] = math.nan
+
+    async def broken() -> list[Any]:
+        asked = (engine.complete([5, token], plain, 0, token) for token in (6, 40, 7))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    engine.update_weights()
+    good, bad, fine = asyncio.run(broken())
+    assert isinstance(bad, EngineFailure)
+    assert isinstance(good, Completion)
+    assert isinstance(fine, Completion)
+    assert engine.version == good.version == 1
+    again = asyncio.run(engine.complete([5, 9], plain, 0))  # in the slot of the broken one, too
+    assert all(map(math.isfinite, again.logprobs))
+    with pytest.raises(MemoryTooSmall):
+        CanvasEngine(model, 64, SURE, MASK, memory_gib=1e-6)
+
+
+class Scripted:
+    """An engine that writes one text whatever is asked."""
+
+    context, version, exact = 200, 0, False
+
+    def __init__(self, ids: Sequence[int], stopped: bool) -> None:
+        self.ids, self.stopped = tuple(ids), stopped
+
+    async def complete(self, ids: Sequence[int], sampling: Sampling, seed: int, session: object = None) -> Completion:
+        return Completion(self.ids, tuple(math.log(0.5) for _ in self.ids), self.stopped)
+
+    async def fill(
+        self, ids: Sequence[int], given: Mapping[int, int], sampling: Sampling, seed: int, session: object = None
+    ) -> Completion:
+        self.given = dict(given)
+        return await self.complete(ids, sampling, seed)
+
+
+TOKENIZER = train_tokenizer(["Hall. A lamp is here.\n"], 300, ["\n[reward=0]", "\n[reward=1 done]"], mask=True)
+CHAT = ChatFormat(TOKENIZER)
+
+
+def test_a_canvas_is_a_prediction_or_a_typed_failure() -> None:
+    text = [*CHAT.encode("Hall."), *CHAT.encode("\n[reward=1 done]"), CHAT.stop]
+    model = DiffusionWorldModel(Scripted(text, True), CHAT, "v").at_temperature(1.0)  # type: ignore[arg-type]
+    assert isinstance(model, DiffusionWorldModel)
+    told = asyncio.run(model.predict("A door.", [], "go", 0))
+    assert (told.observation, told.reward, told.terminated) == ("Hall.", 1.0, True)
+    assert told.confidence == pytest.approx(0.5 ** len(text))
+    assert told.outcome_confidence == pytest.approx(0.25)  # the line is one token here, and so is the end
+    for ids, stopped, reason in (
+        (text[:-1], False, InvalidReason.UNFINISHED),
+        ([*CHAT.encode("Hall."), CHAT.stop], True, InvalidReason.NO_STATUS),
+    ):
+        broken = DiffusionWorldModel(Scripted(ids, stopped), CHAT, "v")  # type: ignore[arg-type]
+        with pytest.raises(PredictionInvalid) as caught:
+            asyncio.run(broken.predict("A door.", [Turn("look", "A door.", 0.0, False)], "go", 0))
+        assert caught.value.reason == reason
+        assert broken.rejected == {reason: 1}
+
+
+def test_lines_around_a_gap_are_given() -> None:
+    head, tail = CHAT.encode("Hall."), CHAT.encode("\nA lamp")
+    text = [*head, *CHAT.encode(" is"), *tail, *CHAT.encode("\n[reward=0]"), CHAT.stop]
+    engine = Scripted(text, True)
+    model = DiffusionWorldModel(engine, CHAT, "v")  # type: ignore[arg-type]
+    told = asyncio.run(model.infill("A door.", [], "go", "Hall.", "\nA lamp", hidden=1, seed=0))
+    assert told.observation == "Hall. is\nA lamp"
+    assert engine.given == dict(enumerate(head)) | {len(head) + 1 + k: token for k, token in enumerate(tail)}
+    with pytest.raises(ValueError, match="at least one token"):
+        asyncio.run(model.infill("A door.", [], "go", "Hall.", "", hidden=0, seed=0))
+
+
+def test_a_checkpoint_of_another_kind_is_refused_in_a_line() -> None:
+    model = make_model("llama")
+    with pytest.raises(UserError, match=r"models/w: .*predict the next token.*worldmodel\.kind=diffusion"):
+        check_trained(model, "models/w", 32)
+    mark(model, 16)
+    with pytest.raises(UserError, match=r"block=16, not 32"):
+        check_trained(model, "models/w", 32)
+    check_trained(model, "models/w", 16)
+    plain = train_tokenizer(["Hall."], 300)
+    with pytest.raises(UserError, match="no mask token"):
+        mask_of(plain)
+    with_mask(model, plain)  # a model of 64 rows gets as many as the tokenizer has tokens
+    assert mask_of(plain) == len(plain) - 1
+    assert len(model.get_input_embeddings().weight) == len(plain)
+    assert mask_of(TOKENIZER) in TOKENIZER.all_special_ids
+    assert CHAT.decode(CHAT.encode("<|mask|>")) == "<|mask|>"  # in a page it is plain text

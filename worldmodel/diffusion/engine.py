@@ -1,0 +1,357 @@
+"""Canvases filled in for many episodes at once, with a model that lives in this process: an ``Engine``.
+
+Every episode keeps a slot with the keys and values of its text, as in ``policy.lm.engines.inprocess``, from turn to
+turn. What is new of a text is read once, from left to right. A canvas is then read again in each pass, with the tokens
+that are known by now; what it leaves in the slot is written over. All canvases under way share a pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailure, Sampling
+from policy.lm.engines.inprocess.decode import make_decoder
+from policy.lm.engines.inprocess.engine import affordable_slots
+from policy.lm.engines.inprocess.feed import Feed
+from policy.lm.engines.inprocess.requests import DeviceScheduler, wait_until_idle
+from policy.lm.engines.inprocess.sessions import Sessions
+from policy.lm.engines.inprocess.slot_table import common_prefix, within
+from worldmodel.diffusion.objective import without_mask
+from worldmodel.diffusion.sampling import make_sampler
+from worldmodel.diffusion.settings import DiffusionSettings
+
+_STEP_TOKENS = 8192  # texts are read in pieces of this size at most: it bounds the memory of a step
+_WORTH_COPYING = 16  # tokens of a common beginning
+
+
+@runtime_checkable
+class Filler(Protocol):
+    """What an engine can that also fills in a canvas of which some is given."""
+
+    async def fill(
+        self,
+        ids: Sequence[int],
+        given: Mapping[int, int],
+        sampling: Sampling,
+        seed: int,
+        session: Hashable | None = None,
+    ) -> Completion:
+        """``Engine.complete`` where some of the answer is known.
+
+        Args:
+            given: tokens by their place in the answer. Before the last of them that is not the stop, none ends it.
+
+        Raises:
+            ValueError: a given token lies beyond the first canvas.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Request:
+    """An answer under way.
+
+    Attributes:
+        text: the prompt and the canvases that are done.
+        prompt: length of the prompt.
+        canvas: the tokens under way; the mask where one is hidden.
+        open_until: places of this canvas before this one must not end the answer.
+        logprobs: of the tokens of the answer so far; 0 where they were given.
+        passes: over the canvas under way.
+        passed: over the canvases that are done.
+    """
+
+    text: list[int]
+    prompt: int
+    sampling: Sampling
+    generator: torch.Generator
+    session: Hashable | None
+    future: asyncio.Future[Completion]
+    canvas: np.ndarray
+    open_until: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    own: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    passes: int = 0
+    passed: int = 0
+
+
+class CanvasEngine:
+    """Fills in canvases with a transformers causal LM that was trained for it (``worldmodel.diffusion.objective``).
+
+    A seed decides an answer whatever else is under way, up to rounding. Log-probs are those with which tokens were
+    kept: of tokens that were kept in one pass none knows of the others, so their sum is no log-prob of the answer.
+
+    Args:
+        model: a decoder of transformers; what it may be is said in ``decode.make_decoder``.
+        context: the longest text, answer included.
+        settings: of canvas and sampler.
+        mask: the id that hides a token.
+        slots, memory_gib, dtype, scheduler: as in ``InProcessEngine``.
+
+    Attributes:
+        passes: over canvases of answers that are done, each of its own.
+
+    Raises:
+        UnsupportedModel: other attention than full attention within ``context``.
+        MemoryTooSmall: not even one slot fits ``memory_gib``.
+        UserError: diffusers is not installed.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        context: int,
+        settings: DiffusionSettings,
+        mask: int,
+        slots: int = 64,
+        memory_gib: float = 4.0,
+        dtype: torch.dtype | None = None,
+        scheduler: DeviceScheduler | None = None,
+    ) -> None:
+        dtype = dtype or model.dtype
+        self.model, self.context, self.block, self.mask = model, context, settings.block, mask
+        self.version, self.exact, self.counts, self.passes = 0, False, EngineCounts(), 0
+        self.slots = affordable_slots(model.config, context, slots, memory_gib, dtype)
+        self._sampler = make_sampler(settings)
+        self._decoder = make_decoder(model, context, self.slots, dtype)
+        self._stale = True
+        self._ids = np.zeros((self.slots, context), dtype=np.int64)
+        self._fed = np.zeros(self.slots, dtype=np.int64)
+        self._scheduler = scheduler or DeviceScheduler()
+        self._scheduler.join(self)
+        self._waiting: deque[_Request] = deque()
+        self._running: dict[int, _Request] = {}
+        self._sessions = Sessions(self.slots)
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Requests that wait or run; those that were cancelled do not count."""
+        return sum(not r.future.done() for r in (*self._waiting, *self._running.values()))
+
+    def update_weights(self) -> None:
+        """See ``Engine``.
+
+        Raises:
+            RuntimeError: requests are under way.
+        """
+        self.reset()
+        self.version += 1
+        self._stale = True
+
+    def reset(self) -> None:
+        """See ``Engine``.
+
+        Raises:
+            RuntimeError: requests are under way.
+        """
+        if self.load:
+            raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
+        self._sessions.clear(self._running)
+        self._fed[:] = 0
+
+    def release(self, session: Hashable) -> None:
+        """See ``Engine``."""
+        self._sessions.release(session, self._running)
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
+    ) -> Completion:
+        """See ``Engine``.
+
+        Raises:
+            ContextFull: ``len(ids) + max_tokens`` exceeds the context.
+            EngineFailure: the logits are not finite.
+            ValueError: no id to continue, or ``top_p``, ``top_k`` or stop strings, which canvases do not have.
+        """
+        return await self.fill(ids, {}, sampling, seed, session)
+
+    async def fill(
+        self,
+        ids: Sequence[int],
+        given: Mapping[int, int],
+        sampling: Sampling,
+        seed: int,
+        session: Hashable | None = None,
+    ) -> Completion:
+        """See ``Filler``; raises what ``complete`` raises as well."""
+        if len(ids) + sampling.max_tokens > self.context:
+            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        if not len(ids):
+            raise ValueError("an answer needs at least one token before it")
+        if sampling.top_p < 1 or sampling.top_k or sampling.stop_strings:
+            raise ValueError("a canvas is sampled without top_p, top_k and stop strings")
+        canvas = self._hidden(len(ids))
+        if given and not 0 <= min(given) <= max(given) < len(canvas):
+            raise ValueError(f"what is given must lie within a canvas of {len(canvas)} tokens, got {max(given)}")
+        for at, token in given.items():
+            canvas[at] = token
+        loop = asyncio.get_running_loop()
+        request = _Request(
+            list(ids),
+            len(ids),
+            sampling,
+            torch.Generator(self.model.device).manual_seed(seed),
+            session,
+            loop.create_future(),
+            canvas,
+            max((at for at, token in given.items() if token != sampling.stop), default=0),
+            own=np.zeros(len(canvas)),
+        )
+        self._waiting.append(request)
+        if self._driver is None or self._driver.done():
+            self._driver = loop.create_task(self._drive())
+        return await request.future
+
+    def _hidden(self, length: int) -> np.ndarray:
+        """A canvas behind a text of so many tokens, all hidden."""
+        return np.full(min(self.block, self.context - length), self.mask, dtype=np.int64)
+
+    async def _drive(self) -> None:
+        while self.load:
+            await wait_until_idle(self)
+            if not self._scheduler.admits(self):
+                continue
+            for slot in [slot for slot, request in self._running.items() if request.future.done()]:
+                self._finish(slot, None)  # cancelled
+            self._admit()
+            try:
+                outcomes = self._step()
+            except Exception as error:  # raised to those it ran for; who still waits must not wait for ever
+                outcomes = dict.fromkeys(self._running, error)
+            for slot, outcome in outcomes.items():
+                self._finish(slot, outcome)
+
+    def _admit(self) -> None:
+        """Gives waiting requests a slot, in order, as far as there are any."""
+        while self._waiting:
+            request = self._waiting[0]
+            if request.future.done():  # cancelled
+                self._waiting.popleft()
+                continue
+            slot = self._sessions.find(request.session, self._running)
+            if slot is None:
+                return
+            self._waiting.popleft()
+            ids, most = np.asarray(request.text, dtype=np.int64), len(request.text)
+            common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
+            donor, cached = int(common.argmax()), int(common[slot])
+            if common[donor] >= cached + _WORTH_COPYING:
+                cached = int(common[donor])
+                self._decoder.cache.copy(donor, slot, cached)
+            self._sessions.take(slot, request.session)
+            self._running[slot] = request
+            self._ids[slot, :most] = ids
+            self._fed[slot] = cached
+            self.counts.reused += cached
+
+    @torch.inference_mode()
+    def _step(self) -> dict[int, Completion | Exception]:
+        """Reads what is new of the texts, and makes a pass over the canvases whose text is read; returns what is
+        done."""
+        if self._stale:
+            self._decoder.refresh()
+            self._stale = False
+        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
+        if len(slots):
+            self._read(slots)
+        ready = [int(slot) for slot in slots if self._fed[slot] == len(self._running[slot].text)]
+        if not ready:
+            return {}
+        requests = [self._running[slot] for slot in ready]
+        counts = np.array([len(request.canvas) for request in requests])
+        tokens = np.concatenate([request.canvas for request in requests])
+        hidden = np.flatnonzero(tokens == self.mask)
+        outcomes: dict[int, Completion | Exception] = {}
+        if len(hidden):
+            states = self._run(Feed(np.array(ready), self._fed[ready], counts, tokens, hidden, canvas=True))
+            logits = without_mask(self._decoder.logits(states), self.mask)
+            sizes = [int((request.canvas == self.mask).sum()) for request in requests]
+            for slot, request, its in zip(ready, requests, logits.split(sizes), strict=True):
+                if len(its) and not self._keep(request, its):
+                    outcomes[slot] = EngineFailure("the model's logits are not finite")
+        for slot, request in zip(ready, requests, strict=True):
+            if slot not in outcomes and (done := self._go_on(request, slot)) is not None:
+                outcomes[slot] = done
+        return outcomes
+
+    def _read(self, slots: np.ndarray) -> None:
+        starts = self._fed[slots]
+        lengths = np.array([len(self._running[int(slot)].text) for slot in slots])
+        counts = within(lengths - starts, _STEP_TOKENS)
+        some = counts > 0
+        if not some.any():
+            return
+        slots, starts, counts = slots[some], starts[some], counts[some]
+        tokens = np.concatenate([self._ids[s, b : b + n] for s, b, n in zip(slots, starts, counts, strict=True)])
+        self._run(Feed(slots, starts, counts, tokens, np.zeros(0, dtype=np.int64)))
+        self._fed[slots] = starts + counts
+
+    def _run(self, feed: Feed) -> torch.Tensor:
+        self.counts.steps += 1
+        self.counts.fed += len(feed.tokens)
+        return self._decoder.hidden(feed)
+
+    def _keep(self, request: _Request, logits: torch.Tensor) -> bool:
+        """Fills in what this pass decides; false where the logits are broken."""
+        sampling, places = request.sampling, np.flatnonzero(request.canvas == self.mask)
+        inner = torch.from_numpy(places < request.open_until).to(logits.device)
+        logits[inner, sampling.stop] = float("-inf")
+        if logits.isnan().any() or logits.isposinf().any():
+            return False
+        kept = self._sampler(logits, sampling.temperature, request.passes, request.generator)
+        where = kept.where.cpu().numpy()
+        request.canvas[places[where]] = kept.tokens.cpu().numpy()[where]
+        request.own[places[where]] = kept.logprobs.cpu().numpy()[where]
+        request.passes += 1
+        return True
+
+    def _go_on(self, request: _Request, slot: int) -> Completion | None:
+        """The answer if it is over; where only its canvas is, the next one."""
+        stop, canvas = request.sampling.stop, request.canvas
+        stops = np.flatnonzero(canvas == stop)
+        if len(stops):
+            canvas[stops[0] :] = stop  # behind an end there is nothing but ends
+        end = int(stops[0]) + 1 if len(stops) else len(canvas)
+        if (canvas[:end] == self.mask).any():
+            return None
+        request.text += canvas[:end].tolist()
+        request.logprobs += request.own[:end].tolist()
+        request.passed += request.passes
+        length, most = len(request.text), request.prompt + request.sampling.max_tokens
+        if len(stops) or length >= most:
+            self.counts.generated += min(length, most) - request.prompt
+            self.passes += request.passed
+            ids = tuple(request.text[request.prompt : most])
+            return Completion(
+                ids, tuple(request.logprobs[: len(ids)]), bool(len(stops)) and length <= most, self.version
+            )
+        self._ids[slot, length - end : length] = canvas[:end]
+        request.canvas = self._hidden(length)
+        request.own = np.zeros(len(request.canvas))
+        request.passes = request.open_until = 0
+        return None
+
+    def _finish(self, slot: int, outcome: Completion | Exception | None) -> None:
+        request = self._running.pop(slot)
+        broken = outcome is None or isinstance(outcome, Exception)
+        if broken:
+            self._fed[slot] = 0
+            self._decoder.cache.clear(slot)
+        self._sessions.leave(slot, request.session, keep=not broken)
+        if request.future.done() or outcome is None:
+            return
+        if isinstance(outcome, Exception):
+            request.future.set_exception(outcome)
+        else:
+            request.future.set_result(outcome)
+
+
+__all__ = ["CanvasEngine", "Filler"]

@@ -1,0 +1,38 @@
+"""Settings of ``worldmodel.kind=diffusion``; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass
+class DiffusionSettings:
+    """The world model by masked diffusion, for worldmodel.kind=diffusion.
+
+    Attributes:
+        block: tokens of a canvas, which see one another and are filled in together; a longer answer is written canvas
+            by canvas. A model is trained for one number.
+        sampler: which tokens of a canvas are kept after a pass. entropy keeps those at the surest places, whatever was
+            sampled there; confidence keeps those that were sampled with the highest probability.
+        entropy_bound: nats of entropy that all places kept in one pass may have together, the least sure one aside
+            (entropy); 0 fills in one unsure place a pass.
+        steps: passes over which a canvas is spread at most (confidence).
+        threshold: probability above which a token is kept at once (confidence).
+    """
+
+    block: int = 32
+    sampler: Literal["entropy", "confidence"] = "entropy"
+    entropy_bound: float = 0.1
+    steps: int = 8
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.steps < 1:
+            raise ValueError("diffusion.block and diffusion.steps must be at least 1")
+        if self.steps > self.block:
+            raise ValueError(f"diffusion.steps={self.steps} passes are more than the {self.block} tokens of a canvas")
+        if self.entropy_bound < 0:
+            raise ValueError(f"diffusion.entropy_bound must be 0 or more, got {self.entropy_bound}")
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"diffusion.threshold must lie in (0, 1], got {self.threshold}")

@@ -1,0 +1,87 @@
+"""A world model that fills in the next observation as a canvas, its status line with reward and end among it.
+
+To the rest of the project it is a ``TextWorldModel`` whose engine fills in. It can also be asked what a causal model
+cannot be: what stands between lines that are known (``infill``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from policy.lm.engine import Engine
+from policy.lm.render import ChatFormat
+from real_envs.trajectory import Turn
+from worldmodel.diffusion.engine import Filler
+from worldmodel.form import Form, prompt_tokens
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import Prediction
+
+
+class FillingEngine(Engine, Filler, Protocol):
+    """An engine that fills in, and can be given some of it."""
+
+
+class DiffusionWorldModel(TextWorldModel):
+    """A ``TextWorldModel`` that fills in canvases; see the module.
+
+    The confidence is the product of the probabilities with which tokens were kept, up to the end of the answer. Tokens
+    kept in one pass did not know of each other, so it is no probability of the text, and leans low where they depend on
+    each other; at ``entropy_bound=0`` and temperature 1 it is that of the text in the order in which it was filled in.
+    ``calibration.json`` says how often it is right.
+
+    Args:
+        engine: that fills in.
+        chat, version, max_tokens, temperature, form: as in ``TextWorldModel``.
+    """
+
+    def __init__(
+        self,
+        engine: FillingEngine,
+        chat: ChatFormat,
+        version: str,
+        max_tokens: int = 160,
+        temperature: float = 0.0,
+        form: Form | None = None,
+    ) -> None:
+        super().__init__(engine, chat, version, max_tokens, temperature, form)
+        self._filler = engine
+
+    def _like(self, temperature: float, form: Form) -> DiffusionWorldModel:
+        return DiffusionWorldModel(self._filler, self.chat, self.version, self.max_tokens, temperature, form)
+
+    async def infill(
+        self,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        before: str,
+        after: str,
+        hidden: int,
+        seed: int,
+        session: object = None,
+    ) -> Prediction:
+        """What stands between two known parts of the observation that follows, and its reward and end.
+
+        Args:
+            before, after: how it begins, and how it ends; either may be empty.
+            hidden: tokens between them, which are filled in; who does not know the number asks for several, and takes
+                the one of the highest ``confidence ** (1 / hidden)``.
+
+        Returns:
+            The whole observation; the confidence is that of what was filled in.
+
+        Raises:
+            ValueError: both and what is hidden do not fit one canvas.
+            PredictionInvalid, ContextFull, EngineFailure: as in ``predict``.
+        """
+        if hidden < 1:
+            raise ValueError(f"at least one token must be hidden, got {hidden}")
+        head, tail = self.chat.encode(before), self.chat.encode(after)
+        given = dict(enumerate(head)) | {len(head) + hidden + at: token for at, token in enumerate(tail)}
+        prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
+        completion = await self._filler.fill(prompt, given, self.sampling, seed, session)
+        return self._parsed(prompt, completion, start, history).prediction()
+
+
+__all__ = ["DiffusionWorldModel", "FillingEngine"]

@@ -1,0 +1,1 @@
+"""A world model of pictures: the screen before a turn and its action in, the screen after it out."""

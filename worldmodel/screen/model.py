@@ -1,0 +1,197 @@
+"""The network, what it reads, and its checkpoint: folders of diffusers, opened without running any code from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from real_envs.errors import UserError
+from real_envs.files import write_atomically
+from real_envs.screens import Place
+from worldmodel.screen.conditioning import MAPS, action_map, word_features
+from worldmodel.screen.frames import padded
+from worldmodel.screen.objective import velocity_to
+from worldmodel.screen.sampling import TRAIN_STEPS, make_scheduler, sample
+from worldmodel.screen.settings import ScreenSettings
+
+SHAPE = "screen.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What a batch of next screens depends on.
+
+    Attributes:
+        before: the last screens, float32 ``[batch, 3, height, width]`` in [-1, 1].
+        maps: where the actions went, ``[batch, MAPS, height, width]``.
+        words: features of the words of action and task, ``[batch, count, features]``.
+        present: bool ``[batch, count]``.
+    """
+
+    before: Tensor
+    maps: Tensor
+    words: Tensor
+    present: Tensor
+
+    def rows(self, which: Tensor) -> Conditions:
+        return Conditions(self.before[which], self.maps[which], self.words[which], self.present[which])
+
+    def to(self, device: torch.device) -> Conditions:
+        return Conditions(*(getattr(self, f.name).to(device) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class ScreenShape:
+    """What a checkpoint must know besides its network.
+
+    Attributes:
+        height, width: of screens in the model, in its pixels, before they are padded.
+        shrink, patch, words, word_features, finest: see ``ScreenSettings``.
+        levels: of the network.
+    """
+
+    height: int
+    width: int
+    shrink: int
+    patch: int
+    words: int
+    word_features: int
+    finest: int
+    levels: int
+
+    @property
+    def inside(self) -> tuple[int, int]:
+        """Height and width with the padding that patches and levels need."""
+        return padded((self.height, self.width), self.patch * 2 ** (self.levels - 1))  # as ``ScreenSettings.multiple``
+
+
+class ScreenModel(nn.Module):
+    """Predicts the next screen: the last one, and what the network adds to it.
+
+    An untrained model therefore predicts that nothing changes; its last layer starts at 0.
+    """
+
+    def __init__(
+        self, unet: UNet2DConditionModel, scheduler: FlowMatchEulerDiscreteScheduler, shape: ScreenShape
+    ) -> None:
+        super().__init__()
+        self.unet, self.scheduler, self.shape = unet, scheduler, shape
+
+    @classmethod
+    def create(cls, settings: ScreenSettings, size: tuple[int, int]) -> ScreenModel:
+        """A random one for screens of this height and width, after shrinking."""
+        area, levels = settings.patch**2, len(settings.channels)
+        unet = UNet2DConditionModel(
+            in_channels=(3 + 3 + MAPS) * area,
+            out_channels=3 * area,
+            block_out_channels=tuple(settings.channels),
+            layers_per_block=1,
+            down_block_types=("DownBlock2D",) * levels,
+            mid_block_type="UNetMidBlock2DCrossAttn",
+            up_block_types=("UpBlock2D",) * levels,
+            cross_attention_dim=64,
+            encoder_hid_dim=settings.word_features,
+            encoder_hid_dim_type="text_proj",
+            class_embed_type="timestep",  # the length of a step, beside the time
+            attention_head_dim=4,
+            norm_num_groups=8,
+            conv_in_kernel=1,  # a patch is wide enough, and has many channels
+        )
+        nn.init.zeros_(unet.conv_out.weight)
+        nn.init.zeros_(unet.conv_out.bias)
+        kept = {k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest")}
+        return cls(unet, make_scheduler(), ScreenShape(*size, **kept, levels=levels))
+
+    def conditions(
+        self, before: Sequence[Tensor], places: Sequence[Place | None], actions: Sequence[str], goals: Sequence[str]
+    ) -> Conditions:
+        """
+        Args:
+            before: uint8 ``[3, height, width]`` each.
+            places: in pixels of the screenshots.
+        """
+        shape = self.shape
+        words = [word_features(a, g, shape.words, shape.word_features) for a, g in zip(actions, goals, strict=True)]
+        return Conditions(
+            before=self.to_data(before),
+            maps=torch.stack([action_map(place, shape.inside, shape.shrink) for place in places]),
+            words=torch.stack([features for features, _ in words]),
+            present=torch.stack([present for _, present in words]),
+        )
+
+    def to_data(self, screens: Sequence[Tensor]) -> Tensor:
+        """uint8 ``[3, height, width]`` each, as float32 ``[batch, 3, ...]`` in [-1, 1] with the edges repeated."""
+        pixels = torch.stack(list(screens)).float() / 127.5 - 1
+        height, width = self.shape.inside
+        room = (0, width - pixels.shape[3], 0, height - pixels.shape[2])
+        return F.pad(pixels, room, mode="replicate")
+
+    def to_screens(self, data: Tensor) -> Tensor:
+        """The other way round: uint8 ``[batch, 3, height, width]``."""
+        pixels = data[:, :, : self.shape.height, : self.shape.width]
+        return ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+    def predict(self, conditions: Conditions, x_t: Tensor, t: Tensor, d: Tensor) -> Tensor:
+        """The next screens, from where they are on the way from noise.
+
+        Args:
+            x_t: ``[batch, 3, height, width]``.
+            t, d: ``[batch]``, see ``worldmodel.screen.objective``.
+        """
+        patches = F.pixel_unshuffle(torch.cat([x_t, conditions.before, conditions.maps], dim=1), self.shape.patch)
+        added = self.unet(
+            patches,
+            (1 - t) * TRAIN_STEPS,
+            conditions.words,
+            class_labels=d * TRAIN_STEPS,
+            encoder_attention_mask=conditions.present,
+        ).sample
+        return conditions.before + F.pixel_shuffle(added, self.shape.patch)
+
+    @torch.no_grad()
+    def dream(self, conditions: Conditions, steps: int, seeds: Sequence[int]) -> Tensor:
+        """The next screens, dreamed in ``steps`` steps: uint8 ``[batch, 3, height, width]``.
+
+        A row is decided by its seed and conditions, whatever stands beside it in the batch.
+        """
+
+        def velocity(x: Tensor, t: Tensor, d: Tensor) -> Tensor:
+            return velocity_to(self.predict(conditions, x, t, d), x, t)
+
+        rows = [
+            torch.randn(conditions.before.shape[1:], generator=torch.Generator().manual_seed(seed)) for seed in seeds
+        ]
+        noise = torch.stack(rows).to(conditions.before.device)
+        return self.to_screens(sample(velocity, noise, steps, self.scheduler))
+
+    def save(self, folder: Path) -> None:
+        """``unet/`` and ``scheduler/`` as diffusers writes them, and ``screen.json``."""
+        self.unet.save_pretrained(folder / "unet", safe_serialization=True)
+        self.scheduler.save_pretrained(folder / "scheduler")
+        write_atomically(folder / SHAPE, json.dumps(asdict(self.shape), indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> ScreenModel:
+        """
+        Raises:
+            UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
+                are not opened.
+        """
+        try:
+            shape = ScreenShape(**json.loads((folder / SHAPE).read_text(encoding="utf-8")))
+            unet = UNet2DConditionModel.from_pretrained(folder / "unet", use_safetensors=True, local_files_only=True)
+            scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
+        except (OSError, TypeError, ValueError) as error:
+            said = str(error).strip().splitlines()
+            raise UserError(
+                f"{folder} holds no model of screens that can be opened ({said[0] if said else type(error).__name__}); "
+                "fit one with `imagine fit-world-model worldmodel.kind=screen`"
+            ) from error
+        return cls(unet.eval(), scheduler, shape)

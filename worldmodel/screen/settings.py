@@ -1,0 +1,59 @@
+"""Settings of ``worldmodel.kind=screen``; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ScreenSettings:
+    """The world model of pictures, for worldmodel.kind=screen; it is fitted by fit.steps, fit.lr and their kin.
+
+    Attributes:
+        shrink: pixels of a screenshot, each way, that are one pixel of the model.
+        patch: pixels of the model, each way, that are one place of its network.
+        channels: of the network's levels; each further one sees half the width and height.
+        words: words of the action, and as many of the task, that it reads at most.
+        word_features: hashed features that tell words apart.
+        finest: steps of the finest way from noise to a picture, a power of two; fewer steps are learned from it.
+        steps: from noise to a dreamed picture, a power of two up to finest.
+        bootstrap: share of each batch that learns a long step from two short ones.
+        batch: turns of an optimiser step.
+        crop: pixels of the model, each way, of the window that a turn is learned from, drawn anew each time and mostly
+            around its action: most of a screen has nothing to teach. 0 takes whole screens.
+    """
+
+    shrink: int = 2
+    patch: int = 8
+    channels: list[int] = field(default_factory=lambda: [64, 96])
+    words: int = 12
+    word_features: int = 256
+    finest: int = 16
+    steps: int = 4
+    bootstrap: float = 0.25
+    batch: int = 16
+    crop: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("shrink", "patch", "words", "word_features", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"screen.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.channels or any(width < 8 or width % 8 for width in self.channels):
+            raise ValueError(f"screen.channels must be multiples of 8, one a level, got {self.channels}")
+        if self.crop < 0 or self.crop % self.multiple:
+            raise ValueError(
+                f"screen.crop must be 0 (whole screens) or a multiple of {self.multiple}, which is screen.patch times "
+                f"2 for each further level of screen.channels; got {self.crop}"
+            )
+        for name in ("finest", "steps"):
+            if getattr(self, name) < 1 or getattr(self, name).bit_count() != 1:
+                raise ValueError(f"screen.{name} must be a power of two, got {getattr(self, name)}")
+        if self.steps > self.finest:
+            raise ValueError(f"screen.steps={self.steps} must not be more than screen.finest={self.finest}")
+        if not 0 <= self.bootstrap <= 1:
+            raise ValueError(f"screen.bootstrap must lie in [0, 1], got {self.bootstrap}")
+
+    @property
+    def multiple(self) -> int:
+        """Of which the width and height of what the network reads must be multiples."""
+        return int(self.patch * 2 ** (len(self.channels) - 1))
