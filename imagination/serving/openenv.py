@@ -95,19 +95,22 @@ class OpenEnvSocket:
 
     async def _answer(self, session: Session, raw: str | None) -> dict[str, object] | None:
         """The reply to a message; ``None`` ends the session."""
+        refused = self._sessions.counts.refused
         try:
             message = read_object(raw or "")
-        except Refused as refused:
-            return _error("INVALID_JSON", str(refused))
+        except Refused as refusal:
+            refused[refusal.kind] += 1
+            return _error("INVALID_JSON", str(refusal))
         kind = message.get("type")
         if not isinstance(kind, str) or kind not in ("reset", "step", "state", "close"):
+            refused[Refusal.INVALID] += 1
             return _error("UNKNOWN_TYPE", "a message's type is reset, step, state or close")
         if kind == "close":
             return None
         try:
-            return await answered(self._work(session.id, kind, message), self._sessions.counts.refused)
-        except Refused as refused:
-            return _error(_CODES[refused.kind], str(refused))
+            return await answered(self._work(session.id, kind, message), refused)
+        except Refused as refusal:
+            return _error(_CODES[refusal.kind], str(refusal))
 
     async def _work(self, id: str, kind: str, message: Mapping[str, Any]) -> dict[str, object]:
         session, data = self._sessions.get(id), _data(kind, message)

@@ -149,12 +149,13 @@ def train_round(config: Config, run: RunFolder, number: int, policy: Path, impro
     for name in ("models", "checkpoints", "log", "origin"):  # links, and what is kept elsewhere; metrics stay
         path = there / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
-    lines = [line for line in nested.metrics("train") if "dream_success" in line]
+    trained = nested.metrics("train")
+    lines = [line for line in trained if "dream_success" in line]  # where an episode began at the start of its task
     return {
         "dreamed_success": lines[-1]["dream_success"] if lines else None,
         "dreamed_turns": nested.summary.get("dreamed_turns", 0),
         "stopped_by": nested.summary.get("tripwires", {}).get("stopped_by"),
-        "horizon": int(lines[-1].get("horizon", config.dream.max_turns)) if lines else None,
+        "horizon": int(trained[-1].get("horizon", config.dream.max_turns)) if trained else None,
         **told,
     }
 

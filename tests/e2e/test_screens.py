@@ -116,10 +116,10 @@ def test_what_it_cannot_do_is_told_in_a_line(fitted: Path, tmp_path: Path, capsy
     assert "run `imagine fit-world-model worldmodel.kind=screen`" in refused("audit")
     with pytest.raises(UserError, match="draws screens and no text"):
         form_of(WorldModelSettings(kind="screen"), [])
+    assert "but the model draws 32x32" in refused("audit", "worldmodel.screen.shrink=2", output=fitted)
     assert "fitted to 4 steps at most" in refused(
         "audit", "worldmodel.screen.finest=16", "worldmodel.screen.steps=8", output=fitted
     )
-    assert "but the model draws 32x32" in refused("audit", "worldmodel.screen.shrink=2", output=fitted)
 
     shutil.copytree(fitted / "squares" / "log", tmp_path / "b" / "squares" / "log")
     screens = tmp_path / "b" / "squares" / "log" / "screens"

@@ -25,10 +25,11 @@ def audit_table(found: Mapping[str, Any]) -> RenderableType:
     table = Table(
         title=f"Dreamed screens of {found['run']}, {found['steps']} steps each: held-out tasks",
         title_style="bold",
-        caption="95 % intervals in brackets",
+        caption="95 % intervals in brackets; copied: the screen before, as if nothing changed",
+        pad_edge=False,
     )
-    for title in ("", "dreamed", "if nothing changed", "n"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for title in ("", "dreamed", "copied", "n"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=bool(title))
     for key, title in (("one_turn", "from the real screen before"), ("open_loop", "from the first screen on")):
         table.add_row(Text(title, style="bold"))
         for name, (words, digits) in ALIKE.items():

@@ -20,7 +20,7 @@ from imagination.serving.sessions import SessionLimits
 from real_envs.env import EnvFailure, Task
 from real_envs.openenv import OpenEnvSession, OpenEnvSettings
 from real_envs.servers import ServerGame
-from tests.support.served import STARTS, planted_world, served, sessions_left
+from tests.support.served import STARTS, measured, planted_world, served, sessions_left
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,15 @@ def test_what_is_wrong_costs_one_error_and_not_the_socket(address: str, message:
         assert "secret" not in told["data"]["message"]
         assert "Traceback" not in told["data"]["message"]
         assert say(socket, reset(1))["data"]["observation"]["text"] == STARTS["hall@0"].text
+
+
+def test_whatever_is_wrong_is_counted() -> None:
+    """Otherwise a client that sends nonsense all day shows nowhere."""
+    with served(planted_world()) as address, connect(f"ws://{address}/ws") as socket:
+        for message in ("{", {"type": "mcp"}, {"type": "reset", "data": {"seed": -1}}, step("look")):
+            assert say(socket, message)["type"] == "error"
+        refused = {key[1]: n for key, n in measured(address).items() if key[0] == "imagination_refused_total"}
+    assert refused == {"invalid": 3, "not_running": 1}
 
 
 def test_a_message_that_is_too_long_closes_the_socket_alone(address: str) -> None:
