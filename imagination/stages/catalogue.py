@@ -132,7 +132,6 @@ _ALL = (
         examples=(
             "imagine fit-world-model run=mine",
             "imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3",
-            "imagine fit-world-model preset=screens",
             "imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16",
         ),
         sections=("worldmodel", "fit", "engine"),
