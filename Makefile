@@ -141,7 +141,7 @@ loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its par
 logs-table: $(STAMP)  ## logs of other people: world models of shares of each, audits, and what the import foretold; ARGS='--data DIR'
 	$(BIN)/python -m tests.benchmarks.logs_table $(ARGS)
 
-early-experience: $(STAMP)  ## what a log is worth beyond its experts: world, reflections, hindsight; half an hour a seed; ARGS='--seeds 0'
+early-experience: $(STAMP)  ## what a log is worth beyond its experts: world, reflections, hindsight; ARGS='--seeds 0'
 	$(BIN)/python -m tests.benchmarks.early_experience $(ARGS)
 
 diffusion-table: $(STAMP)  ## world models by diffusion beside text, edits and retrieval, fitted to the same texts; ARGS='--seeds 0'

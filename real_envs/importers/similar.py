@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations, pairwise
@@ -145,7 +144,7 @@ def _pairs(text: str) -> list[int]:
     """A number of 31 bits for each different pair of words; of a text of one word for that word."""
     words = text.split(" ")
     said = set(pairwise(words)) if len(words) > 1 else {(text, "")}
-    return [zlib.crc32(f"{a} {b}".encode("utf-8", "replace")) >> 1 for a, b in said]
+    return [int.from_bytes(_digest(f"{a} {b}")[:4], "little") >> 1 for a, b in said]
 
 
 def _common(starts: Sequence[Sequence[int]], tasks: Sequence[set[str]]) -> NDArray[np.uint64]:

@@ -41,7 +41,7 @@ REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
     "|You'll have to|You have to|You need to|You already|First you)"
 )
-SIZES = ("hidden=96", "layers=3", "mlp=256")  # an arm is about two minutes of a core
+SIZES = ("hidden=96", "layers=3", "mlp=256")  # smaller than the preset's, so that an arm is a matter of minutes
 SETTINGS = (
     *("preset=textworld", "logger=none", "games.train=90", "games.heldout=40", "collect.episodes=8"),
     *("collect.heldout_episodes=1", f"worldmodel.refusals={REFUSALS}", "max_action_tokens=128", "vocab_size=1024"),

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from imagination.settings import Config
+from imagination.settings.compose import load_config
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks import logs_table
 from tests.benchmarks.logs_parts import DASH, Part, read_parts, table
-from tests.benchmarks.logs_table import LOGS, cut
+from tests.benchmarks.logs_table import LOGS, SETTINGS, cut
 from tests.support.audits import e, finished, good
 
 
@@ -96,3 +98,10 @@ def test_a_log_that_is_not_there_is_a_line_with_its_reason(
     assert logs_table.main() == 1
     assert "name the folder of all logs: --data" in capsys.readouterr().err
     assert "--data" in rows((tmp_path / "table.md").read_text(), 0)[0]["verdict"]
+
+
+def test_every_log_has_settings_that_exist_and_is_held_out_whole() -> None:
+    for log in LOGS:
+        config = load_config([*SETTINGS, *log.settings, f"run={log.name}"], Config)
+        assert config.collect.validation == 0  # what the audit judges are held-out tasks alone
+        assert config.imports.heldout > 0

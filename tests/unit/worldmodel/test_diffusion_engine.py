@@ -32,16 +32,20 @@ def engine_of(model: Any, settings: DiffusionSettings = SURE, slots: int = 4) ->
 
 
 def by_hand(
-    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}
+    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}, stop: int = STOP
 ) -> tuple[list[int], list[float]]:
-    """The likeliest token of the surest place, one a pass, without any cache: a whole pass over text and canvas."""
+    """The likeliest token of the surest place, one a pass, without any cache: a whole pass over text and canvas.
+
+    Behind an end there are only ends, also while the rest is filled in, as in training.
+    """
     text, logprobs = list(prompt), []
     canvas = [given.get(place, MASK) for place in range(BLOCK)]
-    open_until = max((place for place, token in given.items() if token != STOP), default=0)
+    open_until = max((place for place, token in given.items() if token != stop), default=0)
     while True:
         told = [0.0] * BLOCK
         while True:
-            end = canvas.index(STOP) + 1 if STOP in canvas else BLOCK
+            end = canvas.index(stop) + 1 if stop in canvas else BLOCK
+            canvas[end:] = [stop] * (BLOCK - end)
             if MASK not in canvas[:end]:
                 break
             ids, n = [*text, *canvas], len(text)
@@ -49,16 +53,15 @@ def by_hand(
             with torch.no_grad():
                 logits = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:].float()
             logits[:, MASK] = -math.inf
-            logits[:open_until, STOP] = -math.inf
+            logits[:open_until, stop] = -math.inf
             shares = logits.softmax(-1)
             entropy = torch.special.entr(shares).sum(-1)
-            behind = end if STOP in canvas else BLOCK
-            place = min((p for p in range(behind) if canvas[p] == MASK), key=lambda p: entropy[p].item())
+            place = min((p for p in range(end) if canvas[p] == MASK), key=lambda p: entropy[p].item())
             canvas[place] = int(shares[place].argmax())
             told[place] = shares[place].max().log().item()
         text += canvas[:end]
         logprobs += told[:end]
-        if (end <= BLOCK and canvas[end - 1] == STOP) or len(text) - len(prompt) >= most:
+        if canvas[end - 1] == stop or len(text) - len(prompt) >= most:
             return text[len(prompt) :][:most], logprobs[:most]
         canvas, open_until = [MASK] * BLOCK, 0
 
@@ -86,6 +89,22 @@ def test_it_fills_in_what_a_plain_loop_does(name: str) -> None:
         assert canvases < engine.passes + sum(map(len, longer))  # no text was read again in each pass
 
     asyncio.run(play())
+
+
+def test_behind_an_end_there_are_only_ends() -> None:
+    """An end that is kept early, before the places in front of it, cuts the canvas for those."""
+    model = make_model("llama")
+    cut = 0
+    for prompt in random_rows(6, 9, seed=8):
+        free = asyncio.run(engine_of(model).complete(prompt, Sampling(BLOCK, STOP, 0.0), 0))
+        for stop in set(free.ids[:-1]):
+            got = asyncio.run(engine_of(model).complete(prompt, Sampling(12, stop, 0.0), 0))
+            ids, logprobs = by_hand(model, prompt, 12, stop=stop)
+            assert list(got.ids) == ids
+            assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
+            assert got.stopped == (ids[-1] == stop)
+            cut += got.stopped
+    assert cut > 4
 
 
 def test_a_seed_decides_an_answer_whoever_is_beside_it() -> None:
