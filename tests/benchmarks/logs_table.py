@@ -43,7 +43,7 @@ from tests.benchmarks.logs_parts import REASON, WHOLE, read_parts, table
 SETTINGS = (
     *("logger=none", "imports.heldout=0.2", "collect.validation=0"),  # what is not held out is trained on
     *(f"{model}.{size}" for model in ("worldmodel", "policy") for size in ("hidden=96", "layers=3", "mlp=256")),
-    *("fit.steps=250", "fit.copying_steps=30", "fit.batch_tokens=2048", "fit.average=0.95"),
+    *("fit.steps=500", "fit.copying_steps=30", "fit.batch_tokens=2048", "fit.average=0.95"),
     *("clone.steps=60", "clone.copying_steps=0", "clone.batch_tokens=2048", "audit.pairs=60"),
 )
 

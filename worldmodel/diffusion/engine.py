@@ -8,7 +8,6 @@ that are known by now; what it leaves in the slot is written over. All canvases 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -20,8 +19,8 @@ from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailur
 from policy.lm.engines.inprocess.decode import make_decoder
 from policy.lm.engines.inprocess.engine import affordable_slots
 from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.requests import DeviceScheduler, wait_until_idle
-from policy.lm.engines.inprocess.sessions import Sessions
+from policy.lm.engines.inprocess.queue import SlotQueue
+from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.inprocess.slot_table import common_prefix, within
 from worldmodel.diffusion.objective import without_mask
 from worldmodel.diffusion.sampling import make_sampler
@@ -124,17 +123,12 @@ class CanvasEngine:
         self._stale = True
         self._ids = np.zeros((self.slots, context), dtype=np.int64)
         self._fed = np.zeros(self.slots, dtype=np.int64)
-        self._scheduler = scheduler or DeviceScheduler()
-        self._scheduler.join(self)
-        self._waiting: deque[_Request] = deque()
-        self._running: dict[int, _Request] = {}
-        self._sessions = Sessions(self.slots)
-        self._driver: asyncio.Task[None] | None = None
+        self._queue: SlotQueue[_Request] = SlotQueue(self.slots, scheduler)
 
     @property
     def load(self) -> int:
         """Requests that wait or run; those that were cancelled do not count."""
-        return sum(not r.future.done() for r in (*self._waiting, *self._running.values()))
+        return self._queue.load
 
     def update_weights(self) -> None:
         """See ``Engine``.
@@ -152,14 +146,12 @@ class CanvasEngine:
         Raises:
             RuntimeError: requests are under way.
         """
-        if self.load:
-            raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
-        self._sessions.clear(self._running)
+        self._queue.clear()
         self._fed[:] = 0
 
     def release(self, session: Hashable) -> None:
         """See ``Engine``."""
-        self._sessions.release(session, self._running)
+        self._queue.release(session)
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -193,79 +185,49 @@ class CanvasEngine:
             raise ValueError(f"what is given must lie within a canvas of {len(canvas)} tokens, got {max(given)}")
         for at, token in given.items():
             canvas[at] = token
-        loop = asyncio.get_running_loop()
         request = _Request(
             list(ids),
             len(ids),
             sampling,
             torch.Generator(self.model.device).manual_seed(seed),
             session,
-            loop.create_future(),
+            asyncio.get_running_loop().create_future(),
             canvas,
             max((at for at, token in given.items() if token != sampling.stop), default=0),
             own=np.zeros(len(canvas)),
         )
-        self._waiting.append(request)
-        if self._driver is None or self._driver.done():
-            self._driver = loop.create_task(self._drive())
-        return await request.future
+        completion: Completion = await self._queue.ask(request, self)
+        return completion
 
     def _hidden(self, length: int) -> np.ndarray:
         """A canvas behind a text of so many tokens, all hidden."""
         return np.full(min(self.block, self.context - length), self.mask, dtype=np.int64)
 
-    async def _drive(self) -> None:
-        while self.load:
-            await wait_until_idle(self)
-            if not self._scheduler.admits(self):
-                continue
-            for slot in [slot for slot, request in self._running.items() if request.future.done()]:
-                self._finish(slot, None)  # cancelled
-            self._admit()
-            try:
-                outcomes = self._step()
-            except Exception as error:  # raised to those it ran for; who still waits must not wait for ever
-                outcomes = dict.fromkeys(self._running, error)
-            for slot, outcome in outcomes.items():
-                self._finish(slot, outcome)
-
-    def _admit(self) -> None:
-        """Gives waiting requests a slot, in order, as far as there are any."""
-        while self._waiting:
-            request = self._waiting[0]
-            if request.future.done():  # cancelled
-                self._waiting.popleft()
-                continue
-            slot = self._sessions.find(request.session, self._running)
-            if slot is None:
-                return
-            self._waiting.popleft()
-            ids, most = np.asarray(request.text, dtype=np.int64), len(request.text)
-            common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
-            donor, cached = int(common.argmax()), int(common[slot])
-            if common[donor] >= cached + _WORTH_COPYING:
-                cached = int(common[donor])
-                self._decoder.cache.copy(donor, slot, cached)
-            self._sessions.take(slot, request.session)
-            self._running[slot] = request
-            self._ids[slot, :most] = ids
-            self._fed[slot] = cached
-            self.counts.reused += cached
+    def begin(self, slot: int, request: _Request) -> bool:
+        """See ``Stepper``. Keeps or copies what is cached of the text."""
+        ids, most = np.asarray(request.text, dtype=np.int64), len(request.text)
+        common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
+        donor, cached = int(common.argmax()), int(common[slot])
+        if common[donor] >= cached + _WORTH_COPYING:
+            cached = int(common[donor])
+            self._decoder.cache.copy(donor, slot, cached)
+        self._ids[slot, :most] = ids
+        self._fed[slot] = cached
+        self.counts.reused += cached
+        return True
 
     @torch.inference_mode()
-    def _step(self) -> dict[int, Completion | Exception]:
-        """Reads what is new of the texts, and makes a pass over the canvases whose text is read; returns what is
-        done."""
+    def step(self) -> dict[int, Completion | Exception]:
+        """See ``Stepper``: reads what is new of the texts, and makes a pass over the canvases whose text is read."""
         if self._stale:
             self._decoder.refresh()
             self._stale = False
-        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
-        if len(slots):
-            self._read(slots)
-        ready = [int(slot) for slot in slots if self._fed[slot] == len(self._running[slot].text)]
+        slots = np.sort(np.fromiter(self._queue.running, dtype=np.int64))
+        self._read(slots)
+        ready = [int(slot) for slot in slots if self._fed[slot] == len(self._queue.running[slot].text)]
         if not ready:
             return {}
-        requests = [self._running[slot] for slot in ready]
+        requests = [self._queue.running[slot] for slot in ready]
         counts = np.array([len(request.canvas) for request in requests])
         tokens = np.concatenate([request.canvas for request in requests])
         hidden = np.flatnonzero(tokens == self.mask)
@@ -284,7 +246,7 @@ class CanvasEngine:
 
     def _read(self, slots: np.ndarray) -> None:
         starts = self._fed[slots]
-        lengths = np.array([len(self._running[int(slot)].text) for slot in slots])
+        lengths = np.array([len(self._queue.running[int(slot)].text) for slot in slots])
         counts = within(lengths - starts, _STEP_TOKENS)
         some = counts > 0
         if not some.any():
@@ -339,19 +301,11 @@ class CanvasEngine:
         request.passes = request.open_until = 0
         return None
 
-    def _finish(self, slot: int, outcome: Completion | Exception | None) -> None:
-        request = self._running.pop(slot)
-        broken = outcome is None or isinstance(outcome, Exception)
-        if broken:
-            self._fed[slot] = 0
+    def forget(self, slot: int, error: Exception | None) -> None:
+        """See ``Stepper``. What broke with its own numbers leaves NaN in the slot."""
+        self._fed[slot] = 0
+        if isinstance(error, EngineFailure):
             self._decoder.cache.clear(slot)
-        self._sessions.leave(slot, request.session, keep=not broken)
-        if request.future.done() or outcome is None:
-            return
-        if isinstance(outcome, Exception):
-            request.future.set_exception(outcome)
-        else:
-            request.future.set_result(outcome)
 
 
 __all__ = ["CanvasEngine", "Filler"]

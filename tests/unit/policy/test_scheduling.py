@@ -107,8 +107,8 @@ def test_a_cancelled_request_leaves_its_slot() -> None:
 
 def test_an_interrupted_loop_leaves_an_engine_that_works() -> None:
     """Ctrl-C ends the event loop in the middle of a step's waiting; the next loop starts from a clean slate."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=2)
-    other = InProcessEngine(MODEL, CONTEXT, slots=2, scheduler=engine._scheduler)
+    shared = DeviceScheduler()
+    engine, other = (InProcessEngine(MODEL, CONTEXT, slots=2, scheduler=shared) for _ in range(2))
     ids = prompt(5, seed=0)
 
     async def interrupted() -> None:

@@ -8,7 +8,6 @@ or the token sampled last. Slots that finish make room for requests that wait; n
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -19,9 +18,9 @@ from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailur
 from policy.lm.engines.inprocess.decode import kv_shape, make_decoder
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.requests import DeviceScheduler, Request, wait_until_idle
+from policy.lm.engines.inprocess.queue import SlotQueue
+from policy.lm.engines.inprocess.requests import DeviceScheduler, Request
 from policy.lm.engines.inprocess.sampling import logprobs_of, sample
-from policy.lm.engines.inprocess.sessions import Sessions
 from policy.lm.engines.inprocess.slot_table import SlotTable, common_prefix, within
 
 _STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bounds the memory of a step
@@ -97,17 +96,12 @@ class InProcessEngine:
         self._vocab = int(model.config.vocab_size)
         self._state = SlotTable.empty(self.slots, context)
         self._decode = decode
-        self._scheduler = scheduler or DeviceScheduler()
-        self._scheduler.join(self)
-        self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
-        self._sessions = Sessions(self.slots)
-        self._driver: asyncio.Task[None] | None = None
+        self._queue: SlotQueue[Request] = SlotQueue(self.slots, scheduler)
 
     @property
     def load(self) -> int:
         """Requests that wait or run; those that were cancelled do not count."""
-        return sum(not r.future.done() for r in (*self._waiting, *self._running.values()))
+        return self._queue.load
 
     def update_weights(self) -> None:
         """See ``Engine``. Call it between rollouts, after the model's weights changed.
@@ -128,16 +122,14 @@ class InProcessEngine:
         Raises:
             RuntimeError: requests are under way; they would go on from keys and values that are no longer theirs.
         """
-        if self.load:
-            raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
+        self._queue.clear()
         if self.drafts is not None:
             self.drafts.reset()
-        self._sessions.clear(self._running)
         self._state.fed[:] = 0
 
     def release(self, session: Hashable) -> None:
         """See ``Engine``."""
-        self._sessions.release(session, self._running)
+        self._queue.release(session)
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -185,61 +177,24 @@ class InProcessEngine:
     ) -> Any:
         if not 0 <= min(ids) <= max(ids) < self._vocab:
             raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
-        loop = asyncio.get_running_loop()
-        request = Request(
-            np.asarray(ids, dtype=np.int64), sampling, uniforms, session, loop.create_future(), score_from=score_from
-        )
-        self._waiting.append(request)
-        if self._driver is None or self._driver.done():
-            self._driver = loop.create_task(self._drive())
-        return await request.future
+        future = asyncio.get_running_loop().create_future()
+        request = Request(np.asarray(ids, dtype=np.int64), sampling, uniforms, session, future, score_from=score_from)
+        return await self._queue.ask(request, self)
 
-    async def _drive(self) -> None:
-        while self.load:
-            await wait_until_idle(self)
-            if not self._scheduler.admits(self):
-                continue
-            for slot in [slot for slot, request in self._running.items() if request.future.done()]:
-                self._finish(slot, None)  # cancelled
-            self._admit()
-            try:
-                outcomes = self._step()
-            except Exception as error:  # raised to those it ran for; who still waits must not wait for ever
-                outcomes = dict.fromkeys(self._running, error)
-            for slot, outcome in outcomes.items():
-                self._finish(slot, outcome)
-
-    def _admit(self) -> None:
-        """Gives waiting requests a slot, in order, as far as there are any."""
-        postponed: list[Request] = []
-        while self._waiting:
-            request = self._waiting.popleft()
-            if request.future.done():  # cancelled
-                continue
-            slot = self._sessions.find(request.session, self._running)
-            if slot is None:
-                postponed.append(request)
-                break
-            if not self._load_prompt(slot, request):
-                postponed.append(request)
-        self._waiting.extendleft(reversed(postponed))
-
-    def _load_prompt(self, slot: int, request: Request) -> bool:
-        """Writes a prompt into its slot and keeps or copies what of it is cached. False: better wait a step."""
+    def begin(self, slot: int, request: Request) -> bool:
+        """See ``Stepper``. Keeps or copies what is cached of the prompt."""
         state, n, most = self._state, len(request.ids), request.known
         cached = int(common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
         if cached < state.fed[slot] or not cached:  # a new episode, or one that left its own path
             common = common_prefix(state.ids, np.minimum(state.fed, most), request.ids)
             donor = int(common.argmax())
-            known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
+            known = np.where(np.isin(np.arange(self.slots), list(self._queue.running)), state.length, 0)
             coming = int(common_prefix(state.ids, np.minimum(known, most), request.ids).max())
             if coming >= max(cached, common[donor]) + _WORTH_COPYING:
                 return False  # a neighbour is about to read the same beginning; a step later it can be copied
             if common[donor] >= cached + _WORTH_COPYING:
                 cached = int(common[donor])
                 self._decoder.cache.copy(donor, slot, cached)
-        self._sessions.take(slot, request.session)
-        self._running[slot] = request
         self.counts.reused += cached
         state.ids[slot, :n] = request.ids
         state.fed[slot] = cached
@@ -273,15 +228,13 @@ class InProcessEngine:
             state.end[slot] = length + n
 
     @torch.inference_mode()
-    def _step(self) -> dict[int, _Outcome]:
-        """One forward pass for all running slots; returns those that are done."""
-        if not self._running:
-            return {}
+    def step(self) -> dict[int, _Outcome]:
+        """See ``Stepper``: one forward pass for all running slots."""
         if self._stale:
             self._decoder.refresh()
             self._stale = False
         state = self._state
-        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
+        slots = np.sort(np.fromiter(self._queue.running, dtype=np.int64))
         starts, ends = state.fed[slots], state.end[slots]
         counts = within(ends - starts, _STEP_TOKENS)
         slots, starts, counts = slots[counts > 0], starts[counts > 0], counts[counts > 0]
@@ -359,7 +312,7 @@ class InProcessEngine:
 
     def _accept(self, slot: int, ids: np.ndarray, logprobs: np.ndarray) -> Completion | Exception | None:
         """Keeps sampled tokens up to the first that differs from the draft; returns what ends the request, if so."""
-        state, request = self._state, self._running[slot]
+        state, request = self._state, self._queue.running[slot]
         begin, prompt = int(state.length[slot]), int(state.prompt[slot])
         drafted = state.ids[slot, begin : begin + len(ids) - 1]
         wrong = np.flatnonzero(ids[:-1] != drafted)
@@ -396,7 +349,7 @@ class InProcessEngine:
 
     def _scored(self, slot: int, logprobs: np.ndarray) -> tuple[float, ...] | Exception | None:
         """Keeps log-probs of given tokens; returns all once the last one is there. A long text comes in pieces."""
-        state, request = self._state, self._running[slot]
+        state, request = self._state, self._queue.running[slot]
         if not np.isfinite(logprobs).all():
             return EngineFailure("the model's log-probs are not finite")
         done = int(state.fed[slot]) + 1  # the ids up to here have one
@@ -418,20 +371,11 @@ class InProcessEngine:
                 return at
         return None
 
-    def _finish(self, slot: int, outcome: _Outcome | None) -> None:
-        request = self._running.pop(slot)
-        broken = outcome is None or isinstance(outcome, Exception)
-        if broken:
-            self._state.fed[slot] = 0
-        if isinstance(outcome, EngineFailure):
+    def forget(self, slot: int, error: Exception | None) -> None:
+        """See ``Stepper``. What broke with its own numbers leaves NaN in the slot."""
+        self._state.fed[slot] = 0
+        if isinstance(error, EngineFailure):
             self._decoder.cache.clear(slot)
-        self._sessions.leave(slot, request.session, keep=not broken)
-        if request.future.done() or outcome is None:
-            return
-        if isinstance(outcome, Exception):
-            request.future.set_exception(outcome)
-        else:
-            request.future.set_result(outcome)
 
 
 __all__ = ["InProcessEngine", "MemoryTooSmall", "affordable_slots"]
