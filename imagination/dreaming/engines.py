@@ -79,7 +79,7 @@ class MeteredFiller(MeteredEngine):
 
     def __init__(self, engine: CanvasEngine, meter: Meter) -> None:
         super().__init__(engine, meter)
-        self._filler = engine
+        self._filler, self.block = engine, engine.block
 
     async def fill(
         self,
@@ -88,8 +88,9 @@ class MeteredFiller(MeteredEngine):
         sampling: Sampling,
         seed: int,
         session: Hashable | None = None,
+        asked: int = 0,
     ) -> Completion:
-        completion = await self._filler.fill(ids, given, sampling, seed, session)
+        completion = await self._filler.fill(ids, given, sampling, seed, session, asked)
         self._meter.tokens += len(completion.ids)
         return completion
 

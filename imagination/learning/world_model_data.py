@@ -13,7 +13,7 @@ from imagination.settings import UserError, WorldModelSettings
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.diffusion.canvas import check_canvases
+from worldmodel.diffusion.canvas import Inverse, check_canvases
 from worldmodel.diffusion.checkpoint import mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 from worldmodel.form import Form
@@ -37,13 +37,17 @@ def objective_of(settings: WorldModelSettings, model: Any, chat: ChatFormat, con
     """
     if settings.kind != "diffusion":
         return NextToken()
-    block = settings.diffusion.block
+    diffusion, block = settings.diffusion, settings.diffusion.block
     if block >= context:
         raise UserError(
             f"worldmodel.diffusion.block={block} leaves no room for a history in worldmodel.context={context}"
         )
     check_canvases(model, context)
-    return MaskedDiffusion(block, mask_of(chat.tokenizer), chat.stop, context)
+    inverse = Inverse(diffusion.inverse_tokens, chat.to_assistant, chat.to_user) if diffusion.inverse_share else None
+    if inverse is not None and settings.facts:
+        raise UserError("worldmodel.diffusion.inverse_share needs worldmodel.facts=0: facts stand before actions")
+    mask = mask_of(chat.tokenizer)
+    return MaskedDiffusion(block, mask, chat.stop, context, diffusion.causal_weight, inverse, diffusion.inverse_share)
 
 
 def weights_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> tuple[list[list[float]], float | None]:

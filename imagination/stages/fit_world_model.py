@@ -82,7 +82,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 copying=copying,
             )
             if diffusion:
-                mark(model, settings.diffusion.block)
+                mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, member_folder(run, member))
         threshold = solved_at(run, config.worldmodel.goal)
         worth = 1.0 if threshold is None else threshold

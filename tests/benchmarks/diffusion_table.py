@@ -24,8 +24,11 @@ import argparse
 import asyncio
 import json
 import shutil
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +65,9 @@ QUICK = ["games.train=2", "games.heldout=1", "fit.steps=2", "fit.copying_steps=1
 PART = "part.json"
 HEAD = (
     "| kind | seed | fit, s | exact | reward P / R | ECE | ECE calibrated | malformed | exact, new games "
-    "| reward P / R, new games | dreamed turns/s | passes a turn |\n" + "|---" * 12 + "|"
+    "| reward P / R, new games | tokens a turn | dreamed turns/s | without drafts | passes a turn |\n"
+    + "|---" * 14
+    + "|"
 )
 
 
@@ -73,11 +78,13 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    parser.add_argument("overrides", nargs="*", help="settings of all parts, such as fit.steps=600")
-    options = parser.parse_args()
+    parser.add_argument("overrides", nargs="*", help="settings of all parts, such as fit.steps=600")  # for --help
+    words = sys.argv[1:]
+    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
+    options = parser.parse_args([word for word in words if word not in settings])
     torch.set_num_threads(1)
     for seed in [] if options.table else options.seeds:
-        shared = [*SIZE, *(QUICK if options.quick else []), *options.overrides, f"seed={seed}"]
+        shared = [*SIZE, *(QUICK if options.quick else []), *settings, f"seed={seed}"]
         for kind in options.kinds:
             make_part(kind, shared, options.out / f"seed-{seed}")
             write_table(options.out)
@@ -116,21 +123,26 @@ def part_folder(root: Path, kind: str) -> Path:
 
 
 async def speed(config: Config, run: RunFolder) -> dict[str, float | None]:
-    """Dreamed turns a second of processor time, and passes a turn; ``None`` where no turn could be read."""
+    """Dreamed turns a second of processor time, with drafts and without, and tokens and passes a turn without them;
+    those are ``None`` where no turn could be read, or nothing is written token by token."""
     train, _ = read_log(run, config.collect.validation)
     log = heldout_tasks(run)
-    world = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 1.0, train)
     again = {t.id: t for t in log}
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
     episodes = [Episode(t.id, Task(t.task_id, {"start": t.task_id}), t.id, config.seed) for t in log]
-    (engine,) = world.engines
-    begin = time.process_time()
-    played = await replay_all(again, episodes, lambda: DreamEnv(world, starts), 64)
-    seconds = time.process_time() - begin
-    turns = sum(len(t.turns) for t in played)
+    found: dict[str, float | None] = {}
+    for drafts, name in ((True, "turns_per_second"), (False, "without_drafts")):
+        engines = Engines(replace(config.engine, drafts=drafts))
+        world = load_world_model(engines, run, config.worldmodel, config.dream, 1.0, train)
+        (engine,) = world.engines
+        begin = time.process_time()
+        played = await replay_all(again, episodes, partial(DreamEnv, world, starts), 64)
+        turns = sum(len(t.turns) for t in played)
+        found[name] = turns / (time.process_time() - begin)
     counts = engine.counts
-    own = engine.passes + turns if isinstance(engine, CanvasEngine) else counts.generated - counts.accepted
-    return {"turns": turns, "turns_per_second": turns / seconds, "passes": own / turns if turns else None}
+    passes = engine.passes + turns if isinstance(engine, CanvasEngine) else counts.generated
+    written = {"tokens": counts.generated, "passes": passes}
+    return found | {"turns": turns, **{k: n / turns if turns and n else None for k, n in written.items()}}
 
 
 def write_table(out: Path) -> str:
@@ -160,11 +172,17 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
             str(card["invalid"]),
             f"{number(new['exact_match'])}, n={new['n']}",
             f"{number(new['reward_precision'])} / {number(new['reward_recall'])}",
+            tenth(speed["tokens"]),
             f"{speed['turns_per_second']:.0f}",
-            "–" if speed["passes"] is None else f"{speed['passes']:.1f}",
+            f"{speed['without_drafts']:.0f}",
+            tenth(speed["passes"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def tenth(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def number(value: float | None) -> str:

@@ -41,14 +41,18 @@ REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
     "|You'll have to|You have to|You need to|You already|First you)"
 )
-SIZES = ("hidden=96", "layers=3", "mlp=256")  # smaller than the preset's, so that an arm is a matter of minutes
+SIZES = (
+    "hidden=128",
+    "layers=3",
+    "mlp=384",
+)  # a little smaller than the preset's, so that an arm is a matter of minutes
 SETTINGS = (
-    *("preset=textworld", "logger=none", "games.train=90", "games.heldout=40", "collect.episodes=8"),
+    *("preset=textworld", "logger=none", "games.train=150", "games.heldout=40", "collect.episodes=6"),
     *("collect.heldout_episodes=1", f"worldmodel.refusals={REFUSALS}", "max_action_tokens=128", "vocab_size=1024"),
     *(f"{model}.{size}" for model in ("worldmodel", "policy") for size in SIZES),
-    *("fit.steps=300", "clone.agents=[expert]", "clone.steps=160", "clone.batch_tokens=1024"),
-    *("clone.copying_steps=100", "clone.keep_every=0", "hindsight.max_turns=5"),
-    *("evaluate.episodes=1", "evaluate.tasks=20", "evaluate.heldout_episodes=2"),
+    *("fit.steps=800", "clone.agents=[expert]", "clone.steps=300", "clone.batch_tokens=2048"),
+    *("clone.copying_steps=100", "clone.keep_every=0", "hindsight.max_turns=5", "reflect.min_confidence=0.05"),
+    *("evaluate.episodes=1", "evaluate.tasks=40", "evaluate.heldout_episodes=2"),
 )
 SHARED = ("games", "log", "tokenizer", "models/worldmodel")
 Stage = Callable[[Config, Path], None]
@@ -77,7 +81,7 @@ ARMS = (
     Arm(
         "scratch-world",
         "half of the steps on what the world answers, before",
-        ("clone.from_world_model=false", "clone.world_steps=80", "clone.steps=80"),
+        ("clone.from_world_model=false", "clone.world_steps=150", "clone.steps=150"),
         beside="scratch",
     ),
     Arm("observations", "and what the world answers, weight 0.5", ("clone.observation_weight=0.5",)),

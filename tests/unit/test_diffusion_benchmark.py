@@ -20,14 +20,18 @@ def test_a_line_a_part_in_the_order_of_the_kinds(tmp_path: Path) -> None:
     for kind in reversed(KINDS):
         folder = part_folder(tmp_path / "seed-0", kind)
         folder.mkdir(parents=True)
-        told = part(kind, turns_per_second=41.7, passes=3.25)
+        told = part(kind, turns_per_second=41.7, without_drafts=20.2, tokens=34.0, passes=3.25)
         (folder / "part.json").write_text(json.dumps(told))
     lines = write_table(tmp_path).splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == list(KINDS)
     assert lines[2] == (
-        "| text | 0 | 61 | 0.83, n=200 | 0.90 / 1.00 | 0.21 | 0.04 | 3 | 0.50, n=40 | – / 0.00 | 42 | 3.2 |"
+        "| text | 0 | 61 | 0.83, n=200 | 0.90 / 1.00 | 0.21 | 0.04 | 3 | 0.50, n=40 | – / 0.00 | 34.0 | 42 | 20 | 3.2 |"
     )
     assert (tmp_path / "table.md").read_text().splitlines() == lines
     assert len({line.count("|") for line in lines}) == 1
     assert set(FITTED_AS) < set(KINDS)
-    assert table([part("text", turns_per_second=0.0, passes=None)]).splitlines()[2].endswith("| 0 | – |")
+    assert (
+        table([part("text", turns_per_second=0.0, without_drafts=1.0, tokens=None, passes=None)])
+        .splitlines()[2]
+        .endswith("| – | 0 | 1 | – |")
+    )

@@ -28,12 +28,14 @@ class Canvas:
         start: the position of its first token; it sees the text before that.
         ids: what is right; behind the end of an answer, further ends.
         weight: of the turn.
+        asked: how many of its first tokens are to be filled in, the rest being given; 0 where all of them are.
     """
 
     row: int
     start: int
     ids: tuple[int, ...]
     weight: float
+    asked: int = 0
 
 
 def canvases(
@@ -71,6 +73,49 @@ def canvases(
             if (len(piece) == block or ended) and start + block <= context:
                 found.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start]))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """The question which action led here, as a canvas behind the past: places for the action, filled up with ends, and
+    what came of it, as far as the canvas goes.
+
+    Attributes:
+        places: for the action with an end behind it.
+        between: what stands between an action and its answer.
+        before: what stands between the end of an answer and the next action.
+    """
+
+    places: int
+    between: tuple[int, ...]
+    before: tuple[int, ...]
+
+    def canvas(self, action: Sequence[int], answer: Sequence[int], block: int, stop: int) -> tuple[int, ...]:
+        """``[block]``; an action longer than its places is cut."""
+        asked = (*action, *[stop] * self.places)[: self.places]
+        given = (*asked, *self.between, *answer, *[stop] * block)
+        return given[:block]
+
+    def canvases(
+        self, row: int, ids: list[int], weights: Sequence[float], block: int, stop: int, context: int
+    ) -> list[Canvas]:
+        """One for each action between two answers of a text that has its places; arguments as of ``canvases``.
+
+        The first action of a text is left out: it has no answer before it, by whose end it would be found.
+        """
+        found: list[Canvas] = []
+        next_user = (stop, *self.before)  # alone, a stop may also end what users say
+        starts = [at + len(next_user) for at in range(len(ids)) if tuple(ids[at : at + len(next_user)]) == next_user]
+        for start, behind in zip(starts, [*starts[1:], len(ids)], strict=False):
+            begin = next((at for at in range(start, behind) if weights[at]), None)
+            if begin is None or stop not in ids[begin:behind] or start + block > context:
+                continue
+            action, told = ids[start : begin - len(self.between)], ids[begin - len(self.between) : begin]
+            if tuple(told) == self.between and 0 < len(action) < self.places:
+                answer = ids[begin : ids.index(stop, begin) + 1]
+                piece = self.canvas(action, answer, block, stop)
+                found.append(Canvas(row, start, piece, weights[begin], self.places))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

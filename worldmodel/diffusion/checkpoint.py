@@ -9,8 +9,10 @@ from transformers import PreTrainedTokenizerBase
 
 from policy.lm.tokenizer import MASK
 from real_envs.errors import UserError
+from worldmodel.diffusion.settings import DiffusionSettings
 
 _BLOCK = "diffusion_block"  # in the config
+_INVERSE = "diffusion_inverse_tokens"
 
 
 def with_mask(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -36,9 +38,15 @@ def mask_of(tokenizer: PreTrainedTokenizerBase) -> int:
     return mask
 
 
-def mark(model: Any, block: int) -> None:
-    """Writes into the model's config that it was trained to fill in canvases of so many tokens."""
-    setattr(model.config, _BLOCK, block)
+def mark(model: Any, settings: DiffusionSettings) -> None:
+    """Writes into the model's config which canvases it was trained to fill in."""
+    setattr(model.config, _BLOCK, settings.block)
+    setattr(model.config, _INVERSE, settings.inverse_tokens if settings.inverse_share else 0)
+
+
+def inverse_tokens(model: Any) -> int:
+    """Places for an action that the model was trained to be asked for; 0 where it was not."""
+    return getattr(model.config, _INVERSE, 0)
 
 
 def check_trained(model: Any, where: object, block: int) -> None:
@@ -59,4 +67,4 @@ def check_trained(model: Any, where: object, block: int) -> None:
         )
 
 
-__all__ = ["check_trained", "mark", "mask_of", "with_mask"]
+__all__ = ["check_trained", "inverse_tokens", "mark", "mask_of", "with_mask"]

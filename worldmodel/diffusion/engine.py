@@ -32,7 +32,13 @@ _WORTH_COPYING = 16  # tokens of a common beginning
 
 @runtime_checkable
 class Filler(Protocol):
-    """What an engine can that also fills in a canvas of which some is given."""
+    """What an engine can that also fills in a canvas of which some is given.
+
+    Attributes:
+        block: tokens of a canvas.
+    """
+
+    block: int
 
     async def fill(
         self,
@@ -41,11 +47,14 @@ class Filler(Protocol):
         sampling: Sampling,
         seed: int,
         session: Hashable | None = None,
+        asked: int = 0,
     ) -> Completion:
         """``Engine.complete`` where some of the answer is known.
 
         Args:
             given: tokens by their place in the answer. Before the last of them that is not the stop, none ends it.
+            asked: if not 0, only the first so many tokens of the canvas are the answer, and may end before that; what
+                is given stands behind them.
 
         Raises:
             ValueError: a given token lies beyond the first canvas.
@@ -65,6 +74,7 @@ class _Request:
         logprobs: of the tokens of the answer so far; 0 where they were given.
         passes: over the canvas under way.
         passed: over the canvases that are done.
+        asked: as in ``Filler.fill``.
     """
 
     text: list[int]
@@ -79,6 +89,7 @@ class _Request:
     own: np.ndarray = field(default_factory=lambda: np.zeros(0))
     passes: int = 0
     passed: int = 0
+    asked: int = 0
 
 
 class CanvasEngine:
@@ -172,6 +183,7 @@ class CanvasEngine:
         sampling: Sampling,
         seed: int,
         session: Hashable | None = None,
+        asked: int = 0,
     ) -> Completion:
         """See ``Filler``; raises what ``complete`` raises as well."""
         if len(ids) + sampling.max_tokens > self.context:
@@ -193,8 +205,9 @@ class CanvasEngine:
             session,
             asyncio.get_running_loop().create_future(),
             canvas,
-            max((at for at, token in given.items() if token != sampling.stop), default=0),
+            0 if asked else max((at for at, token in given.items() if token != sampling.stop), default=0),
             own=np.zeros(len(canvas)),
+            asked=asked,
         )
         completion: Completion = await self._queue.ask(request, self)
         return completion
@@ -277,7 +290,7 @@ class CanvasEngine:
 
     def _go_on(self, request: _Request, slot: int) -> Completion | None:
         """The answer if it is over; where only its canvas is, the next one."""
-        stop, canvas = request.sampling.stop, request.canvas
+        stop, canvas = request.sampling.stop, request.canvas[: request.asked or None]
         stops = np.flatnonzero(canvas == stop)
         if len(stops):
             canvas[stops[0] :] = stop  # behind an end there is nothing but ends
@@ -288,7 +301,7 @@ class CanvasEngine:
         request.logprobs += request.own[:end].tolist()
         request.passed += request.passes
         length, most = len(request.text), request.prompt + request.sampling.max_tokens
-        if len(stops) or length >= most:
+        if request.asked or len(stops) or length >= most:
             self.counts.generated += min(length, most) - request.prompt
             self.passes += request.passed
             ids = tuple(request.text[request.prompt : most])

@@ -1,18 +1,23 @@
-r"""Masked diffusion: what it costs to fill in a canvas of which each token is hidden with one probability.
+r"""Masked diffusion: what it costs to fill in a canvas of which some tokens are hidden.
 
-For a canvas x of L tokens after a past c, with t uniform in (0, 1) and each token hidden with probability t,
+For a canvas x of L tokens after a past c, of which k are hidden, k uniform in 1 to L and each choice as likely,
 
-.. math:: \mathcal L = E_t\, E_{x_t \mid x}\, \frac{1}{t} \sum_{i: x_t^i = M} -\log p(x^i \mid x_t, c)
+.. math:: \mathcal L = E_k\, E_{x_k \mid x}\, \frac{L}{k} \sum_{i: x_k^i = M} -\log p(x^i \mid x_k, c)
 
-is an upper bound of :math:`-\log p(x \mid c)` (MDLM; Sahoo et al. 2024, arXiv 2406.07524, equation 10 with the linear
-schedule :math:`\alpha_t = 1 - t`, for which :math:`-\alpha_t' / (1 - \alpha_t) = 1 / t`; LLaDA; Nie et al. 2025, arXiv
-2502.09992, equation 3, and appendix A for a prompt). The model gives the mask itself no probability (MDLM, section
-3.2.3: zero masking probabilities).
+is an upper bound of :math:`-\log p(x \mid c)` (LLaDA; Nie et al. 2025, arXiv 2502.09992, equation 14). Its mean is that
+of the usual form, which hides each token with a probability t that is uniform in (0, 1) and weighs by 1 / t (MDLM;
+Sahoo et al. 2024, arXiv 2406.07524, equation 10 with the linear schedule :math:`\alpha_t = 1 - t`, for which
+:math:`-\alpha_t' / (1 - \alpha_t) = 1 / t`), and its variance is far lower: there, a token that happens to be hidden at
+t = 0.003 weighs 300 times what others do, and the few canvases of a step never even that out. The model gives the mask
+itself no probability (MDLM, section 3.2.3: zero masking probabilities).
+
+Beside it the text may be told token by token, from the same pass: what canvases see of the past is then read by a
+network that has to make something of every token of it, not only of what was hidden this time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,19 +25,24 @@ from torch import Tensor
 
 from policy.lm.batch import TokenBatch
 from policy.lm.forward import token_logits
-from worldmodel.diffusion.canvas import Canvas, Layout, canvas_states, canvases, lay_out
-
-LEAST_NOISE = 1e-3  # as in LLaDA: below, a weight of 1 / t meets almost no hidden token
+from worldmodel.diffusion.canvas import Canvas, Inverse, canvas_states, canvases, lay_out
 
 
-def noise_levels(n: int, generator: torch.Generator) -> Tensor:
-    """``[n]`` numbers, each uniform in (``LEAST_NOISE``, 1), one in each n-th of it, in random order.
+def hide(sizes: Tensor, block: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which tokens of each canvas are hidden, ``[n, block]``, and what share of those asked for, ``[n]``.
 
-    One uniform number shifts all (MDLM, section 3.5, after Kingma et al. 2021, arXiv 2107.00630): a mean over a batch
-    then varies less. The order must be random, or a canvas would be hidden more the later it stands in its batch.
+    The shares are spread evenly over the canvases of a step, in random order: one uniform number shifts them all
+    (MDLM, section 3.5, after Kingma et al. 2021, arXiv 2107.00630), so a mean over the step varies less.
+
+    Args:
+        sizes: ``[n]``, how many of its first tokens are asked for; one at least of them is hidden.
     """
-    shifted = (torch.rand((), generator=generator) + torch.arange(n)) / n
-    return LEAST_NOISE + (1 - LEAST_NOISE) * shifted[torch.randperm(n, generator=generator)]
+    n = len(sizes)
+    even = (torch.rand((), generator=generator) + torch.arange(n)) / n
+    counts = (even[torch.randperm(n, generator=generator)] * sizes).floor().long().clamp(max=sizes - 1) + 1
+    order = torch.rand(n, block, generator=generator)
+    order[torch.arange(block) >= sizes[:, None]] = 2.0  # behind all that may be hidden
+    return order.argsort(1).argsort(1) < counts[:, None], counts / sizes
 
 
 def without_mask(logits: Tensor, mask: int) -> Tensor:
@@ -41,14 +51,14 @@ def without_mask(logits: Tensor, mask: int) -> Tensor:
     return logits.index_fill(-1, index, float("-inf"))
 
 
-def weighted_nll(logprobs: Tensor, levels: Tensor, weights: Tensor) -> Tensor:
-    """The sum over hidden tokens of ``weight / t * -log p``.
+def weighted_nll(logprobs: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
+    """The sum over hidden tokens of ``weight * L / k * -log p``.
 
     Args:
-        logprobs, levels, weights: ``[hidden]``, of each hidden token: that of what is right, the noise level of its
-            canvas, and the weight of its turn.
+        logprobs, shares, weights: ``[hidden]``, of each hidden token: that of what is right, the hidden share ``k / L``
+            of its canvas, and the weight of its turn.
     """
-    return -(weights / levels * logprobs).sum()
+    return -(weights / shares * logprobs).sum()
 
 
 @dataclass(frozen=True)
@@ -59,20 +69,22 @@ class DiffusionStep:
         batch: the texts.
         canvases: of all rows, in order.
         hidden: ``[canvases, block]``.
-        levels: ``[canvases]``.
+        shares: ``[canvases]``, of what is asked for, how much is hidden.
         block, mask: as in ``MaskedDiffusion``.
         width: columns of a row in a forward pass.
-        denominator: the sum over canvases of ``weight * block``.
+        denominator: the sum over canvases of ``weight * tokens to be filled in``.
+        causal_weight: of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases.
     """
 
     batch: TokenBatch
     canvases: list[Canvas]
     hidden: Tensor
-    levels: Tensor
+    shares: Tensor
     block: int
     mask: int
     width: int
     denominator: float
+    causal_weight: float = 0.0
 
     @property
     def count(self) -> int:
@@ -84,29 +96,34 @@ class DiffusionStep:
         ids = self.batch.input_ids[rows]
         first, last = rows.start, rows.start + len(ids)
         mine = [i for i, canvas in enumerate(self.canvases) if first <= canvas.row < last]
-        if not mine or not self.hidden[mine].any():
+        if not mine:
             trained = next(p for p in model.parameters() if p.requires_grad)
             return trained.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
-        chosen = [Canvas(c.row - first, c.start, c.ids, c.weight) for c in (self.canvases[i] for i in mine)]
+        chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in mine)]
         layout = lay_out(ids, chosen, self.block)
         where, hidden = torch.tensor(mine), self.hidden[mine].to(ids.device)
-        logits, truth = self._filled(model, layout, hidden)
+        at = layout.row[hidden], layout.column[hidden]
+        truth, noisy = layout.ids[at], layout.ids.clone()
+        noisy[at] = self.mask
+        states = canvas_states(model, layout, noisy)
+        logits = without_mask(token_logits(model, states[at]), self.mask)
         logprobs = logits.log_softmax(-1).gather(-1, truth[:, None])[:, 0]
         per_canvas = torch.tensor([canvas.weight for canvas in chosen])
-        levels, weights = (
-            x.to(ids.device)[:, None].expand(-1, self.block)[hidden] for x in (self.levels[where], per_canvas)
+        shares, weights = (
+            x.to(ids.device)[:, None].expand(-1, self.block)[hidden] for x in (self.shares[where], per_canvas)
         )
-        loss = weighted_nll(logprobs, levels, weights) / self.denominator
+        loss = weighted_nll(logprobs, shares, weights) / self.denominator
+        if self.causal_weight:
+            loss = loss + self.causal_weight * self._told(model, states, rows)
         return loss, (logits.detach().argmax(-1) == truth).sum()
 
-    def _filled(self, model: Any, layout: Layout, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """``[hidden, vocabulary]`` logits of all hidden tokens, and what is right there."""
-        at = layout.row[hidden], layout.column[hidden]
-        truth = layout.ids[at]
-        noisy = layout.ids.clone()
-        noisy[at] = self.mask
-        states = canvas_states(model, layout, noisy)[at]
-        return without_mask(token_logits(model, states), self.mask), truth
+    def _told(self, model: Any, states: Tensor, rows: slice) -> Tensor:
+        """The share of some rows in the mean cross-entropy of the text's next tokens."""
+        ids, weight = self.batch.input_ids[rows], self.batch.ce_weight[rows]
+        told = weight[:, 1:] != 0
+        logits = without_mask(token_logits(model, states[:, : ids.shape[1] - 1][told]), self.mask)
+        logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:][told][:, None])[:, 0]
+        return -(weight[:, 1:][told] * logprobs).sum() / self.batch.ce_weight.sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +135,18 @@ class MaskedDiffusion:
         mask: the id that hides a token.
         stop: the id that ends an answer.
         context: the longest text.
+        causal_weight: as in ``DiffusionStep``.
+        inverse: how actions are asked for; ``None`` where they are not.
+        inverse_share: of the actions that are asked for in a step, drawn anew for each.
     """
 
     block: int
     mask: int
     stop: int
     context: int
+    causal_weight: float = 0.0
+    inverse: Inverse | None = None
+    inverse_share: float = 0.0
 
     def canvases(self, batch: TokenBatch) -> list[Canvas]:
         """All that the batch has, row by row: the tokens with a ``ce_weight``."""
@@ -134,24 +157,36 @@ class MaskedDiffusion:
             for canvas in canvases(row, one, weight, self.block, self.stop, self.context)
         ]
 
+    def inverse_canvases(self, batch: TokenBatch, generator: torch.Generator) -> list[Canvas]:
+        """Those of a step; none where actions are not asked for."""
+        if self.inverse is None:
+            return []
+        found: list[Canvas] = []
+        for row, (ids, weights) in enumerate(zip(batch.input_ids.tolist(), batch.ce_weight.tolist(), strict=True)):
+            found += self.inverse.canvases(row, ids, weights, self.block, self.stop, self.context)
+        drawn = torch.rand(len(found), generator=generator) < self.inverse_share
+        return [canvas for canvas, taken in zip(found, drawn.tolist(), strict=True) if taken]
+
     def step(self, batch: TokenBatch, seed: int) -> DiffusionStep:
         """The loss of a step on ``batch``, divided by the tokens of its canvases, each with the weight of its turn.
 
         Args:
             seed: all that decides which tokens are hidden, whatever the device.
         """
-        found = self.canvases(batch)
         generator = torch.Generator().manual_seed(seed)
-        levels = noise_levels(len(found), generator)
-        hidden = torch.rand(len(found), self.block, generator=generator) < levels[:, None]
+        found = self.canvases(batch) + self.inverse_canvases(batch, generator)
+        found.sort(key=lambda canvas: canvas.row)  # a layout wants those of a row together
+        asked = torch.tensor([canvas.asked or self.block for canvas in found], dtype=torch.long)
+        hidden, shares = hide(asked, self.block, generator)
         most = max((sum(c.row == row for c in found) for row in {c.row for c in found}), default=0)
         return DiffusionStep(
             batch,
             found,
             hidden,
-            levels,
+            shares,
             self.block,
             self.mask,
             batch.input_ids.shape[1] + most * self.block,
-            max(1e-9, sum(canvas.weight for canvas in found) * self.block),
+            max(1e-9, sum(canvas.weight * (canvas.asked or self.block) for canvas in found)),
+            self.causal_weight,
         )

@@ -1,17 +1,22 @@
 """A world model that fills in the next observation as a canvas, its status line with reward and end among it.
 
 To the rest of the project it is a ``TextWorldModel`` whose engine fills in. It can also be asked what a causal model
-cannot be: what stands between lines that are known (``infill``).
+cannot be: what stands between lines that are known (``infill``), and, where it was trained for that, which action leads
+from here to there (``action_between``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from policy.lm.engine import Engine
 from policy.lm.render import ChatFormat
+from real_envs.errors import UserError
 from real_envs.trajectory import Turn
+from worldmodel.diffusion.canvas import Inverse
 from worldmodel.diffusion.engine import Filler
 from worldmodel.form import Form, prompt_tokens
 from worldmodel.text import TextWorldModel
@@ -33,6 +38,7 @@ class DiffusionWorldModel(TextWorldModel):
     Args:
         engine: that fills in.
         chat, version, max_tokens, temperature, form: as in ``TextWorldModel``.
+        inverse: how it was trained to be asked for actions; ``None`` if it was not.
     """
 
     def __init__(
@@ -43,12 +49,15 @@ class DiffusionWorldModel(TextWorldModel):
         max_tokens: int = 160,
         temperature: float = 0.0,
         form: Form | None = None,
+        inverse: Inverse | None = None,
     ) -> None:
         super().__init__(engine, chat, version, max_tokens, temperature, form)
-        self._filler = engine
+        self._filler, self._inverse = engine, inverse
 
     def _like(self, temperature: float, form: Form) -> DiffusionWorldModel:
-        return DiffusionWorldModel(self._filler, self.chat, self.version, self.max_tokens, temperature, form)
+        return DiffusionWorldModel(
+            self._filler, self.chat, self.version, self.max_tokens, temperature, form, self._inverse
+        )
 
     async def infill(
         self,
@@ -82,6 +91,34 @@ class DiffusionWorldModel(TextWorldModel):
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
         completion = await self._filler.fill(prompt, given, self.sampling, seed, session)
         return self._parsed(prompt, completion, start, history).prediction()
+
+    async def action_between(
+        self, start: str, history: Sequence[Turn], after: Turn, seed: int, session: object = None
+    ) -> tuple[str, float]:
+        """Which action leads from the history to a turn's observation, reward and end, such as for a log without
+        actions. The turn's own action is not looked at.
+
+        Returns:
+            The action, and the product of the probabilities with which its tokens and its end were filled in.
+
+        Raises:
+            UserError: the model was not trained to be asked.
+            ContextFull, EngineFailure: as in ``predict``.
+        """
+        if self._inverse is None:
+            raise UserError(
+                "this world model was not trained to be asked for actions: fit it with "
+                "worldmodel.diffusion.inverse_share above 0"
+            )
+        chat, places = self.chat, self._inverse.places
+        prompt = prompt_tokens(chat, self.form, start, history, "").ids[: -len(chat.to_assistant) or None]
+        answer = (*chat.encode(self.form.answers(start, [*history, after])[-1]), chat.stop)
+        canvas = self._inverse.canvas((), answer, self._filler.block, chat.stop)
+        given = dict(list(enumerate(canvas))[places:])
+        sampling = replace(self.sampling, max_tokens=len(canvas))
+        told = await self._filler.fill(prompt, given, sampling, seed, session, asked=places)
+        ids = told.ids[:-1] if told.stopped else told.ids
+        return chat.decode(ids), math.exp(sum(told.logprobs))
 
 
 __all__ = ["DiffusionWorldModel", "FillingEngine"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,12 +16,14 @@ from policy.lm.engines.inprocess.engine import MemoryTooSmall
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError
-from real_envs.trajectory import Turn
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.decoders import make_model, random_rows
+from worldmodel.diffusion.canvas import Inverse
 from worldmodel.diffusion.checkpoint import check_trained, mark, mask_of, with_mask
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.form import WholeText, episode_tokens
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 MASK, STOP, BLOCK = 63, 2, 5
@@ -175,10 +178,45 @@ def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
         CanvasEngine(model, 64, SURE, MASK, memory_gib=1e-6)
 
 
+def asked_by_hand(model: Any, prompt: Sequence[int], stop: int) -> tuple[list[int], list[float]]:
+    """Three places before two that are given, the surest one a pass, without any cache."""
+    canvas, told = [MASK, MASK, MASK, 30, 31], [0.0] * 3
+    while MASK in canvas:
+        ids, n = [*prompt, *canvas], len(prompt)
+        seen = torch.tensor([[[[k <= q or q >= n for k in range(len(ids))] for q in range(len(ids))]]])
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:].float()
+        logits[:, MASK] = -math.inf
+        shares = logits.softmax(-1)
+        entropy = torch.special.entr(shares).sum(-1)
+        place = min((p for p in range(3) if canvas[p] == MASK), key=lambda p: entropy[p].item())
+        canvas[place], told[place] = int(shares[place].argmax()), shares[place].max().log().item()
+        if stop in canvas[:3]:
+            end = canvas.index(stop)
+            canvas[end:3] = [stop] * (3 - end)
+    end = canvas.index(stop) + 1 if stop in canvas[:3] else 3
+    return canvas[:end], told[:end]
+
+
+def test_what_is_asked_for_before_what_is_given_may_end_early() -> None:
+    """As a plain loop fills it in; the rest of the canvas is seen, stays, and is no part of the answer."""
+    model = make_model("llama")
+    for seed in range(4):
+        (prompt,) = random_rows(1, 9, seed=seed)
+        never, _ = asked_by_hand(model, prompt, stop=-1)
+        for stop in (STOP, *never):  # each of its tokens may be the one that ends it
+            greedy = Sampling(max_tokens=BLOCK, stop=stop, temperature=0.0)
+            got = asyncio.run(engine_of(model).fill(prompt, {3: 30, 4: 31}, greedy, 0, asked=3))
+            ids, logprobs = asked_by_hand(model, prompt, stop)
+            assert list(got.ids) == ids
+            assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
+            assert got.stopped == (ids[-1] == stop)
+
+
 class Scripted:
     """An engine that writes one text whatever is asked."""
 
-    context, version, exact = 200, 0, False
+    context, version, exact, block = 200, 0, False, 24
 
     def __init__(self, ids: Sequence[int], stopped: bool) -> None:
         self.ids, self.stopped = tuple(ids), stopped
@@ -187,9 +225,15 @@ class Scripted:
         return Completion(self.ids, tuple(math.log(0.5) for _ in self.ids), self.stopped)
 
     async def fill(
-        self, ids: Sequence[int], given: Mapping[int, int], sampling: Sampling, seed: int, session: object = None
+        self,
+        ids: Sequence[int],
+        given: Mapping[int, int],
+        sampling: Sampling,
+        seed: int,
+        session: object = None,
+        asked: int = 0,
     ) -> Completion:
-        self.given = dict(given)
+        self.prompt, self.given, self.asked = list(ids), dict(given), asked
         return await self.complete(ids, sampling, seed)
 
 
@@ -228,11 +272,34 @@ def test_lines_around_a_gap_are_given() -> None:
         asyncio.run(model.infill("A door.", [], "go", "Hall.", "", hidden=0, seed=0))
 
 
+def test_it_is_asked_for_an_action_as_it_was_trained_to_be() -> None:
+    """The prompt ends where the action begins, and the canvas is that of the objective with the action hidden."""
+    engine = Scripted([*CHAT.encode("go"), CHAT.stop], True)
+    inverse = Inverse(6, CHAT.to_assistant, CHAT.to_user)
+    model = DiffusionWorldModel(engine, CHAT, "v", inverse=inverse)  # type: ignore[arg-type]
+    history, after = [Turn("look", "A door.", 0.0, False)], Turn("not looked at", "Hall.", 1.0, True)
+    action, confidence = asyncio.run(model.at_temperature(0.0).action_between("Start.", history, after, 0))  # type: ignore[attr-defined]
+    assert action == "go"
+    assert confidence == pytest.approx(0.5 ** (len(CHAT.encode("go")) + 1))
+    turns = (*history, replace(after, action="go"))
+    episode = Trajectory("e", "t", "e", Source.REAL, "a", 0, "Start.", turns, StopReason.TERMINATED)
+    whole = episode_tokens(CHAT, episode, WholeText())
+    (trained,) = inverse.canvases(
+        0, whole.ids, [float(owner == Owner.ENV) for owner in whole.owners], engine.block, CHAT.stop, 200
+    )
+    assert engine.prompt == whole.ids[: trained.start]
+    assert engine.asked == trained.asked == 6
+    assert engine.given == dict(list(enumerate(trained.ids))[6:])
+    plain = DiffusionWorldModel(engine, CHAT, "v")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="inverse_share"):
+        asyncio.run(plain.action_between("Start.", history, after, 0))
+
+
 def test_a_checkpoint_of_another_kind_is_refused_in_a_line() -> None:
     model = make_model("llama")
     with pytest.raises(UserError, match=r"models/w: .*predict the next token.*worldmodel\.kind=diffusion"):
         check_trained(model, "models/w", 32)
-    mark(model, 16)
+    mark(model, DiffusionSettings(block=16))
     with pytest.raises(UserError, match=r"block=16, not 32"):
         check_trained(model, "models/w", 32)
     check_trained(model, "models/w", 16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -14,8 +15,8 @@ from policy.lm.engine import UnsupportedModel
 from real_envs.trajectory import Source
 from tests.support.decoders import MODELS, SIZES
 from tests.support.decoders import make_model as make_decoder
-from worldmodel.diffusion.canvas import Canvas, canvases, check_canvases
-from worldmodel.diffusion.objective import LEAST_NOISE, DiffusionStep, MaskedDiffusion, noise_levels
+from worldmodel.diffusion.canvas import Canvas, Inverse, canvases, check_canvases
+from worldmodel.diffusion.objective import DiffusionStep, MaskedDiffusion, hide
 
 STOP, MASK = 2, 63
 OBJECTIVE = MaskedDiffusion(block=4, mask=MASK, stop=STOP, context=40)
@@ -63,10 +64,10 @@ def test_the_loss_is_that_of_a_plain_loop(name: str) -> None:
     model = make_decoder(name)
     step = OBJECTIVE.step(batch_of(TEXTS), seed=3)
     expected = 0.0
-    for canvas, hidden, level in zip(step.canvases, step.hidden.tolist(), step.levels.tolist(), strict=True):
+    for canvas, hidden in zip(step.canvases, step.hidden.tolist(), strict=True):
         noisy = [MASK if h else token for h, token in zip(hidden, canvas.ids, strict=True)]
-        nll = plain_nll(model, TEXTS[canvas.row][0][: canvas.start], noisy, list(canvas.ids))
-        expected += canvas.weight / level * sum(nll)
+        nll = sum(plain_nll(model, TEXTS[canvas.row][0][: canvas.start], noisy, list(canvas.ids)), 0.0)
+        expected += canvas.weight * len(hidden) / sum(hidden) * nll
     expected /= 4 * (1.0 + 0.5 + 0.5 + 2.0 + 1.0)
     assert 3 < step.count < 20
     whole, _ = step.part(model, slice(0, 8))
@@ -78,9 +79,67 @@ def test_the_loss_is_that_of_a_plain_loop(name: str) -> None:
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in trained)
 
 
+def test_the_text_is_told_beside_the_canvases() -> None:
+    """Against a causal pass of each text alone: what stands beside it must not be seen, and the weight must count."""
+    model = make_decoder("llama")
+    expected = 0.0
+    for ids, weights in TEXTS:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0].float()
+        logits[:, MASK] = float("-inf")
+        for at, weight in enumerate(weights):
+            if weight:
+                expected -= weight * logits[at - 1].log_softmax(-1)[ids[at]].item()
+    expected /= sum(sum(weights) for _, weights in TEXTS)
+    batch = batch_of(TEXTS)
+    alone, told = (replace(OBJECTIVE, causal_weight=w).step(batch, seed=3) for w in (0.0, 0.25))
+    parts = [sum(step.part(model, slice(k, k + 1))[0].detach().item() for k in range(2)) for step in (alone, told)]
+    assert parts[1] - parts[0] == pytest.approx(0.25 * expected, rel=1e-4)
+
+
+BEFORE, BETWEEN = (3, 4), (6,)  # what a template puts before an action, and between it and its answer
+CHAT = (  # start, action, answer; action of two tokens, its answer; one of four; one whose answer has no weight
+    [9, 9, 20, 6, 40, STOP, 3, 4, 21, 22, 6, 41, 42, STOP, 3, 4, 23, 24, 25, 26, 6, 43, STOP, 3, 4, 27, 6, 44, STOP],
+    [0, 0, 0, 0, 1.0, 1.0, *[0] * 5, *[0.5] * 3, *[0] * 7, *[1.0] * 2, *[0] * 6],
+)
+
+
+def test_actions_are_asked_for_between_what_was_and_what_came() -> None:
+    """Only the action is ever hidden, what is behind it is given, and no canvas sees more of the text than its past."""
+    inverse = Inverse(4, BETWEEN, BEFORE)
+    expected = Canvas(0, 8, (21, 22, STOP, STOP, 6, 41, 42, STOP), 0.5, asked=4)
+    assert inverse.canvases(0, *CHAT, block=8, stop=STOP, context=40) == [expected]  # four tokens leave no end
+    assert Inverse(5, BETWEEN, BEFORE).canvases(0, *CHAT, block=8, stop=STOP, context=40) == [
+        Canvas(0, 8, (21, 22, *[STOP] * 3, 6, 41, 42), 0.5, asked=5),
+        Canvas(0, 16, (23, 24, 25, 26, STOP, 6, 43, STOP), 1.0, asked=5),
+    ]
+    assert inverse.canvases(0, *CHAT, block=8, stop=STOP, context=15) == []
+    objective = replace(OBJECTIVE, block=8, inverse=inverse, inverse_share=1.0)
+    batch = batch_of([CHAT, TEXTS[0]])
+    model = make_decoder("llama")
+    for seed in range(8):
+        step = objective.step(batch, seed)
+        assert [c.row for c in step.canvases] == [0, 0, 0, 0, 1, 1]
+        (at,) = (k for k, canvas in enumerate(step.canvases) if canvas.asked)
+        assert step.canvases[at] == expected
+        assert step.hidden[at, :4].any()
+        assert not step.hidden[at, 4:].any()
+        total = 0.0
+        for canvas, hidden in zip(step.canvases, step.hidden.tolist(), strict=True):
+            noisy = [MASK if h else token for h, token in zip(hidden, canvas.ids, strict=True)]
+            text = [CHAT, TEXTS[0]][canvas.row][0][: canvas.start]
+            nll = sum(plain_nll(model, text, noisy, list(canvas.ids)))
+            total += canvas.weight * (canvas.asked or 8) / sum(hidden) * nll
+        weight = sum(canvas.weight * (canvas.asked or 8) for canvas in step.canvases)
+        assert step.part(model, slice(0, 2))[0].item() == pytest.approx(total / weight, rel=1e-4)
+    drawn = [len(replace(objective, inverse_share=0.25).step(batch, seed).canvases) - 5 for seed in range(400)]
+    assert abs(sum(drawn) / 400 - 0.25) < 5 * (0.25 * 0.75 / 400) ** 0.5
+
+
 def test_its_mean_is_the_sum_over_all_ways_to_hide() -> None:
-    """With t uniform, k chosen tokens of L are the hidden ones with a density whose integral over 1 / t is
-    (k - 1)! (L - k)! / L!: the loss is a finite sum, and what is drawn must have it as its mean."""
+    """With each token hidden with probability t and t uniform, k chosen tokens of L are the hidden ones with a density
+    whose integral over 1 / t is (k - 1)! (L - k)! / L!: the loss is a finite sum. What is drawn otherwise, so
+    many tokens at a time, must have it as its mean."""
     model = make_decoder("llama")
     text, truth = [7, 9, 8], [11, 12, STOP]
     exact = 0.0
@@ -98,27 +157,26 @@ def test_its_mean_is_the_sum_over_all_ways_to_hide() -> None:
     assert abs(drawn.mean() - exact) < 4 * error
 
 
-def test_noise_is_spread_evenly_and_in_random_order() -> None:
-    drawn = torch.stack([noise_levels(10, torch.Generator().manual_seed(seed)) for seed in range(400)])
-    assert drawn.min() >= LEAST_NOISE
-    assert drawn.max() <= 1.0
-    strata = ((drawn - LEAST_NOISE) / (1 - LEAST_NOISE) * 10).sort(1).values
-    apart = strata.diff(dim=1)
-    assert torch.allclose(apart, torch.ones_like(apart), atol=1e-3)
-    # of each place alone a uniform number: its mean over seeds within 5 standard errors of the middle
-    assert (drawn.mean(0) - 0.5).abs().max() < 5 * (1 / 12) ** 0.5 / 400**0.5
-    shares = MaskedDiffusion(4, MASK, STOP, 40).step(batch_of(TEXTS * 200), 0)
-    for low in (0.0, 0.25, 0.5, 0.75):
-        mine = (shares.levels >= low) & (shares.levels < low + 0.25)
-        n = int(mine.sum()) * 4
-        assert abs(shares.hidden[mine].float().mean() - shares.levels[mine].mean()) < 5 * 0.5 / n**0.5
+def test_all_numbers_of_hidden_tokens_come_equally_often_and_spread_over_a_step() -> None:
+    sizes = torch.tensor([4, 4, 2, 4, 4, 4, 4, 4])
+    drawn = [hide(sizes, 4, torch.Generator().manual_seed(seed)) for seed in range(800)]
+    hidden, shares = torch.stack([d[0] for d in drawn]), torch.stack([d[1] for d in drawn])
+    counts = hidden.sum(-1)
+    assert torch.equal(counts, (shares * sizes).round().long())
+    assert not hidden[:, 2, 2:].any()  # not asked for
+    for at, size in enumerate(sizes.tolist()):  # each within 5 standard errors
+        for k in range(1, size + 1):
+            assert abs((counts[:, at] == k).float().mean() - 1 / size) < 5 * (1 / size * (1 - 1 / size) / 800) ** 0.5
+        assert (hidden[:, at, :size].float().mean(0) - (size + 1) / 2 / size).abs().max() < 5 * 0.5 / 800**0.5
+    eight = [sorted(hide(torch.full((8,), 4), 4, torch.Generator().manual_seed(s))[0].sum(1).tolist()) for s in (1, 2)]
+    assert eight == [[1, 1, 2, 2, 3, 3, 4, 4]] * 2  # a step has all of them
 
 
 def test_a_seed_decides_what_is_hidden_and_an_empty_batch_costs_nothing() -> None:
     batch = batch_of(TEXTS)
     one, same, other = (OBJECTIVE.step(batch, seed) for seed in (1, 1, 2))
     assert torch.equal(one.hidden, same.hidden)
-    assert not torch.equal(one.levels, other.levels)
+    assert not torch.equal(one.hidden, other.hidden)
     model = make_decoder("llama")
     empty = OBJECTIVE.step(batch_of([([5, 6, 7], [0, 0, 1.0])]), 1)  # no whole canvas and no end
     assert isinstance(empty, DiffusionStep)
