@@ -63,7 +63,14 @@ def encode(trajectory: Trajectory) -> dict[str, object]:
     row: dict[str, object] = {name: getattr(trajectory, name) for name in SCHEMA.names}
     row["source"], row["stop"] = str(trajectory.source), str(trajectory.stop)
     row["turns"] = [
-        {name: getattr(turn, name) for name in _TURN} | {"info": entries(turn.info)} for turn in trajectory.turns
+        {
+            "action": turn.action,
+            "observation": turn.observation,
+            "reward": turn.reward,
+            "terminated": turn.terminated,
+            "info": entries(turn.info) if turn.info else [],
+        }
+        for turn in trajectory.turns
     ]
     if trajectory.trace is not None:
         row["trace"] = {name: getattr(trajectory.trace, name) for name in _TRACE}

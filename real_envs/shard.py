@@ -9,8 +9,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from real_envs.files import write_atomically
 from real_envs.manifest import MANIFEST, Shard, StoreError
-from real_envs.rows import LATER, SCHEMA
+from real_envs.rows import LATER, SCHEMA, encode
+from real_envs.trajectory import Trajectory
 
 DAMAGED = "Restore it from a copy, or import the episodes into a new store."
 
@@ -24,6 +26,35 @@ def to_parquet(rows: Sequence[dict[str, object]]) -> bytes:
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd", row_group_size=256)
     return bytes(sink.getvalue().to_pybytes())
+
+
+def write_shard(folder: Path, file: str, trajectories: Sequence[Trajectory]) -> Shard:
+    """Writes a file of these episodes. Returns what a manifest says of it.
+
+    Raises:
+        StoreError: the episodes do not fit into a file, or it cannot be written; what was there before is intact.
+    """
+    path = folder / file
+    try:
+        content = to_parquet([encode(trajectory) for trajectory in trajectories])
+    except pa.ArrowException as error:
+        raise StoreError.about(path, f"cannot be written: {error}", "Append fewer episodes.") from error
+    write(path, content)
+    turns = sum(len(t.turns) for t in trajectories)
+    return Shard(file, len(trajectories), turns, len(content), hashlib.sha256(content).hexdigest())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file of a store, whole or not at all.
+
+    Raises:
+        StoreError: it cannot be written; what was there before is intact.
+    """
+    try:
+        write_atomically(path, content)
+    except OSError as error:
+        reason = f"cannot be written: {error}"
+        raise StoreError.about(path, reason, "Look at space and rights; what was stored before is intact.") from error
 
 
 def check_size(folder: Path, shard: Shard) -> None:

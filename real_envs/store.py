@@ -40,20 +40,19 @@ nobody anything, and ``read`` refuses it. An empty action is an agent's mistake:
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
 
-import pyarrow as pa
-
-from real_envs.files import write_atomically
+from real_envs.incoming import Incoming
 from real_envs.manifest import MANIFEST, Shard, StoreError, dump, parse
 from real_envs.rows import SCHEMA, FieldError, decode, encode, nearest
 from real_envs.screens import FOLDER, copy_screens, screens_of
-from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, to_parquet
+from real_envs.shard import DAMAGED, check_hash, check_size, read_rows, write, write_shard
 from real_envs.tally import Summary, Tally
 from real_envs.trajectory import Trajectory
 
@@ -121,7 +120,7 @@ class TrajectoryStore:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError.about(folder, f"cannot be made: {error}", "Give another folder.") from error
-        _write(path, content)
+        write(path, content)
         return store
 
     @classmethod
@@ -166,7 +165,7 @@ class TrajectoryStore:
         self._check_unchanged()
         content = dump(merged, self.meta, self._manifest.shards)
         manifest = parse(self._path, content, "Nothing was changed.")
-        _write(self._path, content)
+        write(self._path, content)
         self._manifest, self._on_disk = manifest, content
 
     def append(self, trajectories: Iterable[Trajectory]) -> None:
@@ -175,6 +174,29 @@ class TrajectoryStore:
         for trajectory in trajectories:
             self._admit(trajectory, checked)
         self._append(list(checked.values()))
+
+    def adopt(self, incoming: Incoming) -> None:
+        """Takes over the shards that were written apart, all or none, and removes their folder.
+
+        An id that is there already or a task that is in no split is an error.
+        """
+        incoming.flush()
+        self._check_unchanged()
+        if strange := incoming.tasks - self._manifest.split_of.keys():
+            reason = f"an episode's field 'task_id' is '{min(strange)}', which is in no split"
+            raise StoreError.about(self.folder, reason, nearest(min(strange), self._manifest.split_of))
+        if twice := incoming.ids & self._known_ids():
+            raise StoreError.about(
+                self.folder, f"episode '{min(twice)}' is there already", "Give each one an id of its own."
+            )
+        shards = [replace(shard, file=name) for shard, name in zip(incoming.shards, self._free_names(), strict=False)]
+        try:
+            for shard, moved in zip(incoming.shards, shards, strict=True):
+                os.replace(incoming.folder / shard.file, self.folder / moved.file)
+        except OSError as error:
+            raise StoreError.about(self.folder, f"cannot take a shard: {error}", "Look at space and rights.") from error
+        self._commit(shards, incoming.ids)
+        incoming.discard()
 
     def writer(self, shard_turns: int = 4096, pictures: Path | None = None) -> Writer:
         """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end.
@@ -203,6 +225,10 @@ class TrajectoryStore:
             raise StoreError.about(self._path, f"{what} has no episodes", "Collect some, or ask for another split.")
         reason = f"no episode of {what} has an action ({len(head)} episodes, {sum(len(t.turns) for t in head)} turns)"
         raise StoreError.about(self._path, reason, "Nothing can be learned from it: see summary() for failures.")
+
+    def of_tasks(self, tasks: Collection[str]) -> Iterator[Trajectory]:
+        """The episodes of these tasks, streamed in the order in which they were appended; none is no error."""
+        return self._scan(frozenset(tasks))
 
     def summary(self) -> Summary:
         """Counts episodes, turns, solved ones and failures. Reads all shards, but no traces."""
@@ -249,22 +275,22 @@ class TrajectoryStore:
         if not trajectories:
             return
         self._check_unchanged()
-        used, number = {shard.file for shard in self._manifest.shards}, len(self._manifest.shards)
-        while (file := f"shard-{number:05d}.parquet") in used:
-            number += 1
-        try:
-            content = to_parquet([encode(trajectory) for trajectory in trajectories])
-        except pa.ArrowException as error:
-            raise StoreError.about(
-                self.folder / file, f"cannot be written: {error}", "Append fewer episodes."
-            ) from error
-        turns = sum(len(t.turns) for t in trajectories)
-        shard = Shard(file, len(trajectories), turns, len(content), hashlib.sha256(content).hexdigest())
-        manifest = replace(self._manifest, shards=(*self._manifest.shards, shard))
-        on_disk, ids = manifest.to_bytes(), self._known_ids() | {t.id for t in trajectories}
-        _write(self.folder / file, content)
-        _write(self._path, on_disk)  # from here on, the shard counts
-        self._manifest, self._on_disk, self._ids = manifest, on_disk, ids
+        shard = write_shard(self.folder, next(self._free_names()), trajectories)
+        self._commit([shard], {t.id for t in trajectories})
+
+    def _free_names(self) -> Iterator[str]:
+        """Of shards to come."""
+        used = {shard.file for shard in self._manifest.shards}
+        names = (f"shard-{number:05d}.parquet" for number in count(len(used)))
+        return (name for name in names if name not in used)
+
+    def _commit(self, shards: Sequence[Shard], ids: Collection[str]) -> None:
+        """Names shards whose files are there; from here on, they count."""
+        manifest, known = replace(self._manifest, shards=(*self._manifest.shards, *shards)), self._known_ids()
+        content = manifest.to_bytes()
+        write(self._path, content)
+        self._manifest, self._on_disk = manifest, content
+        known.update(ids)
 
     # reading
 
@@ -325,11 +351,3 @@ class Writer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.flush()
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_atomically(path, content)
-    except OSError as error:
-        reason = f"cannot be written: {error}"
-        raise StoreError.about(path, reason, "Look at space and rights; what was stored before is intact.") from error

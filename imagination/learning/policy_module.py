@@ -61,6 +61,7 @@ class PolicyModule(L.LightningModule):
         seed: of the order of rows within an update.
         reference: a frozen copy of the starting policy, needed where ``kl_coef > 0``.
         max_tokens: most agent tokens of an episode, for algorithms that divide by it or punish length.
+        value: the critic to begin with, where the algorithm has one; by default all its values are 0.
 
     Raises:
         UserError: the settings contradict each other.
@@ -78,6 +79,7 @@ class PolicyModule(L.LightningModule):
         max_tokens: int | None = None,
         *,
         temperature: float = 1.0,
+        value: ValueHead | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
@@ -85,7 +87,8 @@ class PolicyModule(L.LightningModule):
         if self.algorithm.kl.kl_coef and reference is None:
             raise ValueError("kl_coef needs the reference: a frozen copy of the starting policy")
         self.model = model
-        self.value = ValueHead(model.config.hidden_size) if self.algorithm.critic is not None else None
+        critic = self.algorithm.critic is not None
+        self.value = (value or ValueHead(model.config.hidden_size)) if critic else None
         self.algorithm_settings = algorithm
         self.settings = train
         self.record, self.temperature, self.seed = record, temperature, seed

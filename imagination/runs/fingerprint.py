@@ -27,6 +27,9 @@ _LOG = ("seed", "env", "games", "collect")
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
 
 
+_CLONE = (*_WORLD, "policy", "max_action_tokens", "clone", "reflect", "hindsight")
+
+
 _TRAIN = tuple(name for name in _WHOLE if name != "evaluate")
 
 
@@ -36,7 +39,8 @@ READS = {
     "fit_world_model": _WORLD,
     "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect"),
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
-    "clone": (*_WORLD, "policy", "max_action_tokens", "clone", "reflect", "hindsight"),
+    "clone": _CLONE,
+    "fit_critic": (*_CLONE, "algorithm", "train.reward_tiers", "critic"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
 }

@@ -9,7 +9,10 @@ from typing import Any, Literal
 from imagination.runs.fingerprint import fingerprint
 from imagination.settings import Config
 
-STEPS = ("collect", "fit_world_model", "refine_world_model", "reflect", "relabel", "clone", "train", "evaluate")
+STEPS = (
+    *("collect", "fit_world_model", "refine_world_model", "reflect", "relabel", "clone", "fit_critic"),
+    *("train", "evaluate"),
+)
 State = Literal["done", "other settings", "stopped", "not done"]
 
 

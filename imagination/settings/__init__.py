@@ -2,6 +2,7 @@
 
 from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
 from imagination.settings.config import Config, LoggerName
+from imagination.settings.critic import CriticSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
 from imagination.settings.looping import ChoiceWeights, LoopSettings
@@ -26,6 +27,7 @@ __all__ = [
     "CollectSettings",
     "CompareSettings",
     "Config",
+    "CriticSettings",
     "DreamSettings",
     "EnvSettings",
     "EvaluateSettings",

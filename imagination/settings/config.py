@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from imagination.settings.algorithm import AlgorithmSettings
+from imagination.settings.critic import CriticSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
 from imagination.settings.importing import ImportSettings
@@ -67,6 +68,7 @@ class Config:
     dream: DreamSettings = field(default_factory=DreamSettings)
     tripwires: TripwireSettings = field(default_factory=TripwireSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
     train: TrainSettings = field(default_factory=TrainSettings)
     evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
     loop: LoopSettings = field(default_factory=LoopSettings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,3 +78,5 @@ class ImportSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.heldout < 1:
             raise ValueError(f"heldout is a share of the tasks, 0 or more and below 1, got {self.heldout}")
+        if self.solved_at is not None and not math.isfinite(self.solved_at):
+            raise ValueError(f"solved_at is a finite number or null, got {self.solved_at}")

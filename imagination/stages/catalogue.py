@@ -196,6 +196,24 @@ _ALL = (
         function="imagination.stages.clone:clone",
     ),
     Stage(
+        name="fit-critic",
+        summary="optional: a critic that knows what the log earned, before PPO dreams",
+        help=(
+            "Fits the value head on the clone's hidden states to the returns of logged episodes; `train` with a\n"
+            "critic (algorithm=ppo and its kin) then starts from it instead of from values of 0. With\n"
+            "critic.synther.ratio=0.5, half of each batch is synthetic: transitions of a diffusion model that is\n"
+            "fitted to the log first (SynthER); pip install 'imagination[diffusion]' brings what it needs."
+        ),
+        reads="log/, models/policy-clone/",
+        writes="models/critic/; models/synther/ with critic.synther.ratio",
+        examples=(
+            "imagine fit-critic run=mine algorithm=ppo",
+            "imagine fit-critic run=mine algorithm=turn_ppo critic.synther.ratio=0.5",
+        ),
+        sections=("critic", "algorithm", "policy"),
+        function="imagination.stages.fit_critic:fit_critic",
+    ),
+    Stage(
         name="train",
         summary="improve the policy in dreams, without a real step",
         help=(

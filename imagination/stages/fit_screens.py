@@ -83,13 +83,13 @@ def fit_screens(config: Config, folder: Path) -> None:
     finish(run, STAGE)
 
 
-def need_diffusers() -> None:
+def need_diffusers(wanted: str = "worldmodel.kind=screen") -> None:
     """
     Raises:
-        UserError: diffusers is not installed.
+        UserError: diffusers, which the setting ``wanted`` takes, is not installed.
     """
     if importlib.util.find_spec("diffusers") is None:
-        raise UserError("worldmodel.kind=screen needs the package diffusers: pip install 'imagination[diffusion]'")
+        raise UserError(f"{wanted} needs the package diffusers: pip install 'imagination[diffusion]'")
 
 
 def screenshots(run: RunFolder, episodes: list[Trajectory], shrink: int) -> tuple[list[Transition], Frames]:

@@ -16,6 +16,8 @@ from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
+from imagination.learning.critic_start import NAME as CRITIC
+from imagination.learning.critic_start import load_critic, made_for
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
@@ -24,19 +26,19 @@ from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log, solved_at
-from imagination.runs.models import adapted, load_model
+from imagination.runs.models import adapted, load_model, weights_version
 from imagination.runs.progress_bar import Bar
 from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
-from imagination.settings import AlgorithmSettings, Config, DreamSettings, TripwireSettings, WorldModelSettings
+from imagination.settings import Config, DreamSettings, TripwireSettings, WorldModelSettings
 from imagination.stages.check_train import check, check_experts, longest_episode
 from imagination.trust.held_out import few_episodes, heldout_tasks
 from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat
-from policy.lm.settings import ModelSettings
+from policy.value import ValueHead
 from real_envs.env import TaskSet
 from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Source, Trajectory
@@ -77,7 +79,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     check_experts(config, len(experts))
     paid = config.worldmodel.goal.paid_log(log) if dreamed else log
     starts = dream_starts(paid, config.dream.max_turns) if given is None else given
-    model, chat, reference = _policy(run, config.policy, config.algorithm, longest)
+    model, chat, reference, value = _policy(run, config, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
     probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns, config.env.price)
     steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=dreamed)
@@ -112,7 +114,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
 
     # learn
     module = PolicyModule(
-        model, config.algorithm, settings, partial(run.record, "train"), config.seed, reference, longest
+        model, config.algorithm, settings, partial(run.record, "train"), config.seed, reference, longest, value=value
     )
     save, last = partial(save_checkpoint, model, chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
@@ -177,14 +179,15 @@ def _engines_beside(config: Config) -> Engines:
     return Engines(replace(config.engine, slots=min(config.engine.slots, config.collect.workers)))
 
 
-def _policy(
-    run: RunFolder, settings: ModelSettings, algorithm: AlgorithmSettings, longest: int
-) -> tuple[Any, ChatFormat, Any]:
-    """The clone as it is trained, its chat format, and a frozen copy where the algorithm holds it to one."""
-    model, chat = load_model(run.model("policy-clone"), "clone", settings)
-    wanted = build_algorithm(algorithm, longest).kl.kl_coef > 0
-    reference = copy.deepcopy(model).requires_grad_(False) if wanted else None
-    return adapted(model, settings), chat, reference
+def _policy(run: RunFolder, config: Config, longest: int) -> tuple[Any, ChatFormat, Any, ValueHead | None]:
+    """The clone as it is trained, its chat format, a frozen copy where the algorithm holds it to one, and the critic of
+    `fit-critic` where there is one and the algorithm has any."""
+    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
+    algorithm, value = build_algorithm(config.algorithm, longest), None
+    reference = copy.deepcopy(model).requires_grad_(False) if algorithm.kl.kl_coef > 0 else None
+    if algorithm.critic is not None and run.model(CRITIC).exists():
+        value = load_critic(run.model(CRITIC), made_for(weights_version(model), algorithm, config.train))
+    return adapted(model, config.policy), chat, reference, value
 
 
 def _worst(log: Sequence[Trajectory], tiers: Sequence[Sequence[float]], longest: int) -> tuple[float, ...]:

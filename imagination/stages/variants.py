@@ -39,11 +39,12 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
+    members += ["models/critic"] * start.model("critic").exists()  # which an arm with a critic starts from
     origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
-    for name in ("checkpoints", *SHARED, *members):
+    for name in ("checkpoints", "models/critic", *SHARED, *members):
         shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
     for name in (*SHARED, *members):
         shutil.copytree(source / name, there / name)

@@ -19,15 +19,18 @@ from worldmodel.fidelity.transitions import Judged, transition_metrics
 from worldmodel.retrieval import TransitionIndex
 from worldmodel.world_model import Prediction
 
-EPISODES = 2000  # of a log that are looked at
+EPISODES = 2000  # of a log that are looked at, or fewer where these are long:
+CHARACTERS = 16_000_000  # what stands before and after each of their actions, which is what the index is made of
 TURNS = 400  # that are asked
 
 
 def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> frozenset[str]:
     """Tasks of about ``most`` episodes in all, or all tasks where there are no more: by chance, always the same ones.
 
+    Of two limits, the fewer tasks are among the others.
+
     Args:
-        episodes: of each task.
+        episodes: of each task, or what else there is a limit on.
     """
     chosen: set[str] = set()
     total = 0
@@ -39,7 +42,9 @@ def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> froze
     return frozenset(chosen)
 
 
-def looked_up(log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns: int = TURNS) -> dict[str, Any] | None:
+def looked_up(
+    log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns: int = TURNS, sampled: bool = False
+) -> dict[str, Any] | None:
     """What looking up would get right, as estimates with intervals over groups of tasks.
 
     Args:
@@ -47,11 +52,12 @@ def looked_up(log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns
         groups: tasks that begin nearly alike, none of which answers for another. One that holds more than half of
             the tasks is no group: its tasks answer for each other.
         turns: at most so many are asked, chosen by chance, always the same ones.
+        sampled: the log is a sample of a larger one, in which more could be looked up: told with the rest.
 
     Returns:
         ``exact``, ``text`` and ``token_f1`` as in an audit, ``reward`` with precision and recall, and how many
-        ``episodes``, ``turns`` and ``tasks`` were looked at. ``None`` where there is nothing to ask: fewer than two
-        tasks, or no rewards.
+        ``episodes``, ``turns`` and ``tasks`` were looked at, ``sampled`` or all. ``None`` where there is nothing to
+        ask: fewer than two tasks, or no rewards.
     """
     by_task: dict[str, list[Trajectory]] = {}
     log = [t for t in log if t.turns and not t.stop.is_failure]
@@ -85,4 +91,5 @@ def looked_up(log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns
         "episodes": len(log),
         "turns": sum(len(t.turns) for t in log),
         "tasks": len(by_task),
+        "sampled": sampled,
     }

@@ -1,12 +1,12 @@
 """What a log covers, and what it lacks to be dreamed on: numbers, and the sentences that they come to.
 
-Texts are kept as hashes of eight bytes, so a log larger than memory can be counted. A state is what was seen last with
-the history before it left out: the observation alone, so a world with hidden state answers the same pair differently.
+A few numbers are kept of a turn (``repeats``), so a log larger than memory can be counted. A state is what was seen
+last with the history before it left out: the observation alone, so a world with hidden state answers the same pair
+differently.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from real_envs.importers.repeats import Repeated, Turns
 from real_envs.importers.similar import SimilarTasks
 from real_envs.importers.splits import TRAIN, heldout_tasks, leaks
 from real_envs.trajectory import Trajectory
@@ -46,9 +47,11 @@ class Coverage:
         reaching_one: those with a total reward of 1 or more.
         at_odds: those whose stated success is not what their total reward would say.
         action_sizes, observation_sizes, episode_sizes: how many have so many characters.
+        read_sizes: by task, the characters of what stood before and after each action: its start with each of them.
         growing: episodes of three turns and more whose rewards never fall and rise twice: they may be scores so far.
         solved_at: total reward from which dreams count as solved.
         starts: how tasks begin; may know some of them already.
+        split_of: of tasks; those that are not in it are in training.
     """
 
     episodes: int = 0
@@ -75,16 +78,22 @@ class Coverage:
     action_sizes: Counter[int] = field(default_factory=Counter)
     observation_sizes: Counter[int] = field(default_factory=Counter)
     episode_sizes: Counter[int] = field(default_factory=Counter)
+    read_sizes: Counter[str] = field(default_factory=Counter)
     solved_at: float = 1.0
     starts: SimilarTasks = field(default_factory=SimilarTasks)
-    _actions: set[bytes] = field(default_factory=set)
-    _observations: set[bytes] = field(default_factory=set)
-    _answers: dict[bytes, Counter[bytes]] = field(default_factory=dict)  # by state and action
-    _split_tasks: dict[str, set[str]] = field(default_factory=dict)
-    _pairs: dict[str, Counter[bytes]] = field(default_factory=dict)  # by split
+    split_of: dict[str, str] = field(default_factory=dict)
+    _turns: Turns = field(default_factory=Turns)
+    _numbers: dict[str, int] = field(default_factory=dict)  # of tasks
 
     def add(self, episode: Trajectory, split: str = TRAIN) -> None:
-        """Counts an episode of a split."""
+        """Counts an episode of a split, and how its task begins."""
+        if split != TRAIN:
+            self.split_of[episode.task_id] = split
+        self.starts.add(episode.task_id, episode.start)
+        self.count(episode)
+
+    def count(self, episode: Trajectory) -> None:
+        """Counts an episode whose start is known, and whose split will be told by ``split_of``."""
         self.episodes += 1
         self.turns += len(episode.turns)
         self.empty += not episode.turns
@@ -95,20 +104,15 @@ class Coverage:
         self.failed += episode.stop.is_failure
         self.stated_success += episode.success is not None
         self.solved += episode.solved
-        self._split_tasks.setdefault(split, set()).add(episode.task_id)
-        self.starts.add(episode.task_id, episode.start)
-        pairs = self._pairs.setdefault(split, Counter())
         written = sum(len(turn.action) + len(turn.observation) for turn in episode.turns)
         self.episode_sizes[len(episode.start) + written] += 1
+        self.read_sizes[episode.task_id] += len(episode.turns) * len(episode.start) + written
+        task = self._numbers.setdefault(episode.task_id, len(self._numbers))
         state = episode.start
         for turn in episode.turns:
-            state_and_action, answer = _hash(state, turn.action), _hash(turn.observation)
-            self._actions.add(_hash(turn.action))
+            self._turns.add(task, state, turn.action, turn.observation)
             self.action_sizes[len(turn.action)] += 1
             self.observation_sizes[len(turn.observation)] += 1
-            self._observations.add(answer)
-            self._answers.setdefault(state_and_action, Counter())[answer] += 1
-            pairs[_hash(state, turn.action, turn.observation)] += 1
             self.invalid += bool(INVALID.match(turn.observation.strip()))
             state = turn.observation
         rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
@@ -117,8 +121,9 @@ class Coverage:
         if rewards:
             self.rewarded_episodes += 1
             self.paid_at_the_end += bool(episode.turns[-1].reward)
-            self.total_reward += episode.total_reward
-            self.best_reward = max(self.best_reward, episode.total_reward)
+            total = episode.total_reward
+            self.total_reward += total
+            self.best_reward = max(self.best_reward, total)
             self.reaching_one += episode.earned(1.0)
             self.only_rewarded += episode.success is None
             self.at_odds += episode.success is not None and episode.success != episode.earned(self.solved_at)
@@ -135,23 +140,24 @@ class Coverage:
 
     def to_json(self) -> dict[str, Any]:
         """All of it in plain values, as ``coverage.json`` has them, with ``missing`` in words."""
-        repeated = [answers for answers in self._answers.values() if answers.total() > 1]
-        same = sum(answers.most_common(1)[0][1] for answers in repeated)
+        repeated = self._turns.repeated()
         lengths = sorted(self.lengths.elements())
-        train, others = self._pairs.get(TRAIN, Counter()), [s for s in self._pairs if s != TRAIN]
-        held_pairs = sum((self._pairs[split] for split in others), Counter[bytes]())
+        by_split: dict[str, set[str]] = {}
+        for task in self.tasks:
+            by_split.setdefault(self.split_of.get(task, TRAIN), set()).add(task)
+        held = set().union(*(tasks for split, tasks in by_split.items() if split != TRAIN))
+        heldout = self._turns.of([self._numbers[task] for task in held])
         groups = self.starts.groups()
-        held = set().union(*(self._split_tasks[split] for split in others))
         near = leaks(held, groups)
         alone = heldout_tasks(list(self.tasks), len(held) / max(1, len(self.tasks)))
         return {
             "episodes": self.episodes,
             "turns": self.turns,
-            "tasks": {split: len(tasks) for split, tasks in sorted(self._split_tasks.items())},
+            "tasks": {split: len(tasks) for split, tasks in sorted(by_split.items())},
             "agents": dict(self.agents.most_common()),
             "episodes_per_task": round(self.episodes / max(1, len(self.tasks)), 2),
-            "distinct_actions": len(self._actions),
-            "distinct_observations": len(self._observations),
+            "distinct_actions": self._turns.actions,
+            "distinct_observations": self._turns.answers,
             "turns_per_episode": {
                 "least": lengths[0] if lengths else 0,
                 "median": lengths[len(lengths) // 2] if lengths else 0,
@@ -175,25 +181,26 @@ class Coverage:
             "failed": self.failed,
             "invalid_answers": self.invalid,
             "determinism": {
-                "repeated_pairs": len(repeated),
-                "same_answer": round(same / sum(a.total() for a in repeated), 4) if repeated else None,
+                "repeated_pairs": repeated.pairs,
+                "same_answer": round(repeated.usual / repeated.turns, 4) if repeated.pairs else None,
             },
-            "duplicate_turns": sum(train.values()) - len(train) + sum(held_pairs.values()) - len(held_pairs),
-            "heldout_turns_in_train": sum(count for pair, count in held_pairs.items() if pair in train),
+            "duplicate_turns": self._turns.doubles(~heldout) + self._turns.doubles(heldout),
+            "heldout_turns_in_train": self._turns.shared(heldout, ~heldout),
             "near_duplicates": {
                 "tasks": sum(len(group) for group in groups if len(group) > 1),
                 "groups": sum(len(group) > 1 for group in groups),
                 "leaks_if_split_by_task": len(leaks(alone, groups)),
             },
             "heldout_tasks_like_train": near,
-            "missing": list(self.missing(len(near))),
+            "missing": list(self.missing(len(near), repeated)),
         }
 
-    def missing(self, near: int = 0) -> Iterable[str]:
+    def missing(self, near: int = 0, repeated: Repeated | None = None) -> Iterable[str]:
         """What stands in the way of dreams, in sentences; nothing where nothing does.
 
         Args:
             near: held-out tasks that begin like a training task.
+            repeated: what ``to_json`` has counted already.
         """
         if self.turns == 0:
             yield "no turn was logged: there is nothing to learn from"
@@ -225,9 +232,9 @@ class Coverage:
             yield "no episode says that the world ended: dreams end by dream.max_turns alone"
         if self.growing > 0.5 * self.episodes:
             yield "rewards only grow within episodes: are they scores so far? then imports.reward=cumulative"
-        repeated = [answers for answers in self._answers.values() if answers.total() > 1]
-        if len(repeated) < _FEW_PAIRS:
-            yield f"only {len(repeated)} pairs of state and action occur twice: episodes hardly share any ground"
+        repeated = repeated or self._turns.repeated()
+        if repeated.pairs < _FEW_PAIRS:
+            yield f"only {repeated.pairs} pairs of state and action occur twice: episodes hardly share any ground"
         if near:
             yield f"{near} held-out tasks begin like a training task: the held-out numbers flatter"
 
@@ -240,8 +247,3 @@ def quantile(sizes: Mapping[int, int], share: float = 0.99) -> int:
         if below >= share * total:
             return size
     return 0
-
-
-def _hash(*texts: str) -> bytes:
-    joined = "\x00".join(texts).encode("utf-8", "replace")
-    return hashlib.blake2b(joined, digest_size=8).digest()

@@ -92,7 +92,8 @@ def finish(draft: Draft, agent: str = "log", name: str = "") -> tuple[Trajectory
             raise FieldError(f"turns[{i}].terminated", "is true, but turns follow")
         if draft.reward is not None:
             turn["reward"] = draft.reward if last else 0.0
-        turn["info"] = entries({**turn.get("info", {}), **(kept if last else {})})
+        info = turn.get("info", {})
+        turn["info"] = entries({**info, **kept} if last else info) if info or last else []
     who = draft.agent if draft.agent is not None else agent
     ended = bool(turns) and isinstance(turns[-1], dict) and turns[-1]["terminated"] is True
     stop = draft.stop if draft.stop is not None else (StopReason.TERMINATED if ended else StopReason.TURN_LIMIT).value

@@ -32,7 +32,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ from real_envs.manifest import StoreError
 from real_envs.rows import FieldError, nearest
 from real_envs.trajectory import Trajectory
 
-_EPISODE_KEYS = ("id", "task_id", "start", "turns", "stop", "agent", "success")
-_TURN_KEYS = ("action", "observation", "reward", "terminated", "reasoning")
+_EPISODE_KEYS = frozenset(("id", "task_id", "start", "turns", "stop", "agent", "success"))
+_MEASURED = ("action", "observation", "reward", "terminated")
+_TURN_KEYS = frozenset((*_MEASURED, "reasoning"))
 _ADVICE = "The format is told in real_envs/importers/jsonl.py."
 
 
@@ -118,20 +120,29 @@ def draft_of(record: Mapping[str, Any], others: bool = False) -> Draft:
     made = []
     for i, turn in enumerate(turns):
         if isinstance(turn, dict):  # else decode tells
-            info = notes(_others(turn, _TURN_KEYS, f"turns[{i}].", others))[0]
+            extra_notes = _others(turn, _TURN_KEYS, f"turns[{i}].", others)
+            info = notes(extra_notes)[0] if extra_notes else {}
             if (reasoning := turn.get("reasoning")) is not None:
                 if not isinstance(reasoning, str):
                     raise FieldError(f"turns[{i}].reasoning", f"is {reasoning!r:.60}, not text")
                 info["reasoning"] = reasoning
-            turn = {key: turn.get(key) for key in _TURN_KEYS if key != "reasoning"} | {"info": info}
+            turn = {key: turn.get(key) for key in _MEASURED}
+            turn["info"] = info
         made.append(turn)
     return Draft(**{key: record.get(key) for key in _EPISODE_KEYS} | {"turns": made, "extra": extra})
 
 
-def _others(record: Mapping[str, Any], known: Collection[str], at: str, kept: bool) -> dict[str, Any]:
+def _others(record: Mapping[str, Any], known: frozenset[str], at: str, kept: bool) -> dict[str, Any]:
     """The keys that are not ours."""
+    if record.keys() <= known:
+        return {}
     others = {str(key): value for key, value in record.items() if key not in known}
     for key in others:
-        if not kept or difflib.get_close_matches(key, known, n=1, cutoff=0.75):
+        if not kept or _misspelt(key, known):
             raise FieldError(f"{at}{key}", f"is unknown; {nearest(key, known)}")
     return others
+
+
+@lru_cache(1024)  # the records of a log have the same keys
+def _misspelt(key: str, known: frozenset[str]) -> bool:
+    return bool(difflib.get_close_matches(key, known, n=1, cutoff=0.75))

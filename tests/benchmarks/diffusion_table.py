@@ -6,9 +6,10 @@ and diffusion.
 
 A part is one kind and one seed. All parts of a seed share one log of TextWorld games (``preset=textworld``, with fewer
 of them), its tokenizer's size, the sizes of the network and the number and size of optimiser steps: every kind reads
-the same episodes equally often. A step of diffusion computes more, since its canvases stand beside the text; what that
-costs is a column. Each is judged on turns of the training games that were held back and on games that nothing was
-trained on.
+the same episodes equally often. Diffusion begins with the text model's weights and reads as much once more, so a text
+model that is fitted twice as long stands beside it. A step of diffusion computes more, since its canvases stand beside
+the text; what that costs is a column. Each is judged on turns of the training games that were held back and on games
+that nothing was trained on.
 
 Speed is that of the actions of the held-out log, done again in dreams at temperature 1, in turns a second of processor
 time on one thread, since wall time hangs on what else the machine does. A pass is one reading of an episode's new
@@ -51,15 +52,22 @@ from real_envs.env import Task
 from real_envs.files import write_atomically
 from worldmodel.diffusion.engine import CanvasEngine
 
+FROM_TEXT = "from_text"  # begins with the weights of the kind "text", which has read the texts once by then
+CANVAS = ["worldmodel.kind=diffusion", "worldmodel.diffusion.block=8"]
+AFTER = [*CANVAS, FROM_TEXT, "fit.optimizer=muon", "fit.copying_steps=0"]
 KINDS: Mapping[str, Sequence[str]] = {
     "text": ["worldmodel.kind=text"],
+    "text, twice as long": ["worldmodel.kind=text", "fit.steps={twice}"],
     "delta": ["worldmodel.kind=delta"],
     "retrieval": ["worldmodel.kind=retrieval"],
-    "diffusion": ["worldmodel.kind=diffusion"],
-    "diffusion, one place a pass": ["worldmodel.kind=diffusion", "worldmodel.diffusion.entropy_bound=0"],
-    "diffusion, by confidence": ["worldmodel.kind=diffusion", "worldmodel.diffusion.sampler=confidence"],
+    "diffusion": AFTER,
+    "diffusion, one place a pass": [*AFTER, "worldmodel.diffusion.entropy_bound=0"],
+    "diffusion, bolder": [*AFTER, "worldmodel.diffusion.entropy_bound=1"],
+    "diffusion, by confidence": [*AFTER, "worldmodel.diffusion.sampler=confidence", "worldmodel.diffusion.steps=3"],
+    "diffusion, from nothing": [*CANVAS, "fit.steps={twice}"],
+    "diffusion, canvases of 32": [*AFTER, "worldmodel.diffusion.block=32"],
 }
-FITTED_AS = {"diffusion, one place a pass": "diffusion", "diffusion, by confidence": "diffusion"}
+FITTED_AS = dict.fromkeys(("diffusion, one place a pass", "diffusion, bolder", "diffusion, by confidence"), "diffusion")
 SIZE = ["games.train=60", "games.heldout=20", "collect.workers=1", "fit.steps=500"]
 QUICK = ["games.train=2", "games.heldout=1", "fit.steps=2", "fit.copying_steps=1", "worldmodel.hidden=32"]
 PART = "part.json"
@@ -94,10 +102,15 @@ def main() -> int:
 
 def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
     """Log, fit and measurements of one kind, as far as they are not there yet."""
-    config = load_config(["preset=textworld", *shared, *KINDS[kind]], Config)
+    config = load_config(["preset=textworld", *shared], Config)
+    given = {FROM_TEXT: f"worldmodel.model={part_folder(root, 'text') / 'models' / 'worldmodel'}"}
+    own = [given.get(word, word.format(twice=2 * config.fit.steps)) for word in KINDS[kind]]
+    config = load_config(["preset=textworld", *shared, *own], Config)
     folder, source = part_folder(root, kind), root / "log"
     if (folder / PART).exists():
         return
+    if FROM_TEXT in KINDS[kind]:
+        make_part("text", shared, root)
     if (other := FITTED_AS.get(kind)) is not None:
         make_part(other, shared, root)
         source = part_folder(root, other)

@@ -206,16 +206,20 @@ def test_unknown_success_is_said_and_not_guessed(tmp_path: Path, log: Path, caps
             "nothing to import: no record is an episode; the first is refused: {log}: line 1, field 'turn_history'",
         ),
         (["openai", "{log}", "imports.heldout=1"], "imports: heldout is a share of the tasks"),
+        (["openai", "{log}", "imports.solved_at=inf"], "imports: solved_at is a finite number"),
+        (["openai", "{log}", "{log}.no.gz"], "{log}.no.gz cannot be read"),  # after a file that can
         (["huggingface", "{log}", "imports.mapping.acton=a"], "imports.mapping names 'acton'; known are action"),
     ],
 )
 def test_mistakes_are_one_line(
     tmp_path: Path, log: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path(f"{log}.no.gz").write_bytes(b"no gzip")
     assert imagine(tmp_path, "import", *(word.format(log=log) for word in words)) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
     assert said.format(log=log) in line
     assert not (tmp_path / "mine" / "log").exists()
+    assert not (tmp_path / "mine" / "incoming").exists()
 
 
 def test_a_run_keeps_its_threshold_and_a_collected_log_is_left_alone(

@@ -27,7 +27,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
     "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py", "real_envs/importers/judge.py"),
     "openenv": ("real_envs/openenv.py",),
-    "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/"),
+    "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/", "worldmodel/synther/"),
     "lightning": (
         "imagination/learning/screen_module.py",
         "imagination/learning/stream.py",

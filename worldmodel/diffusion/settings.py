@@ -12,7 +12,8 @@ class DiffusionSettings:
 
     Attributes:
         block: tokens of a canvas, which see one another and are filled in together; a longer answer is written canvas
-            by canvas. A model is trained for one number.
+            by canvas. Shorter ones are learned sooner, longer ones can be filled in by fewer passes. A model is trained
+            for one number.
         causal_weight: how much the next token of the text counts in training, beside the canvases (1 each).
         inverse_share: of the actions of the log that the model is also asked for in a step of training, given what came
             of them; with 0 it cannot be asked which action leads from here to there.
@@ -25,13 +26,13 @@ class DiffusionSettings:
         threshold: probability above which a token is kept at once (confidence).
     """
 
-    block: int = 32
+    block: int = 8
     causal_weight: float = 1.0
     inverse_share: float = 0.0
     inverse_tokens: int = 12
     sampler: Literal["entropy", "confidence"] = "entropy"
     entropy_bound: float = 0.1
-    steps: int = 8
+    steps: int = 4
     threshold: float = 0.9
 
     def __post_init__(self) -> None:

@@ -125,6 +125,7 @@ class Config:
     engine: Engine = field(default_factory=Engine)
     refine: Other = field(default_factory=Other)
     clone: Other = field(default_factory=Other)
+    critic: Other = field(default_factory=Other)
     dream: Other = field(default_factory=Other)
     tripwires: Other = field(default_factory=Other)
     evaluate: Other = field(default_factory=Other)
@@ -177,7 +178,8 @@ def load(*overrides: str) -> Config:
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "refine-world-model"]
-    names += ["reflect", "relabel", "clone", "train", "loop", "evaluate", "audit", "audit-table", "ablate", "few-shot"]
+    names += ["reflect", "relabel", "clone", "fit-critic", "train", "loop", "evaluate"]
+    names += ["audit", "audit-table", "ablate", "few-shot"]
     names += ["compare", "serve", "report", "list"]
     assert list(STAGES) == names
     assert len({stage.function for stage in STAGES.values()}) == len(names)

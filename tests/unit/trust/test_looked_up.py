@@ -6,7 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from imagination.stages import import_logs
 from imagination.stages.import_logs import cover
+from imagination.stages.import_told import Report, told
 from imagination.trust.looked_up import looked_up, tasks_to_look_at
 from real_envs.importers.similar import SimilarTasks
 from real_envs.store import TrajectoryStore
@@ -80,3 +84,20 @@ def test_the_forecast_of_an_import_reads_no_held_out_task(tmp_path: Path) -> Non
     assert coverage.episodes == 5
     assert found == looked_up([reading(task) for task in "abc"], [])
     assert json.loads((tmp_path / "coverage.json").read_text())["looked_up"]["exact"]["value"] == 0.5
+
+
+def test_a_forecast_of_a_sample_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each episode is read in 47 characters: its start with both actions, and what was done and seen."""
+    store = TrajectoryStore.create(tmp_path / "log", {"train": ("a", "b", "c"), "heldout": ("h",)})
+    store.append(map(reading, "abch"))
+
+    def said(characters: int) -> tuple[int, str]:
+        monkeypatch.setattr(import_logs, "CHARACTERS", characters)
+        coverage, found = cover(tmp_path, store, SimilarTasks())
+        assert found is not None
+        assert coverage.read_sizes["a"] == 2 * len("House a") + len("open doorIt opens.read notenote a") == 47
+        (line,) = (line for line in told(Report(), coverage, found) if "looked up" in line)
+        return found["episodes"], line.partition("of another task")[2]
+
+    assert said(3 * 47) == (3, "")
+    assert said(2 * 47) == (2, ", of a sample of 2 episodes")

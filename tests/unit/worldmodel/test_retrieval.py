@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import bm25s
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,25 @@ def test_an_episode_is_never_shown_its_own_transitions() -> None:
     # another episode that had the same transition and then went elsewhere: that is what retrieval is for
     other = TransitionIndex([*LOG, episode("five", TAKE, ("go west", "A wall."))])
     assert own in shown(other, [LOG[0]])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from(["go", "east", "lamp", "door", "?"]), max_size=6).map(" ".join), min_size=1),
+    st.integers(1, 4),
+)
+def test_scores_are_those_of_the_library(texts: list[str], k: int) -> None:
+    """Words that most transitions have are added up in another way than rare ones."""
+    index = TransitionIndex([episode(f"e{i}", (text, f"answer {i}"), start=text) for i, text in enumerate(texts)])
+    library = bm25s.BM25()
+    words = [[*2 * said, *4 * [f">{word}" for word in said]] for said in (t.replace("?", "").split() for t in texts)]
+    library.index([said or ["\0"] for said in words], show_progress=False)
+    for text, said in zip(texts, words, strict=True):
+        if said:
+            scores = library.get_scores(said)
+            order = sorted(range(len(texts)), key=lambda at: (-scores[at], at))
+            expected = [f"answer {at}" for at in order if scores[at] > 0][:k]
+            assert [t.turn.observation for t in index.similar(text, text, text, k, frozenset())] == expected
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,98 @@
+"""From a log to the critic that PPO begins with. If this fails, `train` begins with values of 0 all the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.critic_start import load_critic, made_for
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.stages import fit_critic as stage
+from imagination.stages import train as training
+from imagination.stages.check_train import longest_episode
+from imagination.stages.fit_critic import fit_critic
+from worldmodel.synther.settings import SyntherSettings
+
+
+@pytest.fixture
+def run(cloned: Path, tmp_path: Path) -> RunFolder:
+    shutil.copytree(cloned, tmp_path / "run")
+    return RunFolder(tmp_path / "run", 0)
+
+
+def test_train_begins_with_the_critic_that_was_fitted_to_the_log(
+    run: RunFolder, tiny: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.algorithm.name, tiny.algorithm.gamma, tiny.critic.steps = "turn_ppo", 0.9, 50
+    begun = []
+
+    class Stop(Exception):
+        pass
+
+    def module(*_: object, value: object, **__: object) -> None:
+        begun.append(value)
+        raise Stop
+
+    monkeypatch.setattr(training, "PolicyModule", module)
+    with pytest.raises(Stop):
+        training.train(tiny, run.path)
+    fit_critic(tiny, run.path)
+    with pytest.raises(Stop):
+        training.train(tiny, run.path)
+    assert begun[0] is None
+    version = weights_version(load_model(run.model("policy-clone"), "clone", tiny.policy)[0])
+    algorithm = build_algorithm(tiny.algorithm, longest_episode(tiny))
+    fitted = load_critic(run.model("critic"), made_for(version, algorithm, tiny.train))
+    assert torch.equal(begun[1].linear.weight, fitted.linear.weight)
+    assert run.summary["critic"]["transitions"] > 60
+    assert "kept_back_error" in run.summary["critic"]
+    assert run.summary["done"]["fit_critic"]
+    assert not run.model("synther").exists()
+    assert "transitions" in capsys.readouterr().err
+
+    tiny.algorithm.gamma = 0.5
+    with pytest.raises(UserError, match=r"gamma was 0\.9 and is 0\.5"):
+        training.train(tiny, run.path)
+    tiny.algorithm.name, tiny.algorithm.gamma = "rloo", None
+    with pytest.raises(Stop):
+        training.train(tiny, run.path)
+    assert begun[2] is None, "an algorithm without a critic does not look"
+
+
+def test_synthetic_transitions_go_into_the_fit_and_are_checked(run: RunFolder, tiny: Config) -> None:
+    pytest.importorskip("diffusers", reason="pip install 'imagination[diffusion]'")
+    tiny.algorithm.name, tiny.critic.steps = "turn_ppo", 5
+    fit_critic(tiny, run.path)
+    before = (run.model("critic") / "model.safetensors").read_bytes()
+    tiny.critic.synther = SyntherSettings(
+        ratio=0.5, samples=50, dims=4, hidden=16, layers=1, steps=5, batch=16, denoising_steps=4
+    )
+    fit_critic(tiny, run.path)
+    assert (run.model("critic") / "model.safetensors").read_bytes() != before
+    told = run.summary["critic"]["synther"]
+    assert told["samples"] == 50
+    assert 0 < told["kept_variance"] <= 1
+    assert told["logged"].keys() == told["synthetic"].keys() == {"marginal", "correlation", "dynamics_error"}
+    assert (run.model("synther") / "denoiser" / "config.json").exists()
+
+
+def test_what_is_missing_is_said_in_a_line(run: RunFolder, tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="algorithm=grpo has no critic to fit: choose ppo"):
+        fit_critic(tiny, run.path)
+    tiny.algorithm.name, tiny.critic.agents = "ppo", ["nobody"]
+    with pytest.raises(UserError, match=r"no episode of the log is by critic.agents=\['nobody'\]"):
+        fit_critic(tiny, run.path)
+    tiny.critic.agents, tiny.policy.context = [], 8
+    with pytest.raises(UserError, match=r"no episode fits policy\.context=8"):
+        fit_critic(tiny, run.path)
+    tiny.critic.synther = SyntherSettings(ratio=0.5)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"critic\.synther\.ratio needs the package diffusers: pip install"):
+        stage.fit_critic(tiny, run.path)

@@ -1,0 +1,43 @@
+"""Settings of the upsampling of transitions; nothing heavy is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class SyntherSettings:
+    """Synthetic transitions beside the logged ones (SynthER, arXiv 2303.06614).
+
+    Attributes:
+        ratio: share of each batch that is synthetic; 0 makes none and needs no diffusers.
+        samples: synthetic transitions that are made, once.
+        dims: principal components of a hidden state that are modelled; what the others say is lost.
+        hidden: width of the denoiser.
+        layers: residual blocks of the denoiser.
+        steps: optimiser steps of the denoiser.
+        batch: transitions of such a step.
+        lr: of its Adam, down to 0 along a cosine.
+        denoising_steps: from noise to a transition.
+    """
+
+    ratio: float = 0.0
+    samples: int = 10_000
+    dims: int = 32
+    hidden: int = 256
+    layers: int = 4
+    steps: int = 3000
+    batch: int = 256
+    lr: float = 1e-3
+    denoising_steps: int = 128
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio < 1:
+            raise ValueError(f"synther.ratio must lie in [0, 1), got {self.ratio}")
+        for name in ("samples", "dims", "hidden", "layers", "steps", "batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"synther.{name} must be at least 1, got {getattr(self, name)}")
+        if self.denoising_steps < 2:
+            raise ValueError(f"synther.denoising_steps must be at least 2, got {self.denoising_steps}")
+        if not self.lr > 0:
+            raise ValueError(f"synther.lr must be above 0, got {self.lr}")
