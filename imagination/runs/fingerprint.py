@@ -40,7 +40,7 @@ READS = {
     "reflect": (*_WORLD, "policy", "max_action_tokens", "dream", "reflect"),
     "relabel": (*_LOG, "worldmodel.refusals", "hindsight"),
     "clone": _CLONE,
-    "fit_critic": (*_CLONE, "algorithm", "train.reward_tiers", "critic"),
+    "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def test_train_begins_with_the_critic_that_was_fitted_to_the_log(
     run: RunFolder, tiny: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.algorithm.name, tiny.algorithm.gamma, tiny.critic.steps = "turn_ppo", 0.9, 50
-    begun = []
+    begun: list[Any] = []
 
     class Stop(Exception):
         pass

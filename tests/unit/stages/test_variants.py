@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,17 @@ def test_an_arm_is_trained_again_only_after_other_models(
 def test_each_counts_its_own_real_steps(source: Path, tmp_path: Path, trained: list[Path]) -> None:
     assert variants.train_arm(Config(), source, tmp_path / "arm")["real_steps"] == {"train": 7, "evaluate": 5}
     assert variants.play_clone(Config(), source)["real_steps"] == {"evaluate": 5}
+
+
+def test_an_arm_starts_from_the_critic_of_the_run_as_long_as_there_is_one(
+    source: Path, tmp_path: Path, trained: list[Path]
+) -> None:
+    there, weights = tmp_path / "arm", source / "models/critic/weights"
+    weights.parent.mkdir()
+    weights.write_text("fitted")
+    variants.train_arm(Config(), source, there)
+    assert (there / "models/critic/weights").read_text() == "fitted"
+    shutil.rmtree(weights.parent)
+    variants.train_arm(Config(), source, there)
+    assert not (there / "models/critic").exists()
+    assert len(trained) == 2
