@@ -20,7 +20,8 @@ from typing import Any
 
 from imagination.settings import compose
 from imagination.settings.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
-from imagination.stages.catalogue import STAGES, Stage
+from imagination.stages.catalogue import STAGES
+from imagination.stages.stage import Stage
 from real_envs.errors import told_in_a_line
 
 OVERVIEW = """\

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,4 +53,35 @@ class WeightAverage:
             self._mean[name] = tensor.clone()
 
 
-__all__ = ["WeightAverage"]
+class Averaging:
+    """Hooks of a ``LightningModule`` at whose end the model has the average of its weights. Call ``average`` after each
+    optimiser step, in the step itself: callbacks that save the step come before one for that would."""
+
+    _average: WeightAverage | None
+
+    def keep_average(self, model: nn.Module, decay: float) -> None:
+        """
+        Args:
+            decay: of the average; 0 keeps the last weights.
+        """
+        self._average = WeightAverage(model, decay) if decay else None
+
+    def average(self) -> None:
+        """Takes in the weights as they are after a step."""
+        if self._average is not None:
+            self._average.update()
+
+    def on_train_end(self) -> None:
+        if self._average is not None:
+            self._average.into_model()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            checkpoint["average"] = self._average.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if self._average is not None:
+            self._average.load_state_dict(checkpoint["average"])
+
+
+__all__ = ["Averaging", "WeightAverage"]

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from imagination.learning.averaging import WeightAverage
+from imagination.learning.averaging import Averaging
 from imagination.learning.supervised_module import BETAS, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
@@ -135,14 +135,14 @@ def conditions_of(model: ScreenModel, frames: Frames, turns: Sequence[Transition
     )
 
 
-class ScreenModule(L.LightningModule):
+class ScreenModule(Averaging, L.LightningModule):
     """Trains a ``ScreenModel`` in place, by AdamW; at the end it has the average of its weights, where asked for."""
 
     def __init__(self, model: ScreenModel, settings: FitSettings, record: Record) -> None:
         super().__init__()
         self.automatic_optimization = False  # so that the average is taken before a step is saved
         self.model, self.settings, self.record = model, settings, record
-        self._average = WeightAverage(model, settings.average) if settings.average else None
+        self.keep_average(model, settings.average)
 
     def training_step(self, batch: ScreenBatch, _: int) -> None:
         optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
@@ -158,24 +158,11 @@ class ScreenModule(L.LightningModule):
         torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        if self._average is not None:
-            self._average.update()
+        self.average()
         if step % 10 == 0:
             metrics = {"loss": float(loss.detach()), **errors}
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)
-
-    def on_train_end(self) -> None:
-        if self._average is not None:
-            self._average.into_model()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._average is not None:
-            checkpoint["average"] = self._average.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._average is not None:
-            self._average.load_state_dict(checkpoint["average"])
 
     def configure_optimizers(self) -> Any:
         settings = self.settings

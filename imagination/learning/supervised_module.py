@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from imagination.learning.averaging import WeightAverage
+from imagination.learning.averaging import Averaging
 from imagination.learning.objectives import NextToken, Objective, StepLoss
 from imagination.learning.optimizers import MuonAdamW
 from imagination.settings import FitSettings
@@ -29,7 +29,7 @@ def schedule(step: int, steps: int, warmup: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-class SupervisedModule(L.LightningModule):
+class SupervisedModule(Averaging, L.LightningModule):
     """Training of either model on the tokens it should have made (``ce_weight``), by default to tell the next one.
 
     ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
@@ -52,12 +52,12 @@ class SupervisedModule(L.LightningModule):
         self.automatic_optimization = False  # a step is several passes where it has many tokens
         self.on_tokens = on_tokens
         self.objective: Objective = objective or NextToken()
-        self.model = model
         self.settings = settings
         self.from_scratch = from_scratch
         self.record = record
         self.seed = seed
-        self._average = WeightAverage(model, settings.average) if settings.average else None
+        self.model = model
+        self.keep_average(model, settings.average)
 
     def training_step(self, batch: TokenBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
@@ -76,8 +76,7 @@ class SupervisedModule(L.LightningModule):
             self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / count))
         optimizer.step()
         scheduler.step()
-        if self._average is not None:  # here, because callbacks that save this step come next
-            self._average.update()
+        self.average()
         if step % 10 == 0:
             total, right = (float(sum(column)) for column in zip(*found, strict=True))
             metrics = {"loss": total, "token_accuracy": right / max(1, loss.count)}
@@ -89,18 +88,6 @@ class SupervisedModule(L.LightningModule):
         share, right = loss.part(self.model, rows)
         self.manual_backward(share)
         return share.detach(), right
-
-    def on_train_end(self) -> None:
-        if self._average is not None:
-            self._average.into_model()
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._average is not None:
-            checkpoint["average"] = self._average.state_dict()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if self._average is not None:
-            self._average.load_state_dict(checkpoint["average"])
 
     def configure_optimizers(self) -> Any:
         settings = self.settings

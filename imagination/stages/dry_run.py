@@ -9,7 +9,7 @@ from imagination.runs.fingerprint import fingerprint
 from imagination.runs.status import STEPS, state
 from imagination.settings import Config
 from imagination.settings.compose import to_yaml
-from imagination.stages.catalogue import Stage
+from imagination.stages.stage import Stage
 
 # Those of the demo, which skips what is done; a stage that is asked for by name is always done.
 DEMO = ("collect", "fit_world_model", "clone", "train", "evaluate")

@@ -20,10 +20,10 @@ from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.check_train import longest_episode
-from imagination.stages.fit_screens import need_diffusers
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.diffusers_folders import need_diffusers
 from worldmodel.synther.transitions import Transitions
 
 SYNTHER = "synther"  # of the folder under models/

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from imagination.settings import Config, UserError
 from real_envs.screens import FOLDER
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.diffusers_folders import need_diffusers
 
 if TYPE_CHECKING:
     from worldmodel.screen.frames import Frames, Transition
@@ -29,7 +29,7 @@ SAVES = 20  # training states of a fit, so that a stopped one loses little
 
 def fit_screens(config: Config, folder: Path) -> None:
     """Trains the model on turns between two screenshots. Writes ``models/screen``."""
-    need_diffusers()
+    need_diffusers("worldmodel.kind=screen")
     from imagination.learning.screen_module import ScreenBatches, ScreenModule
     from imagination.learning.stream import StepStream
     from imagination.learning.trainer import make_trainer
@@ -83,15 +83,6 @@ def fit_screens(config: Config, folder: Path) -> None:
     finish(run, STAGE)
 
 
-def need_diffusers(wanted: str = "worldmodel.kind=screen") -> None:
-    """
-    Raises:
-        UserError: diffusers, which the setting ``wanted`` takes, is not installed.
-    """
-    if importlib.util.find_spec("diffusers") is None:
-        raise UserError(f"{wanted} needs the package diffusers: pip install 'imagination[diffusion]'")
-
-
 def screenshots(run: RunFolder, episodes: list[Trajectory], shrink: int) -> tuple[list[Transition], Frames]:
     """The turns of these episodes that have screenshots, and those.
 
@@ -116,7 +107,7 @@ def load_screen_model(run: RunFolder) -> ScreenModel:
     Raises:
         UserError: it is not fitted yet, or cannot be opened.
     """
-    need_diffusers()
+    need_diffusers("worldmodel.kind=screen")
     from worldmodel.screen.model import ScreenModel
 
     model = ScreenModel.load(need(run.model(NAME), "fit-world-model worldmodel.kind=screen"))

@@ -64,12 +64,12 @@ def import_logs(config: Config, folder: Path) -> None:
         outcomes = Outcomes(settings, run.path)
         taking = _Import(run, settings, sources, masking, outcomes)
         try:
-            report, coverage, shared = taking.run(unknown)
+            report, coverage, counted = taking.run(unknown)
         finally:
             taking.incoming.discard()
             outcomes.close()
     finish(run, "import")
-    for line in (*told(report, coverage, shared, outcomes.told()), *following(config, coverage)):
+    for line in (*told(report, coverage, counted, outcomes.told()), *following(config, coverage)):
         print(line)
 
 
@@ -91,8 +91,8 @@ class _Import:
         self._run, self._settings, self._sources = run, settings, sources
         self._masking, self._outcomes = masking, outcomes
 
-    def run(self, unknown: list[Refusal]) -> tuple[Report, Coverage, dict[str, Any] | None]:
-        """Imports, and writes ``coverage.json``.
+    def run(self, unknown: list[Refusal]) -> tuple[Report, Coverage, dict[str, Any]]:
+        """Imports, and writes ``coverage.json``, which it returns as well.
 
         Args:
             unknown: files of folders that are in no known format.
@@ -239,7 +239,7 @@ def _key(run: RunFolder) -> bytes:
     return path.read_bytes()
 
 
-def cover(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[Coverage, dict[str, Any] | None]:
+def cover(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[Coverage, dict[str, Any]]:
     """Reads the whole log, and writes ``coverage.json`` of it; see ``covered``. ``starts`` may know how tasks begin."""
     coverage = Coverage(solved_at=_threshold(store.meta), starts=starts)
     coverage.split_of = {task: split for split, tasks in store.splits.items() for task in tasks}
@@ -251,8 +251,8 @@ def cover(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[C
 
 def covered(
     folder: Path, store: TrajectoryStore, coverage: Coverage, outcomes: Mapping[str, Any] | None = None
-) -> dict[str, Any] | None:
-    """Writes ``coverage.json``: what was counted, and what looking up gets right of tasks never seen.
+) -> dict[str, Any]:
+    """Writes ``coverage.json``: what was counted, and what looking up gets right of tasks never seen. Returns it.
 
     The second, see ``looked_up``, is of a sample of a large log, and reads no held-out task.
 
@@ -267,7 +267,7 @@ def covered(
     shared = looked_up(log, coverage.starts.groups(), sampled=len(chosen) < len(train))
     found = coverage.to_json() | {"looked_up": shared, "judge": outcomes}
     write_atomically(folder / COVERAGE, json.dumps(found, indent=1) + "\n")
-    return shared
+    return found
 
 
 def _threshold(meta: Mapping[str, object]) -> float:

@@ -46,11 +46,12 @@ class Report:
             self.shown.append(refusal)
 
 
-def told(
-    report: Report, coverage: Coverage, shared: Mapping[str, Any] | None, outcomes: Iterable[str] = ()
-) -> Iterator[str]:
-    """What an import did and what the log covers now, line by line."""
-    found = coverage.to_json()
+def told(report: Report, coverage: Coverage, found: Mapping[str, Any], outcomes: Iterable[str] = ()) -> Iterator[str]:
+    """What an import did and what the log covers now, line by line.
+
+    Args:
+        found: what ``coverage.json`` says.
+    """
     yield ""
     yield f"{report.added} episodes added" + (f", {report.again} were in the log already" if report.again else "")
     if report.refused:
@@ -87,7 +88,7 @@ def told(
         yield f"  determinism        {same['same_answer']:.1%} of turns whose state and action occur more than once"
     yield f"  duplicates         {found['duplicate_turns']} turns"
     yield f"  held out           {found['heldout_turns_in_train']} of its turns are in training tasks, too"
-    if shared is not None:
+    if (shared := found["looked_up"]) is not None:
         share, between, turns = (shared["exact"][key] for key in ("value", "ci95", "n"))
         right = f"{number(share)} {interval(between)} of {turns} turns"
         sample = f", of a sample of {shared['episodes']} episodes" if shared["sampled"] else ""

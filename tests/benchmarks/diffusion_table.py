@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import json
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -50,6 +49,7 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.trust.held_out import heldout_tasks, measure
 from real_envs.env import Task
 from real_envs.files import write_atomically
+from tests.benchmarks.arguments import options_and_settings
 from worldmodel.diffusion.engine import CanvasEngine
 
 FROM_TEXT = "from_text"  # begins with the weights of the kind "text", which has read the texts once by then
@@ -86,10 +86,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    parser.add_argument("overrides", nargs="*", help="settings of all parts, such as fit.steps=600")  # for --help
-    words = sys.argv[1:]
-    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
-    options = parser.parse_args([word for word in words if word not in settings])
+    options, settings = options_and_settings(parser, "all parts")
     torch.set_num_threads(1)
     for seed in [] if options.table else options.seeds:
         shared = [*SIZE, *(QUICK if options.quick else []), *settings, f"seed={seed}"]

@@ -36,6 +36,7 @@ from imagination.stages.variants import hash_of, play_clone
 from imagination.trust.evaluation import Proportion, difference_ci95
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
+from tests.benchmarks.arguments import options_and_settings
 
 REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
@@ -99,10 +100,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--arms", nargs="*", choices=names, default=names, help="none prepares the base alone")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    parser.add_argument("overrides", nargs="*", help="settings of all arms")
-    words = sys.argv[1:]
-    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
-    options = parser.parse_args([word for word in words if word not in settings])
+    options, settings = options_and_settings(parser, "all arms")
     failed = 0
     for seed in [] if options.table else options.seeds:
         place = options.out / f"seed-{seed}"

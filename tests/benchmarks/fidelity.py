@@ -41,6 +41,7 @@ from imagination.trust.forecast import measures_of
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
+from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.fidelity_figure import draw
 from tests.benchmarks.fidelity_table import ARMS, PART, forecast_data, read_parts, table
 from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant, planted
@@ -63,9 +64,7 @@ def main() -> int:
     names = [variant.name for variant in VARIANTS]
     parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT", help=" ".join(names))
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    words = sys.argv[1:]
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]  # settings, wherever they stand
-    options = parser.parse_args([word for word in words if word not in overrides])
+    options, overrides = options_and_settings(parser, "all parts")
     failed = 0
     for seed in [] if options.table else options.seeds:
         for variant in (variant for variant in VARIANTS if variant.name in options.variants):

@@ -38,6 +38,7 @@ from real_envs.importers.splits import HELDOUT, TRAIN
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
+from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.logs_parts import REASON, WHOLE, read_parts, table
 
 SETTINGS = (
@@ -94,9 +95,7 @@ def main() -> int:
     parser.add_argument("--shares", type=int, nargs="+", default=[WHOLE, 10, 30], help="per cent of training tasks")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    words = sys.argv[1:]
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]  # settings, wherever they stand
-    options = parser.parse_args([word for word in words if word not in overrides])
+    options, overrides = options_and_settings(parser, "all parts")
     failed = 0
     parts = [(log, share, seed) for seed in options.seeds for share in options.shares for log in LOGS]
     for log, share, seed in [part for part in parts if part[0].name in options.logs and not options.table]:

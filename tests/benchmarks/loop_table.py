@@ -43,6 +43,7 @@ from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
+from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.loop_arms import ARMS, DREAMS, Arm
 from tests.benchmarks.loop_curves import CURVE, draw, read_curves, table
 
@@ -62,9 +63,7 @@ def main() -> int:
     parser.add_argument("--arms", nargs="+", default=names, choices=names, metavar="ARM", help=" ".join(names))
     parser.add_argument("--levels", type=float, nargs="+", default=[0.6, 0.9], help="success, of which steps are told")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    words = sys.argv[1:]
-    overrides = [word for word in words if "=" in word and not word.startswith("-")]  # settings, wherever they stand
-    options = parser.parse_args([word for word in words if word not in overrides])
+    options, overrides = options_and_settings(parser, "all arms")
     failed = 0
     for arm in [arm for arm in ARMS if arm.name in options.arms and not options.table]:
         for seed in options.seeds:

@@ -41,6 +41,7 @@ from imagination.trust.held_out import heldout_tasks
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
+from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.early_experience import REFUSALS, make_base
 from worldmodel.fidelity.intervals import Estimate, estimate, ratio
 from worldmodel.synther.transitions import Transitions
@@ -87,10 +88,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    parser.add_argument("overrides", nargs="*", help="settings of all parts")
-    words = sys.argv[1:]
-    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
-    options = parser.parse_args([word for word in words if word not in settings])
+    options, settings = options_and_settings(parser, "all parts")
     failed = 0
     for seed in [] if options.table else options.seeds:
         config = load_config([*SETTINGS, *settings, f"seed={seed}"], Config)

@@ -53,6 +53,7 @@ from real_envs.errors import UserError, told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
+from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
 from worldmodel.fidelity.outcomes import outcome_metrics
 from worldmodel.fidelity.transitions import judge, transition_metrics
@@ -68,10 +69,7 @@ def main() -> int:
     parser.add_argument("--worlds", nargs="+", default=[name for name in WORLDS if _preset(name).exists()])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    parser.add_argument("overrides", nargs="*", help="settings, of all worlds or of one: alfworld:env.options.data=...")
-    words = sys.argv[1:]
-    settings = [word for word in words if "=" in word and not word.startswith("-")]  # wherever they stand
-    options = parser.parse_args([word for word in words if word not in settings])
+    options, settings = options_and_settings(parser, "all worlds or, such as alfworld:env.options.data=..., of one")
     failed = 0
     if unknown := [name for name in options.worlds if not _preset(name).exists()]:
         print(f"error: there is no preset={unknown[0]} (configs/preset/{unknown[0]}.yaml)", file=sys.stderr)

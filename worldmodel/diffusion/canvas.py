@@ -28,14 +28,14 @@ class Canvas:
         start: the position of its first token; it sees the text before that.
         ids: what is right; behind the end of an answer, further ends.
         weight: of the turn.
-        asked: how many of its first tokens are to be filled in, the rest being given; 0 where all of them are.
+        asked: how many of its first tokens are to be filled in; the rest is given.
     """
 
     row: int
     start: int
     ids: tuple[int, ...]
     weight: float
-    asked: int = 0
+    asked: int
 
 
 def canvases(
@@ -55,7 +55,7 @@ def canvases(
     Example::
 
         canvases(0, [7, 5, 6, 2, 7], [0, 1, 1, 1, 0], block=2, stop=2, context=8)
-        # [Canvas(0, 1, (5, 6), 1), Canvas(0, 3, (2, 2), 1)]
+        # [Canvas(0, 1, (5, 6), 1, 2), Canvas(0, 3, (2, 2), 1, 2)]
     """
     found: list[Canvas] = []
     at = 0
@@ -71,7 +71,7 @@ def canvases(
         for start in range(begin, at, block):
             piece = tuple(ids[start : min(start + block, at)])
             if (len(piece) == block or ended) and start + block <= context:
-                found.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start]))
+                found.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start], block))
     return found
 
 
@@ -105,7 +105,8 @@ class Inverse:
         """
         found: list[Canvas] = []
         next_user = (stop, *self.before)  # alone, a stop may also end what users say
-        starts = [at + len(next_user) for at in range(len(ids)) if tuple(ids[at : at + len(next_user)]) == next_user]
+        stops = (at for at, token in enumerate(ids) if token == stop)
+        starts = [at + len(next_user) for at in stops if tuple(ids[at : at + len(next_user)]) == next_user]
         for start, behind in zip(starts, [*starts[1:], len(ids)], strict=False):
             begin = next((at for at in range(start, behind) if weights[at]), None)
             if begin is None or stop not in ids[begin:behind] or start + block > context:
@@ -198,7 +199,7 @@ def check_canvases(model: Any, context: int) -> None:
             f"{model.config.model_type} attends to {window} tokens: lower worldmodel.context to that for diffusion"
         )
     text = torch.arange(1, 5, device=model.device)[None]
-    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0)], 2)
+    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0, 2)], 2)
     other = layout.ids.clone()
     other[0, -1] = 1
     with evaluating(model):

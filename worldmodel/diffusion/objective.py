@@ -176,7 +176,7 @@ class MaskedDiffusion:
         generator = torch.Generator().manual_seed(seed)
         found = self.canvases(batch) + self.inverse_canvases(batch, generator)
         found.sort(key=lambda canvas: canvas.row)  # a layout wants those of a row together
-        asked = torch.tensor([canvas.asked or self.block for canvas in found], dtype=torch.long)
+        asked = torch.tensor([canvas.asked for canvas in found], dtype=torch.long)
         hidden, shares = hide(asked, self.block, generator)
         most = max((sum(c.row == row for c in found) for row in {c.row for c in found}), default=0)
         return DiffusionStep(
@@ -187,6 +187,6 @@ class MaskedDiffusion:
             self.block,
             self.mask,
             batch.input_ids.shape[1] + most * self.block,
-            max(1e-9, sum(canvas.weight * (canvas.asked or self.block) for canvas in found)),
+            max(1e-9, sum(canvas.weight * canvas.asked for canvas in found)),
             self.causal_weight,
         )

@@ -11,14 +11,13 @@ probable tokens, so above temperature 0 it writes likely words more often than t
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from real_envs.errors import UserError
+from worldmodel.diffusers_folders import need_diffusers
 from worldmodel.diffusion.settings import DiffusionSettings
 
 MASK = 0  # stands for a hidden token in what schedulers are shown, which is nothing but hidden tokens
@@ -50,8 +49,7 @@ def make_sampler(settings: DiffusionSettings) -> Sampler:
     Raises:
         UserError: diffusers is not installed.
     """
-    if importlib.util.find_spec("diffusers") is None:
-        raise UserError("worldmodel.kind=diffusion needs the package diffusers: pip install 'imagination[diffusion]'")
+    need_diffusers("worldmodel.kind=diffusion")
     return EntropySampler(settings) if settings.sampler == "entropy" else ConfidenceSampler(settings)
 
 

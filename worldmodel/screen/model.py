@@ -12,9 +12,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler, UNet2DConditionModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.screens import Place
+from worldmodel.diffusers_folders import opening
 from worldmodel.screen.conditioning import MAPS, action_map, word_features
 from worldmodel.screen.frames import padded
 from worldmodel.screen.objective import velocity_to
@@ -184,14 +184,8 @@ class ScreenModel(nn.Module):
             UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
                 are not opened.
         """
-        try:
+        with opening(folder, "screens", "imagine fit-world-model worldmodel.kind=screen"):
             shape = ScreenShape(**json.loads((folder / SHAPE).read_text(encoding="utf-8")))
             unet = UNet2DConditionModel.from_pretrained(folder / "unet", use_safetensors=True, local_files_only=True)
             scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
-        except (OSError, TypeError, ValueError) as error:
-            said = str(error).strip().splitlines()
-            raise UserError(
-                f"{folder} holds no model of screens that can be opened ({said[0] if said else type(error).__name__}); "
-                "fit one with `imagine fit-world-model worldmodel.kind=screen`"
-            ) from error
         return cls(unet.eval(), scheduler, shape)

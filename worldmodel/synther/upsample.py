@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from real_envs.errors import UserError
 from real_envs.streams import stream_seed
+from worldmodel.diffusers_folders import opening
 from worldmodel.synther.denoiser import TransitionDenoiser
 from worldmodel.synther.settings import SyntherSettings
 from worldmodel.synther.transitions import Transitions
@@ -135,15 +136,9 @@ class Upsampler:
             UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
                 are not opened.
         """
-        try:
+        with opening(folder, "transitions", "imagine fit-critic critic.synther.ratio=0.5"):
             denoiser = TransitionDenoiser.from_pretrained(
                 folder / "denoiser", use_safetensors=True, local_files_only=True
             )
             scheduler = EDMDPMSolverMultistepScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
-        except (OSError, TypeError, ValueError) as error:
-            said = str(error).strip().splitlines()
-            raise UserError(
-                f"{folder} holds no model of transitions that can be opened ({said[0] if said else type(error)}); "
-                "fit one with `imagine fit-critic critic.synther.ratio=0.5`"
-            ) from error
         return cls(denoiser.eval(), scheduler)

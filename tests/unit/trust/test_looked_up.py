@@ -49,7 +49,6 @@ def test_a_near_duplicate_does_not_answer() -> None:
 
     def right(*groups: frozenset[str]) -> float:
         found = looked_up(log, groups)
-        assert found is not None
         return float(found["exact"]["value"])
 
     assert right() == 0.5
@@ -82,7 +81,7 @@ def test_the_forecast_of_an_import_reads_no_held_out_task(tmp_path: Path) -> Non
     store.append([*map(reading, "abc"), *known])
     coverage, found = cover(tmp_path, store, SimilarTasks())
     assert coverage.episodes == 5
-    assert found == looked_up([reading(task) for task in "abc"], [])
+    assert found["looked_up"] == looked_up([reading(task) for task in "abc"], [])
     assert json.loads((tmp_path / "coverage.json").read_text())["looked_up"]["exact"]["value"] == 0.5
 
 
@@ -94,10 +93,9 @@ def test_a_forecast_of_a_sample_is_told_as_one(tmp_path: Path, monkeypatch: pyte
     def said(characters: int) -> tuple[int, str]:
         monkeypatch.setattr(import_logs, "CHARACTERS", characters)
         coverage, found = cover(tmp_path, store, SimilarTasks())
-        assert found is not None
         assert coverage.read_sizes["a"] == 2 * len("House a") + len("open doorIt opens.read notenote a") == 47
         (line,) = (line for line in told(Report(), coverage, found) if "looked up" in line)
-        return found["episodes"], line.partition("of another task")[2]
+        return found["looked_up"]["episodes"], line.partition("of another task")[2]
 
     assert said(3 * 47) == (3, "")
     assert said(2 * 47) == (2, ", of a sample of 2 episodes")

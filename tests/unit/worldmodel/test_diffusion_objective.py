@@ -48,14 +48,17 @@ def plain_nll(model: Any, text: list[int], noisy: list[int], truth: list[int]) -
 def test_answers_become_canvases() -> None:
     batch = batch_of(TEXTS)
     assert OBJECTIVE.canvases(batch) == [
-        Canvas(0, 2, (11, 12, STOP, STOP), 1.0),
-        Canvas(0, 7, (13, 14, 15, 16), 0.5),
-        Canvas(0, 11, (17, STOP, STOP, STOP), 0.5),
-        Canvas(1, 1, (21, 22, 23, STOP), 2.0),
-        Canvas(1, 6, (31, 32, 33, 34), 1.0),  # 35 was behind it, and what came then nobody knows
+        Canvas(0, 2, (11, 12, STOP, STOP), 1.0, 4),
+        Canvas(0, 7, (13, 14, 15, 16), 0.5, 4),
+        Canvas(0, 11, (17, STOP, STOP, STOP), 0.5, 4),
+        Canvas(1, 1, (21, 22, 23, STOP), 2.0, 4),
+        Canvas(1, 6, (31, 32, 33, 34), 1.0, 4),  # 35 was behind it, and what came then nobody knows
     ]
     assert [c.start for c in canvases(0, *TEXTS[0], block=4, stop=STOP, context=11)] == [2, 7]
-    assert canvases(0, [STOP, STOP], [1.0, 1.0], 2, STOP, 9) == [Canvas(0, 0, (2, 2), 1.0), Canvas(0, 1, (2, 2), 1.0)]
+    assert canvases(0, [STOP, STOP], [1.0, 1.0], 2, STOP, 9) == [
+        Canvas(0, 0, (2, 2), 1.0, 2),
+        Canvas(0, 1, (2, 2), 1.0, 2),
+    ]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama-lora"])
@@ -120,7 +123,7 @@ def test_actions_are_asked_for_between_what_was_and_what_came() -> None:
     for seed in range(8):
         step = objective.step(batch, seed)
         assert [c.row for c in step.canvases] == [0, 0, 0, 0, 1, 1]
-        (at,) = (k for k, canvas in enumerate(step.canvases) if canvas.asked)
+        (at,) = (k for k, canvas in enumerate(step.canvases) if canvas.asked < 8)
         assert step.canvases[at] == expected
         assert step.hidden[at, :4].any()
         assert not step.hidden[at, 4:].any()
@@ -129,8 +132,8 @@ def test_actions_are_asked_for_between_what_was_and_what_came() -> None:
             noisy = [MASK if h else token for h, token in zip(hidden, canvas.ids, strict=True)]
             text = [CHAT, TEXTS[0]][canvas.row][0][: canvas.start]
             nll = sum(plain_nll(model, text, noisy, list(canvas.ids)))
-            total += canvas.weight * (canvas.asked or 8) / sum(hidden) * nll
-        weight = sum(canvas.weight * (canvas.asked or 8) for canvas in step.canvases)
+            total += canvas.weight * canvas.asked / sum(hidden) * nll
+        weight = sum(canvas.weight * canvas.asked for canvas in step.canvases)
         assert step.part(model, slice(0, 2))[0].item() == pytest.approx(total / weight, rel=1e-4)
     drawn = [len(replace(objective, inverse_share=0.25).step(batch, seed).canvases) - 5 for seed in range(400)]
     assert abs(sum(drawn) / 400 - 0.25) < 5 * (0.25 * 0.75 / 400) ** 0.5

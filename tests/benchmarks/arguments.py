@@ -1,0 +1,24 @@
+"""What all benchmarks of runs take: options of their own, and settings of ours wherever they stand between them."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+
+
+def options_and_settings(
+    parser: ArgumentParser, of: str, words: Sequence[str] | None = None
+) -> tuple[Namespace, list[str]]:
+    """
+    Args:
+        of: what the settings are of, for ``--help``.
+        words: those of the command line by default.
+    """
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help=f"settings of {of}, such as fit.steps=600")
+    words = sys.argv[1:] if words is None else words
+    settings = [word for word in words if "=" in word and not word.startswith("-")]
+    options = parser.parse_args([word for word in words if word not in settings])
+    if options.settings:
+        parser.error(f"{options.settings[0]} is no setting: write KEY=VALUE")
+    return options, settings
