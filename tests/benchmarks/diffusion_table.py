@@ -26,6 +26,7 @@ import asyncio
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -51,6 +52,7 @@ from real_envs.env import Task
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import options_and_settings
 from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.world_model import DiffusionWorldModel
 
 FROM_TEXT = "from_text"  # begins with the weights of the kind "text", which has read the texts once by then
 CANVAS = ["worldmodel.kind=diffusion", "worldmodel.diffusion.block=8"]
@@ -66,6 +68,10 @@ KINDS: Mapping[str, Sequence[str]] = {
     "diffusion, by confidence": [*AFTER, "worldmodel.diffusion.sampler=confidence", "worldmodel.diffusion.steps=3"],
     "diffusion, from nothing": [*CANVAS, "fit.steps={twice}"],
     "diffusion, canvases of 32": [*AFTER, "worldmodel.diffusion.block=32"],
+    "diffusion, asked for actions": [
+        *(*AFTER, "worldmodel.diffusion.block=32"),
+        "worldmodel.diffusion.inverse_share=0.5",
+    ],
 }
 FITTED_AS = dict.fromkeys(("diffusion, one place a pass", "diffusion, bolder", "diffusion, by confidence"), "diffusion")
 SIZE = ["games.train=60", "games.heldout=20", "collect.workers=1", "fit.steps=500"]
@@ -125,6 +131,8 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
     run = RunFolder(folder, config.seed)
     found = {"kind": kind, "seed": config.seed, "fit_seconds": run.summary["wall_seconds"]["fit_world_model"]}
     found |= {"world_model": run.summary["world_model"], "speed": asyncio.run(speed(config, run))}
+    if config.worldmodel.diffusion.inverse_share:
+        found["actions"] = asyncio.run(actions(config, run))
     write_atomically(folder / PART, json.dumps(found, indent=1))
 
 
@@ -153,6 +161,25 @@ async def speed(config: Config, run: RunFolder) -> dict[str, float | None]:
     passes = engine.passes + turns if isinstance(engine, CanvasEngine) else counts.generated
     written = {"tokens": counts.generated, "passes": passes}
     return found | {"turns": turns, **{k: n / turns if turns and n else None for k, n in written.items()}}
+
+
+async def actions(config: Config, run: RunFolder) -> dict[str, float]:
+    """How often the action between a turn of a held-out log and the one before is named to the letter, and how often
+    the most usual action of the log would be right. First turns are left out: the model was not asked for theirs."""
+    train, _ = read_log(run, config.collect.validation)
+    (usual, _), *_ = Counter(turn.action for t in train for turn in t.turns).most_common(1)
+    world = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0, train)
+    assert isinstance(world, DiffusionWorldModel)
+    asked = [(t, k) for t in heldout_tasks(run) for k in range(1, len(t.turns))]
+    told = await asyncio.gather(
+        *(world.action_between(t.start, t.turns[:k], t.turns[k], config.seed, (t.id, k)) for t, k in asked)
+    )
+    right = [action == t.turns[k].action for (t, k), (action, _) in zip(asked, told, strict=True)]
+    return {
+        "n": len(right),
+        "right": sum(right) / len(right),
+        "usual": sum(t.turns[k].action == usual for t, k in asked) / len(asked),
+    }
 
 
 def write_table(out: Path) -> str:
@@ -188,6 +215,13 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
             tenth(speed["passes"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    for part in (part for part in parts if "actions" in part):
+        told = part["actions"]
+        lines += [
+            "",
+            f"{part['kind']}, seed {part['seed']}: {told['right']:.2f} of {told['n']} actions between two held-out "
+            f"turns are named to the letter; the most usual one would be right in {told['usual']:.2f}.",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -35,3 +35,10 @@ def test_a_line_a_part_in_the_order_of_the_kinds(tmp_path: Path) -> None:
         .splitlines()[2]
         .endswith("| – | 0 | 1 | – |")
     )
+
+
+def test_actions_are_told_below_the_table() -> None:
+    asked = part("diffusion", turns_per_second=9.0, without_drafts=9.0, tokens=9.0, passes=9.0)
+    told = table([asked | {"actions": {"n": 40, "right": 0.725, "usual": 0.1}}]).splitlines()
+    assert told[-1].startswith("diffusion, seed 0: 0.72 of 40 actions")
+    assert told[-1].endswith("right in 0.10.")
