@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def options_and_settings(
@@ -22,3 +22,10 @@ def options_and_settings(
     if options.settings:
         parser.error(f"{options.settings[0]} is no setting: write KEY=VALUE")
     return options, settings
+
+
+def settings_of(world: str, settings: Sequence[str], worlds: Iterable[str]) -> list[str]:
+    """Those that are of all worlds, and behind them those of this one, ``<world>:KEY=VALUE``."""
+    others = tuple(f"{name}:" for name in (*worlds, world))
+    mine = [word for word in settings if not word.startswith(others)]
+    return mine + [word.removeprefix(f"{world}:") for word in settings if word.startswith(f"{world}:")]

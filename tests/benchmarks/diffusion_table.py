@@ -2,11 +2,12 @@
 and diffusion.
 
     python -m tests.benchmarks.diffusion_table --kinds text diffusion --seeds 0
+    python -m tests.benchmarks.diffusion_table --worlds miniwob alfworld alfworld:env.options.data=/data/json_2.1.1
     python -m tests.benchmarks.diffusion_table --table
 
-A part is one kind and one seed. All parts of a seed share one log of TextWorld games (``preset=textworld``, with fewer
-of them), its tokenizer's size, the sizes of the network and the number and size of optimiser steps: every kind reads
-the same episodes equally often. Diffusion begins with the text model's weights and reads as much once more, so a text
+A part is one world, one kind and one seed. All parts of a world and seed share one log (the preset of the world, with
+fewer tasks), its tokenizer's size, the sizes of the network and the number and size of optimiser steps: every kind
+reads the same episodes equally often. Diffusion begins with the text model's weights and reads as much once more, so a text
 model that is fitted twice as long stands beside it. A step of diffusion computes more, since its canvases stand beside
 the text; what that costs is a column. Each is judged on turns of the training games that were held back and on games
 that nothing was trained on.
@@ -15,14 +16,15 @@ Speed is that of the actions of the held-out log, done again in dreams at temper
 time on one thread, since wall time hangs on what else the machine does. A pass is one reading of an episode's new
 tokens; passes of several episodes run together.
 
-Writes ``<out>/seed-<s>/<kind>/part.json`` and, after every part, ``<out>/table.md``. What is there is not done again,
-and a fit that was interrupted goes on where it stopped.
+Writes ``<out>/<world>/seed-<s>/<kind>/part.json`` and, after every part, ``<out>/table.md``. What is there is not done
+again, and a fit that was interrupted goes on where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import shutil
 import time
@@ -50,7 +52,7 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.trust.held_out import heldout_tasks, measure
 from real_envs.env import Task
 from real_envs.files import write_atomically
-from tests.benchmarks.arguments import options_and_settings
+from tests.benchmarks.arguments import options_and_settings, settings_of
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.world_model import DiffusionWorldModel
 
@@ -74,13 +76,22 @@ KINDS: Mapping[str, Sequence[str]] = {
     ],
 }
 FITTED_AS = dict.fromkeys(("diffusion, one place a pass", "diffusion, bolder", "diffusion, by confidence"), "diffusion")
-SIZE = ["games.train=60", "games.heldout=20", "collect.workers=1", "fit.steps=500"]
+FAMILIES = "click-checkboxes click-option click-scroll-list click-dialog-2 click-button click-tab"  # of preset=screens
+WORLDS: Mapping[str, Sequence[str]] = {
+    "textworld": ["games.train=60", "games.heldout=20", "collect.workers=1"],
+    "alfworld": ["games.train=60", "games.heldout=20", "collect.workers=1"],
+    "miniwob": [
+        *("games.train=150", "games.heldout=30", f"env.options.families={FAMILIES}"),
+        *("collect.heldout_episodes=2", "worldmodel.kind=text", "fit.renamed=0"),
+    ],
+}
+SIZE = ["fit.steps=500"]
 QUICK = ["games.train=2", "games.heldout=1", "fit.steps=2", "fit.copying_steps=1", "worldmodel.hidden=32"]
 PART = "part.json"
 HEAD = (
-    "| kind | seed | fit, s | exact | reward P / R | ECE | ECE calibrated | malformed | exact, new games "
+    "| world | kind | seed | fit, s | exact | reward P / R | ECE | ECE calibrated | malformed | exact, new games "
     "| reward P / R, new games | tokens a turn | dreamed turns/s | without drafts | passes a turn |\n"
-    + "|---" * 14
+    + "|---" * 15
     + "|"
 )
 
@@ -89,15 +100,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("outputs/diffusion"))
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=["textworld"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
-    options, settings = options_and_settings(parser, "all parts")
+    options, settings = options_and_settings(
+        parser, "all parts or, such as alfworld:env.options.data=..., of one world"
+    )
     torch.set_num_threads(1)
-    for seed in [] if options.table else options.seeds:
-        shared = [*SIZE, *(QUICK if options.quick else []), *settings, f"seed={seed}"]
+    for world, seed in [] if options.table else itertools.product(options.worlds, options.seeds):
+        shared = [f"preset={world}", *WORLDS[world], *SIZE, *(QUICK if options.quick else []), f"seed={seed}"]
+        shared += settings_of(world, settings, WORLDS)
         for kind in options.kinds:
-            make_part(kind, shared, options.out / f"seed-{seed}")
+            make_part(kind, shared, part_folder(options.out, world, seed))
             write_table(options.out)
     print(write_table(options.out))
     return 0
@@ -105,21 +120,21 @@ def main() -> int:
 
 def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
     """Log, fit and measurements of one kind, as far as they are not there yet."""
-    config = load_config(["preset=textworld", *shared], Config)
-    given = {FROM_TEXT: f"worldmodel.model={part_folder(root, 'text') / 'models' / 'worldmodel'}"}
+    config = load_config([*shared], Config)
+    given = {FROM_TEXT: f"worldmodel.model={kind_folder(root, 'text') / 'models' / 'worldmodel'}"}
     own = [given.get(word, word.format(twice=2 * config.fit.steps)) for word in KINDS[kind]]
-    config = load_config(["preset=textworld", *shared, *own], Config)
-    folder, source = part_folder(root, kind), root / "log"
+    config = load_config([*shared, *own], Config)
+    folder, source = kind_folder(root, kind), root / "log"
     if (folder / PART).exists():
         return
     if FROM_TEXT in KINDS[kind]:
         make_part("text", shared, root)
     if (other := FITTED_AS.get(kind)) is not None:
         make_part(other, shared, root)
-        source = part_folder(root, other)
+        source = kind_folder(root, other)
     elif "collect" not in RunFolder(source, config.seed).summary.get("done", {}):
         collect(config, source)
-    print(f"== {kind}, seed {config.seed}", flush=True)
+    print(f"== {config.env.name}, {kind}, seed {config.seed}", flush=True)
     if not folder.exists():
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(PART))
     if other is None:
@@ -129,14 +144,23 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
         train, held = read_log(run, config.collect.validation)
         run.update({"world_model": measure(run, config.worldmodel, config.dream, config.engine, train, held)})
     run = RunFolder(folder, config.seed)
-    found = {"kind": kind, "seed": config.seed, "fit_seconds": run.summary["wall_seconds"]["fit_world_model"]}
+    found = {
+        "world": config.env.name,
+        "kind": kind,
+        "seed": config.seed,
+        "fit_seconds": run.summary["wall_seconds"]["fit_world_model"],
+    }
     found |= {"world_model": run.summary["world_model"], "speed": asyncio.run(speed(config, run))}
     if config.worldmodel.diffusion.inverse_share:
         found["actions"] = asyncio.run(actions(config, run))
     write_atomically(folder / PART, json.dumps(found, indent=1))
 
 
-def part_folder(root: Path, kind: str) -> Path:
+def part_folder(out: Path, world: str, seed: int) -> Path:
+    return out / world / f"seed-{seed}"
+
+
+def kind_folder(root: Path, kind: str) -> Path:
     return root / kind.replace(", ", "-").replace(" ", "-")
 
 
@@ -184,9 +208,11 @@ async def actions(config: Config, run: RunFolder) -> dict[str, float]:
 
 def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
-    parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"seed-*/*/{PART}")]
-    order = {kind: place for place, kind in enumerate(KINDS)}
-    found = table(sorted(parts, key=lambda part: (part["seed"], order[part["kind"]])))
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"*/seed-*/*/{PART}")]
+    worlds, kinds = list(WORLDS), list(KINDS)
+    found = table(
+        sorted(parts, key=lambda part: (worlds.index(part["world"]), part["seed"], kinds.index(part["kind"])))
+    )
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "table.md", found)
     return found
@@ -199,6 +225,7 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
         card, speed = part["world_model"], part["speed"]
         new, sampled = card["heldout_tasks"], card["calibration"]
         cells = [
+            part["world"],
             part["kind"],
             str(part["seed"]),
             f"{part['fit_seconds']:.0f}",
@@ -219,8 +246,8 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
         told = part["actions"]
         lines += [
             "",
-            f"{part['kind']}, seed {part['seed']}: {told['right']:.2f} of {told['n']} actions between two held-out "
-            f"turns are named to the letter; the most usual one would be right in {told['usual']:.2f}.",
+            f"{part['world']}, {part['kind']}, seed {part['seed']}: {told['right']:.2f} of {told['n']} actions between "
+            f"two held-out turns are named to the letter; the most usual one would be right in {told['usual']:.2f}.",
         ]
     return "\n".join(lines) + "\n"
 

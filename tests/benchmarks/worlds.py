@@ -53,7 +53,7 @@ from real_envs.errors import UserError, told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
-from tests.benchmarks.arguments import options_and_settings
+from tests.benchmarks.arguments import options_and_settings, settings_of
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
 from worldmodel.fidelity.outcomes import outcome_metrics
 from worldmodel.fidelity.transitions import judge, transition_metrics
@@ -99,9 +99,7 @@ def part_folder(out: Path, world: str, seed: int) -> Path:
 
 def part_config(world: str, seed: int, overrides: list[str]) -> Config:
     """The world's preset with the overrides of all worlds and its own; checkpoints are kept for the audit."""
-    known = [f"{name}:" for name in (*WORLDS, world)]
-    mine = [word.removeprefix(f"{world}:") for word in overrides if not word.startswith(tuple(known))]
-    mine += [word.removeprefix(f"{world}:") for word in overrides if word.startswith(f"{world}:")]
+    mine = settings_of(world, overrides, WORLDS)
     return seed_config(load_config([f"preset={world}", *mine, f"seed={seed}"], Config), seed)
 
 
