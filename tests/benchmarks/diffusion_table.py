@@ -8,9 +8,9 @@ and diffusion.
 A part is one world, one kind and one seed. All parts of a world and seed share one log (the preset of the world, with
 fewer tasks), its tokenizer's size, the sizes of the network and the number and size of optimiser steps: every kind
 reads the same episodes equally often. Diffusion begins with the text model's weights and reads as much once more, so a
-text model that is fitted twice as long stands beside it. A step of diffusion computes more, since its canvases stand beside
-the text; what that costs is a column. Each is judged on turns of the training games that were held back and on games
-that nothing was trained on.
+text model that is fitted twice as long stands beside it. A step of diffusion computes more, since its canvases stand
+beside the text; what that costs is a column. Each is judged on turns of the training games that were held back and on
+games that nothing was trained on.
 
 Speed is that of the actions of the held-out log, done again in dreams at temperature 1, in turns a second of processor
 time on one thread, since wall time hangs on what else the machine does. A pass is one reading of an episode's new
