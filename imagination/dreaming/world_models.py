@@ -21,8 +21,7 @@ from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import FILE, Calibration
 from worldmodel.delta import Edits
-from worldmodel.diffusion.canvas import Inverse
-from worldmodel.diffusion.checkpoint import check_trained, inverse_tokens
+from worldmodel.diffusion.checkpoint import check_trained, inverse_of
 from worldmodel.diffusion.world_model import DiffusionWorldModel
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.facts import FactIndex, WithFacts
@@ -232,9 +231,8 @@ def _member(
         if settings.kind == "diffusion":
             check_trained(model, folder, settings.diffusion.block)
             filler = engines.make_canvas(model, chat, context, settings.diffusion)
-            places = inverse_tokens(model)
-            inverse = Inverse(places, chat.to_assistant, chat.to_user) if places else None
-            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, inverse)
+            asked = inverse_of(model, chat)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, asked)
         engine = engines.make(model, chat, context, drafts_from(log, chat, form))
         version = weights_version(model)
     return TextWorldModel(engine, chat, version, max_tokens, temperature, form)

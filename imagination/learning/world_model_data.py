@@ -13,8 +13,8 @@ from imagination.settings import UserError, WorldModelSettings
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.diffusion.canvas import Inverse, check_canvases
-from worldmodel.diffusion.checkpoint import mask_of
+from worldmodel.diffusion.canvas import check_canvases
+from worldmodel.diffusion.checkpoint import make_inverse, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 from worldmodel.form import Form
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share
@@ -43,7 +43,7 @@ def objective_of(settings: WorldModelSettings, model: Any, chat: ChatFormat, con
             f"worldmodel.diffusion.block={block} leaves no room for a history in worldmodel.context={context}"
         )
     check_canvases(model, context)
-    inverse = Inverse(diffusion.inverse_tokens, chat.to_assistant, chat.to_user) if diffusion.inverse_share else None
+    inverse = make_inverse(diffusion.inverse_tokens, diffusion.inverse_told, chat) if diffusion.inverse_share else None
     if inverse is not None and settings.facts:
         raise UserError("worldmodel.diffusion.inverse_share needs worldmodel.facts=0: facts stand before actions")
     mask = mask_of(chat.tokenizer)

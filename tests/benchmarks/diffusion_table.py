@@ -70,10 +70,7 @@ KINDS: Mapping[str, Sequence[str]] = {
     "diffusion, by confidence": [*AFTER, "worldmodel.diffusion.sampler=confidence", "worldmodel.diffusion.steps=3"],
     "diffusion, from nothing": [*CANVAS, "fit.steps={twice}"],
     "diffusion, canvases of 32": [*AFTER, "worldmodel.diffusion.block=32"],
-    "diffusion, asked for actions": [
-        *(*AFTER, "worldmodel.diffusion.block=32"),
-        "worldmodel.diffusion.inverse_share=0.5",
-    ],
+    "diffusion, asked for actions": [*AFTER, "worldmodel.diffusion.inverse_share=0.5"],
 }
 FITTED_AS = dict.fromkeys(("diffusion, one place a pass", "diffusion, bolder", "diffusion, by confidence"), "diffusion")
 FAMILIES = "click-checkboxes click-option click-scroll-list click-dialog-2 click-button click-tab"  # of preset=screens

@@ -8,7 +8,7 @@ itself, and nothing sees a canvas but itself. So one pass trains every canvas of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from policy.lm.engine import UnsupportedModel
 from policy.lm.forward import attention_window, decoder, evaluating
+
+TEXT, NOWHERE = -1, -2  # where columns of a layout belong that are of no canvas
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +80,26 @@ def canvases(
 @dataclass(frozen=True, slots=True)
 class Inverse:
     """The question which action led here, as a canvas behind the past: places for the action, filled up with ends, and
-    what came of it, as far as the canvas goes.
+    what came of it.
 
     Attributes:
         places: for the action with an end behind it.
+        told: tokens of what came of it that are given at most, the first ones.
         between: what stands between an action and its answer.
         before: what stands between the end of an answer and the next action.
     """
 
     places: int
+    told: int
     between: tuple[int, ...]
     before: tuple[int, ...]
 
-    def canvas(self, action: Sequence[int], answer: Sequence[int], block: int, stop: int) -> tuple[int, ...]:
-        """``[block]``; an action longer than its places is cut."""
+    def canvas(self, action: Sequence[int], answer: Sequence[int], stop: int) -> tuple[int, ...]:
+        """An action longer than its places is cut."""
         asked = (*action, *[stop] * self.places)[: self.places]
-        given = (*asked, *self.between, *answer, *[stop] * block)
-        return given[:block]
+        return (*asked, *self.between, *answer[: self.told])
 
-    def canvases(
-        self, row: int, ids: list[int], weights: Sequence[float], block: int, stop: int, context: int
-    ) -> list[Canvas]:
+    def canvases(self, row: int, ids: list[int], weights: Sequence[float], stop: int, context: int) -> list[Canvas]:
         """One for each action between two answers of a text that has its places; arguments as of ``canvases``.
 
         The first action of a text is left out: it has no answer before it, by whose end it would be found.
@@ -109,24 +110,25 @@ class Inverse:
         starts = [at + len(next_user) for at in stops if tuple(ids[at : at + len(next_user)]) == next_user]
         for start, behind in zip(starts, [*starts[1:], len(ids)], strict=False):
             begin = next((at for at in range(start, behind) if weights[at]), None)
-            if begin is None or stop not in ids[begin:behind] or start + block > context:
+            if begin is None or stop not in ids[begin:behind]:
                 continue
             action, told = ids[start : begin - len(self.between)], ids[begin - len(self.between) : begin]
             if tuple(told) == self.between and 0 < len(action) < self.places:
-                answer = ids[begin : ids.index(stop, begin) + 1]
-                piece = self.canvas(action, answer, block, stop)
-                found.append(Canvas(row, start, piece, weights[begin], self.places))
+                piece = self.canvas(action, ids[begin : ids.index(stop, begin) + 1], stop)
+                if start + len(piece) <= context:
+                    found.append(Canvas(row, start, piece, weights[begin], self.places))
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Texts with their canvases behind them, as one rectangle of ``n = time + most canvases of a row * block`` columns.
+    """Texts with their canvases behind them, as one rectangle: its ``n`` columns are the longest text's and the most
+    tokens that the canvases of a row have.
 
     Attributes:
         ids, positions: ``[rows, n]``; the canvases hold what is right.
         seen: ``[rows, n, n]``, which columns each one sees.
-        row, column: ``[canvases, block]``, where the tokens of each canvas stand.
+        row, column: ``[tokens]``, where the tokens of the canvases stand, one canvas after the other.
     """
 
     ids: Tensor
@@ -136,41 +138,42 @@ class Layout:
     column: Tensor
 
 
-def lay_out(input_ids: Tensor, chosen: Sequence[Canvas], block: int) -> Layout:
+def lay_out(input_ids: Tensor, chosen: Sequence[Canvas]) -> Layout:
     """
     Args:
         input_ids: ``[rows, time]``, padded on the right.
-        chosen: canvases of these rows, those of a row one after the other; none of a row is fine.
+        chosen: canvases of these rows; none of a row is fine.
     """
     rows, time = input_ids.shape
     device = input_ids.device
-    place: list[int] = []  # of each canvas among those of its row
-    count = [0] * rows
+    begins: list[int] = []  # of each canvas behind its text
+    behind = [0] * rows  # tokens of the canvases of each row
     for canvas in chosen:
-        place.append(count[canvas.row])
-        count[canvas.row] += 1
-    most = max(count)
-    row = torch.tensor([canvas.row for canvas in chosen], dtype=torch.long, device=device)[:, None].expand(-1, block)
-    begins = time + block * torch.tensor(place, dtype=torch.long, device=device)
-    inside = torch.arange(block, device=device)
-    column = begins[:, None] + inside
-    starts = torch.tensor([canvas.start for canvas in chosen], dtype=torch.long, device=device)[:, None]
+        begins.append(behind[canvas.row])
+        behind[canvas.row] += len(canvas.ids)
 
-    n = time + most * block
-    ids = torch.zeros(rows, n, dtype=torch.long, device=device)
+    def per_token(values: Iterable[int]) -> Tensor:
+        repeated = [v for value, canvas in zip(values, chosen, strict=True) for v in [value] * len(canvas.ids)]
+        return torch.tensor(repeated, dtype=torch.long, device=device)
+
+    def whole(value: int) -> Tensor:
+        return torch.full((rows, n), value, dtype=torch.long, device=device)
+
+    n = time + max(behind)
+    row, start = per_token(canvas.row for canvas in chosen), per_token(canvas.start for canvas in chosen)
+    inside = torch.tensor([k for canvas in chosen for k in range(len(canvas.ids))], dtype=torch.long, device=device)
+    column = time + per_token(begins) + inside
+    ids, positions, past, group = whole(0), whole(0), whole(0), whole(NOWHERE)
     ids[:, :time] = input_ids
-    ids[row, column] = torch.tensor([canvas.ids for canvas in chosen], dtype=torch.long, device=device)
-    positions = torch.zeros(rows, n, dtype=torch.long, device=device)
+    ids[row, column] = torch.tensor([i for canvas in chosen for i in canvas.ids], dtype=torch.long, device=device)
     positions[:, :time] = torch.arange(time, device=device)
-    positions[row, column] = starts + inside
-    past = torch.zeros(rows, n, dtype=torch.long, device=device)  # how much of the text each column sees
-    past[:, :time] = torch.arange(time, device=device) + 1
-    past[row, column] = starts.expand(-1, block)
+    positions[row, column] = start + inside
+    past[:, :time] = torch.arange(time, device=device) + 1  # how much of the text each column sees
+    past[row, column] = start
+    group[:, :time] = TEXT
+    group[row, column] = per_token(range(len(chosen)))
     of_text = torch.arange(time, device=device) < past[:, :, None]
-    group = torch.cat(
-        [torch.full((time,), -1, device=device), torch.arange(most, device=device).repeat_interleave(block)]
-    )
-    of_canvas = (group[:, None] == group[None, time:]).expand(rows, -1, -1)
+    of_canvas = group[:, :, None] == group[:, None, time:]  # what is nowhere sees what is nowhere: none sees nothing
     return Layout(ids, positions, torch.cat([of_text, of_canvas], 2), row, column)
 
 
@@ -199,7 +202,7 @@ def check_canvases(model: Any, context: int) -> None:
             f"{model.config.model_type} attends to {window} tokens: lower worldmodel.context to that for diffusion"
         )
     text = torch.arange(1, 5, device=model.device)[None]
-    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0, 2)], 2)
+    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0, 2)])
     other = layout.ids.clone()
     other[0, -1] = 1
     with evaluating(model):

@@ -7,12 +7,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import MASK
 from real_envs.errors import UserError
+from worldmodel.diffusion.canvas import Inverse
 from worldmodel.diffusion.settings import DiffusionSettings
 
 _BLOCK = "diffusion_block"  # in the config
-_INVERSE = "diffusion_inverse_tokens"
+_INVERSE = "diffusion_inverse"  # places for an action, and tokens of what came of it
 
 
 def with_mask(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -41,12 +43,22 @@ def mask_of(tokenizer: PreTrainedTokenizerBase) -> int:
 def mark(model: Any, settings: DiffusionSettings) -> None:
     """Writes into the model's config which canvases it was trained to fill in."""
     setattr(model.config, _BLOCK, settings.block)
-    setattr(model.config, _INVERSE, settings.inverse_tokens if settings.inverse_share else 0)
+    asked = [settings.inverse_tokens, settings.inverse_told] if settings.inverse_share else None
+    setattr(model.config, _INVERSE, asked)
 
 
-def inverse_tokens(model: Any) -> int:
-    """Places for an action that the model was trained to be asked for; 0 where it was not."""
-    return getattr(model.config, _INVERSE, 0)
+def make_inverse(places: int, told: int, chat: ChatFormat) -> Inverse:
+    """How actions are asked for in chats of this format."""
+    return Inverse(places, told, chat.to_assistant, chat.to_user)
+
+
+def inverse_of(model: Any, chat: ChatFormat) -> Inverse | None:
+    """How the model was trained to be asked for actions; ``None`` where it was not."""
+    asked = getattr(model.config, _INVERSE, None)
+    if not asked:
+        return None
+    places, told = asked
+    return make_inverse(places, told, chat)
 
 
 def check_trained(model: Any, where: object, block: int) -> None:
@@ -67,4 +79,4 @@ def check_trained(model: Any, where: object, block: int) -> None:
         )
 
 
-__all__ = ["check_trained", "inverse_tokens", "mark", "mask_of", "with_mask"]
+__all__ = ["check_trained", "inverse_of", "make_inverse", "mark", "mask_of", "with_mask"]

@@ -22,6 +22,7 @@ from policy.lm.engines.inprocess.feed import Feed
 from policy.lm.engines.inprocess.queue import SlotQueue
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.inprocess.slot_table import common_prefix, within
+from worldmodel.diffusion.editing import Edit, draft_of
 from worldmodel.diffusion.objective import without_mask
 from worldmodel.diffusion.sampling import make_sampler
 from worldmodel.diffusion.settings import DiffusionSettings
@@ -53,8 +54,8 @@ class Filler(Protocol):
 
         Args:
             given: tokens by their place in the answer. Before the last of them that is not the stop, none ends it.
-            asked: if not 0, only the first so many tokens of the canvas are the answer, and may end before that; what
-                is given stands behind them.
+            asked: if not 0, there is one canvas, which ends with what is given. Only its first so many tokens are the
+                answer, and may end before that.
 
         Raises:
             ValueError: a given token lies beyond the first canvas.
@@ -75,6 +76,7 @@ class _Request:
         passes: over the canvas under way.
         passed: over the canvases that are done.
         asked: as in ``Filler.fill``.
+        edit: what the canvas under way is looked at as, before any of it is filled in; ``None`` where that is over.
     """
 
     text: list[int]
@@ -90,6 +92,11 @@ class _Request:
     passes: int = 0
     passed: int = 0
     asked: int = 0
+    edit: Edit | None = None
+
+    def shown(self) -> np.ndarray:
+        """What the next pass reads."""
+        return self.canvas if self.edit is None else self.edit.shown
 
 
 class CanvasEngine:
@@ -129,7 +136,7 @@ class CanvasEngine:
         self.model, self.context, self.block, self.mask = model, context, settings.block, mask
         self.version, self.exact, self.counts, self.passes = 0, False, EngineCounts(), 0
         self.slots = affordable_slots(model.config, context, slots, memory_gib, dtype)
-        self._sampler = make_sampler(settings)
+        self._sampler, self._edit = make_sampler(settings), settings.edit
         self._decoder = make_decoder(model, context, self.slots, dtype)
         self._stale = True
         self._ids = np.zeros((self.slots, context), dtype=np.int64)
@@ -192,7 +199,7 @@ class CanvasEngine:
             raise ValueError("an answer needs at least one token before it")
         if sampling.top_p < 1 or sampling.top_k or sampling.stop_strings:
             raise ValueError("a canvas is sampled without top_p, top_k and stop strings")
-        canvas = self._hidden(len(ids))
+        canvas = self._hidden(len(ids), max(given, default=-1) + 1 if asked else self.block)
         if given and not 0 <= min(given) <= max(given) < len(canvas):
             raise ValueError(f"what is given must lie within a canvas of {len(canvas)} tokens, got {max(given)}")
         for at, token in given.items():
@@ -208,13 +215,20 @@ class CanvasEngine:
             0 if asked else max((at for at, token in given.items() if token != sampling.stop), default=0),
             own=np.zeros(len(canvas)),
             asked=asked,
+            edit=None if given else self._draft(ids, sampling.stop),
         )
         completion: Completion = await self._queue.ask(request, self)
         return completion
 
-    def _hidden(self, length: int) -> np.ndarray:
+    def _hidden(self, length: int, size: int) -> np.ndarray:
         """A canvas behind a text of so many tokens, all hidden."""
-        return np.full(min(self.block, self.context - length), self.mask, dtype=np.int64)
+        return np.full(min(size, self.context - length), self.mask, dtype=np.int64)
+
+    def _draft(self, text: Sequence[int], stop: int) -> Edit | None:
+        """What stood on the last page where the next canvas begins."""
+        if not self._edit:
+            return None
+        return draft_of(text, min(self.block, self.context - len(text)), self.mask, stop)
 
     def begin(self, slot: int, request: _Request) -> bool:
         """See ``Stepper``. Keeps or copies what is cached of the text."""
@@ -242,13 +256,13 @@ class CanvasEngine:
             return {}
         requests = [self._queue.running[slot] for slot in ready]
         counts = np.array([len(request.canvas) for request in requests])
-        tokens = np.concatenate([request.canvas for request in requests])
+        tokens = np.concatenate([request.shown() for request in requests])
         hidden = np.flatnonzero(tokens == self.mask)
         outcomes: dict[int, Completion | Exception] = {}
         if len(hidden):
             states = self._run(Feed(np.array(ready), self._fed[ready], counts, tokens, hidden, canvas=True))
             logits = without_mask(self._decoder.logits(states), self.mask)
-            sizes = [int((request.canvas == self.mask).sum()) for request in requests]
+            sizes = [int((request.shown() == self.mask).sum()) for request in requests]
             for slot, request, its in zip(ready, requests, logits.split(sizes), strict=True):
                 if len(its) and not self._keep(request, its):
                     outcomes[slot] = EngineFailure("the model's logits are not finite")
@@ -276,16 +290,22 @@ class CanvasEngine:
 
     def _keep(self, request: _Request, logits: torch.Tensor) -> bool:
         """Fills in what this pass decides; false where the logits are broken."""
-        sampling, places = request.sampling, np.flatnonzero(request.canvas == self.mask)
+        sampling, places = request.sampling, np.flatnonzero(request.shown() == self.mask)
         inner = torch.from_numpy(places < request.open_until).to(logits.device)
         logits[inner, sampling.stop] = float("-inf")
         if logits.isnan().any() or logits.isposinf().any():
             return False
+        request.passes += 1
+        if request.edit is not None:
+            if request.edit.look(logits):
+                where, logprobs = request.edit.likely(self._edit)
+                request.canvas[where], request.own[where] = request.edit.draft[where], logprobs[where]
+                request.edit, request.passes, request.passed = None, 0, request.passed + request.passes
+            return True
         kept = self._sampler(logits, sampling.temperature, request.passes, request.generator)
         where = kept.where.cpu().numpy()
         request.canvas[places[where]] = kept.tokens.cpu().numpy()[where]
         request.own[places[where]] = kept.logprobs.cpu().numpy()[where]
-        request.passes += 1
         return True
 
     def _go_on(self, request: _Request, slot: int) -> Completion | None:
@@ -309,9 +329,10 @@ class CanvasEngine:
                 ids, tuple(request.logprobs[: len(ids)]), bool(len(stops)) and length <= most, self.version
             )
         self._ids[slot, length - end : length] = canvas[:end]
-        request.canvas = self._hidden(length)
+        request.canvas = self._hidden(length, self.block)
         request.own = np.zeros(len(request.canvas))
         request.passes = request.open_until = 0
+        request.edit = self._draft(request.text, stop)
         return None
 
     def forget(self, slot: int, error: Exception | None) -> None:

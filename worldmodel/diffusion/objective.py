@@ -17,6 +17,7 @@ network that has to make something of every token of it, not only of what was hi
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,8 +29,8 @@ from policy.lm.forward import token_logits
 from worldmodel.diffusion.canvas import Canvas, Inverse, canvas_states, canvases, lay_out
 
 
-def hide(sizes: Tensor, block: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Which tokens of each canvas are hidden, ``[n, block]``, and what share of those asked for, ``[n]``.
+def hide(sizes: Tensor, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which tokens of each canvas are hidden, ``[n, longest]``, and what share of those asked for, ``[n]``.
 
     The shares are spread evenly over the canvases of a step, in random order: one uniform number shifts them all
     (MDLM, section 3.5, after Kingma et al. 2021, arXiv 2107.00630), so a mean over the step varies less.
@@ -40,8 +41,8 @@ def hide(sizes: Tensor, block: int, generator: torch.Generator) -> tuple[Tensor,
     n = len(sizes)
     even = (torch.rand((), generator=generator) + torch.arange(n)) / n
     counts = (even[torch.randperm(n, generator=generator)] * sizes).floor().long().clamp(max=sizes - 1) + 1
-    order = torch.rand(n, block, generator=generator)
-    order[torch.arange(block) >= sizes[:, None]] = 2.0  # behind all that may be hidden
+    order = torch.rand(n, longest, generator=generator)
+    order[torch.arange(longest) >= sizes[:, None]] = 2.0  # behind all that may be hidden
     return order.argsort(1).argsort(1) < counts[:, None], counts / sizes
 
 
@@ -68,9 +69,9 @@ class DiffusionStep:
     Attributes:
         batch: the texts.
         canvases: of all rows, in order.
-        hidden: ``[canvases, block]``.
+        hidden: ``[canvases, longest]``.
         shares: ``[canvases]``, of what is asked for, how much is hidden.
-        block, mask: as in ``MaskedDiffusion``.
+        mask: as in ``MaskedDiffusion``.
         width: columns of a row in a forward pass.
         denominator: the sum over canvases of ``weight * tokens to be filled in``.
         causal_weight: of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases.
@@ -80,7 +81,6 @@ class DiffusionStep:
     canvases: list[Canvas]
     hidden: Tensor
     shares: Tensor
-    block: int
     mask: int
     width: int
     denominator: float
@@ -100,18 +100,17 @@ class DiffusionStep:
             trained = next(p for p in model.parameters() if p.requires_grad)
             return trained.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
         chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in mine)]
-        layout = lay_out(ids, chosen, self.block)
-        where, hidden = torch.tensor(mine), self.hidden[mine].to(ids.device)
+        layout = lay_out(ids, chosen)
+        each = torch.tensor([len(canvas.ids) for canvas in chosen])
+        hidden = self.hidden[mine][torch.arange(self.hidden.shape[1]) < each[:, None]].to(ids.device)
         at = layout.row[hidden], layout.column[hidden]
         truth, noisy = layout.ids[at], layout.ids.clone()
         noisy[at] = self.mask
         states = canvas_states(model, layout, noisy)
         logits = without_mask(token_logits(model, states[at]), self.mask)
         logprobs = logits.log_softmax(-1).gather(-1, truth[:, None])[:, 0]
-        per_canvas = torch.tensor([canvas.weight for canvas in chosen])
-        shares, weights = (
-            x.to(ids.device)[:, None].expand(-1, self.block)[hidden] for x in (self.shares[where], per_canvas)
-        )
+        per_canvas = self.shares[mine], torch.tensor([canvas.weight for canvas in chosen])
+        shares, weights = (x.repeat_interleave(each).to(ids.device)[hidden] for x in per_canvas)
         loss = weighted_nll(logprobs, shares, weights) / self.denominator
         if self.causal_weight:
             loss = loss + self.causal_weight * self._told(model, states, rows)
@@ -163,7 +162,7 @@ class MaskedDiffusion:
             return []
         found: list[Canvas] = []
         for row, (ids, weights) in enumerate(zip(batch.input_ids.tolist(), batch.ce_weight.tolist(), strict=True)):
-            found += self.inverse.canvases(row, ids, weights, self.block, self.stop, self.context)
+            found += self.inverse.canvases(row, ids, weights, self.stop, self.context)
         drawn = torch.rand(len(found), generator=generator) < self.inverse_share
         return [canvas for canvas, taken in zip(found, drawn.tolist(), strict=True) if taken]
 
@@ -175,18 +174,19 @@ class MaskedDiffusion:
         """
         generator = torch.Generator().manual_seed(seed)
         found = self.canvases(batch) + self.inverse_canvases(batch, generator)
-        found.sort(key=lambda canvas: canvas.row)  # a layout wants those of a row together
+        found.sort(key=lambda canvas: canvas.row)
         asked = torch.tensor([canvas.asked for canvas in found], dtype=torch.long)
-        hidden, shares = hide(asked, self.block, generator)
-        most = max((sum(c.row == row for c in found) for row in {c.row for c in found}), default=0)
+        hidden, shares = hide(asked, max((len(canvas.ids) for canvas in found), default=0), generator)
+        beside = Counter[int]()
+        for canvas in found:
+            beside[canvas.row] += len(canvas.ids)
         return DiffusionStep(
             batch,
             found,
             hidden,
             shares,
-            self.block,
             self.mask,
-            batch.input_ids.shape[1] + most * self.block,
+            batch.input_ids.shape[1] + max(beside.values(), default=0),
             max(1e-9, sum(canvas.weight * canvas.asked for canvas in found)),
             self.causal_weight,
         )

@@ -18,10 +18,15 @@ class DiffusionSettings:
         inverse_share: of the actions of the log that the model is also asked for in a step of training, given what came
             of them; with 0 it cannot be asked which action leads from here to there.
         inverse_tokens: places for such an action, its end included; longer ones are not asked for.
+        inverse_told: tokens of what came of it that are told with the question at most, the first ones.
         sampler: which tokens of a canvas are kept after a pass. entropy keeps those at the surest places, whatever was
             sampled there; confidence keeps those that were sampled with the highest probability.
         entropy_bound: nats of entropy that all places kept in one pass may have together, the least sure one aside
             (entropy); 0 fills in one unsure place a pass.
+        edit: from which probability on, 0.5 or more, a token of the last page stays; 0 writes each page anew. A canvas
+            then begins as what stood at its place there, and two passes look at every other token each, given the rest
+            of it: what is less likely is hidden and filled in. Fewer passes where pages change little, and a page that
+            clings to the one before where the model is of two minds.
         steps: passes over which a canvas is spread at most (confidence).
         threshold: probability above which a token is kept at once (confidence).
     """
@@ -30,8 +35,10 @@ class DiffusionSettings:
     causal_weight: float = 1.0
     inverse_share: float = 0.0
     inverse_tokens: int = 12
+    inverse_told: int = 64
     sampler: Literal["entropy", "confidence"] = "entropy"
     entropy_bound: float = 0.1
+    edit: float = 0.0
     steps: int = 4
     threshold: float = 0.9
 
@@ -42,14 +49,13 @@ class DiffusionSettings:
             raise ValueError(f"diffusion.causal_weight must be 0 or more, got {self.causal_weight}")
         if not 0 <= self.inverse_share <= 1:
             raise ValueError(f"diffusion.inverse_share must lie in [0, 1], got {self.inverse_share}")
-        if self.inverse_share and not 1 < self.inverse_tokens < self.block:
-            raise ValueError(
-                f"diffusion.inverse_tokens={self.inverse_tokens} must be 2 at least, and leave room in a canvas of "
-                f"{self.block} tokens for what came of the action"
-            )
+        if self.inverse_tokens < 2 or self.inverse_told < 1:
+            raise ValueError("diffusion.inverse_tokens must be at least 2, and diffusion.inverse_told at least 1")
         if self.steps > self.block:
             raise ValueError(f"diffusion.steps={self.steps} passes are more than the {self.block} tokens of a canvas")
         if self.entropy_bound < 0:
             raise ValueError(f"diffusion.entropy_bound must be 0 or more, got {self.entropy_bound}")
+        if self.edit and not 0.5 <= self.edit <= 1:
+            raise ValueError(f"diffusion.edit must be 0 (off) or lie in [0.5, 1], got {self.edit}")
         if not 0 < self.threshold <= 1:
             raise ValueError(f"diffusion.threshold must lie in (0, 1], got {self.threshold}")

@@ -113,7 +113,7 @@ class DiffusionWorldModel(TextWorldModel):
         chat, places = self.chat, self._inverse.places
         prompt = prompt_tokens(chat, self.form, start, history, "").ids[: -len(chat.to_assistant) or None]
         answer = (*chat.encode(self.form.answers(start, [*history, after])[-1]), chat.stop)
-        canvas = self._inverse.canvas((), answer, self._filler.block, chat.stop)
+        canvas = self._inverse.canvas((), answer, chat.stop)
         given = dict(list(enumerate(canvas))[places:])
         sampling = replace(self.sampling, max_tokens=len(canvas))
         told = await self._filler.fill(prompt, given, sampling, seed, session, asked=places)

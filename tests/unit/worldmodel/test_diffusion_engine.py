@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,8 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.decoders import make_model, random_rows
-from worldmodel.diffusion.canvas import Inverse
-from worldmodel.diffusion.checkpoint import check_trained, mark, mask_of, with_mask
+from worldmodel.diffusion.checkpoint import check_trained, inverse_of, make_inverse, mark, mask_of, with_mask
+from worldmodel.diffusion.editing import draft_of
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.diffusion.world_model import DiffusionWorldModel
@@ -35,27 +36,39 @@ def engine_of(model: Any, settings: DiffusionSettings = SURE, slots: int = 4) ->
 
 
 def by_hand(
-    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}, stop: int = STOP
+    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}, stop: int = STOP, edit: float = 0.0
 ) -> tuple[list[int], list[float]]:
     """The likeliest token of the surest place, one a pass, without any cache: a whole pass over text and canvas.
 
     Behind an end there are only ends, also while the rest is filled in, as in training.
     """
+
+    def look(text: list[int], canvas: list[int]) -> torch.Tensor:
+        ids, n = [*text, *canvas], len(text)
+        seen = torch.tensor([[[[k <= q or q >= n for k in range(len(ids))] for q in range(len(ids))]]])
+        with torch.no_grad():
+            logits: torch.Tensor = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:]
+        logits = logits.float()
+        logits[:, MASK] = -math.inf
+        return logits
+
     text, logprobs = list(prompt), []
     canvas = [given.get(place, MASK) for place in range(BLOCK)]
     open_until = max((place for place, token in given.items() if token != stop), default=0)
     while True:
         told = [0.0] * BLOCK
+        if edit and (page := last_page(text, stop)):
+            halves = [look(text, [MASK if k % 2 == half else token for k, token in enumerate(page)]) for half in (0, 1)]
+            for k, token in enumerate(page):
+                share = halves[k % 2][k].softmax(-1)[token].item()
+                if share >= edit:
+                    canvas[k], told[k] = token, math.log(share)
         while True:
             end = canvas.index(stop) + 1 if stop in canvas else BLOCK
             canvas[end:] = [stop] * (BLOCK - end)
             if MASK not in canvas[:end]:
                 break
-            ids, n = [*text, *canvas], len(text)
-            seen = torch.tensor([[[[k <= q or q >= n for k in range(len(ids))] for q in range(len(ids))]]])
-            with torch.no_grad():
-                logits = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:].float()
-            logits[:, MASK] = -math.inf
+            logits = look(text, canvas)
             logits[:open_until, stop] = -math.inf
             shares = logits.softmax(-1)
             entropy = torch.special.entr(shares).sum(-1)
@@ -67,6 +80,68 @@ def by_hand(
         if canvas[end - 1] == stop or len(text) - len(prompt) >= most:
             return text[len(prompt) :][:most], logprobs[:most]
         canvas, open_until = [MASK] * BLOCK, 0
+
+
+def last_page(text: list[int], stop: int) -> list[int]:
+    """What followed the last tokens where as many of them as possible stood before; empty where not even three did."""
+    for n in (48, 24, 12, 6, 3):
+        places = [k for k in range(n, len(text)) if text[k - n : k] == text[-n:]]
+        if places:
+            page = text[places[-1] :][:BLOCK]
+            if stop in page:
+                page = page[: page.index(stop)] + [stop] * BLOCK
+            return (page + [MASK] * BLOCK)[:BLOCK]
+    return []
+
+
+def test_a_canvas_begins_as_the_last_page_and_what_is_unlikely_there_is_hidden_again() -> None:
+    """As a plain loop does it."""
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight *= 12  # sure of something, as trained ones are
+    settings = replace(SURE, edit=0.5)
+    engine = engine_of(model, settings)
+    greedy = Sampling(max_tokens=12, stop=STOP, temperature=0.0)
+    mattered = 0
+    for seed in range(8):
+        (prompt,) = random_rows(1, 7, seed=seed)
+        page, _ = by_hand(model, prompt, 10)
+        for old in (page, [*page[:2], 9, *page[3:]], [*page[:6], STOP, 5]):
+            text = [*prompt, *old, *prompt[-3:]]
+            got = asyncio.run(engine.complete(text, greedy, 0))
+            ids, logprobs = by_hand(model, text, 12, edit=0.5)
+            assert list(got.ids) == ids
+            assert got.logprobs == pytest.approx(logprobs, abs=1e-2)
+            mattered += ids != by_hand(model, text, 12)[0]
+    assert mattered > 2
+    with pytest.raises(ValueError, match=r"diffusion\.edit"):
+        replace(SURE, edit=0.3)
+
+
+def test_two_looks_tell_of_each_token_given_its_neighbours() -> None:
+    text = [9, 9, 5, 6, 7, 8, 4, 9, 9, 5]
+    assert draft_of(text, 1, MASK, STOP) is None
+    assert draft_of([9, 5, 6], 4, MASK, STOP) is None  # nothing of it stood there before
+    ended = draft_of([9, 9, 5, 6, STOP, 4, 9, 9, 5], 4, MASK, STOP)
+    assert ended is not None
+    assert ended.draft.tolist() == [6, STOP, STOP, STOP]
+    short = draft_of([9, 9, 5, 6, 9, 9, 5], 6, MASK, STOP)
+    assert short is not None
+    assert short.draft.tolist() == [6, 9, 9, 5, MASK, MASK]
+    edit = draft_of(text, 4, MASK, STOP)
+    assert edit is not None
+    assert edit.draft.tolist() == [6, 7, 8, 4]
+    shares = {6: 0.9, 8: 0.4, 7: 0.5, 4: 0.6}  # of each token where it is hidden
+    for shown, hidden in (([MASK, 7, MASK, 4], (6, 8)), ([6, MASK, 8, MASK], (7, 4))):
+        assert edit.shown.tolist() == shown
+        logits = torch.full((2, 10), -math.inf)
+        for row, token in enumerate(hidden):
+            logits[row, token], logits[row, 0] = math.log(shares[token]), math.log(1 - shares[token])
+        done = edit.look(logits)
+    assert done
+    where, logprobs = edit.likely(0.45)
+    assert where.tolist() == [True, True, False, True]
+    assert np.exp(logprobs) == pytest.approx([0.9, 0.5, 0.4, 0.6])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "granite"])  # the lean pass twice, and the model's own
@@ -275,7 +350,7 @@ def test_lines_around_a_gap_are_given() -> None:
 def test_it_is_asked_for_an_action_as_it_was_trained_to_be() -> None:
     """The prompt ends where the action begins, and the canvas is that of the objective with the action hidden."""
     engine = Scripted([*CHAT.encode("go"), CHAT.stop], True)
-    inverse = Inverse(6, CHAT.to_assistant, CHAT.to_user)
+    inverse = make_inverse(6, 3, CHAT)
     model = DiffusionWorldModel(engine, CHAT, "v", inverse=inverse)  # type: ignore[arg-type]
     history, after = [Turn("look", "A door.", 0.0, False)], Turn("not looked at", "Hall.", 1.0, True)
     action, confidence = asyncio.run(model.at_temperature(0.0).action_between("Start.", history, after, 0))  # type: ignore[attr-defined]
@@ -284,9 +359,8 @@ def test_it_is_asked_for_an_action_as_it_was_trained_to_be() -> None:
     turns = (*history, replace(after, action="go"))
     episode = Trajectory("e", "t", "e", Source.REAL, "a", 0, "Start.", turns, StopReason.TERMINATED)
     whole = episode_tokens(CHAT, episode, WholeText())
-    (trained,) = inverse.canvases(
-        0, whole.ids, [float(owner == Owner.ENV) for owner in whole.owners], engine.block, CHAT.stop, 200
-    )
+    weights = [float(owner == Owner.ENV) for owner in whole.owners]
+    (trained,) = inverse.canvases(0, whole.ids, weights, CHAT.stop, 200)
     assert engine.prompt == whole.ids[: trained.start]
     assert engine.asked == trained.asked == 6
     assert engine.given == dict(list(enumerate(trained.ids))[6:])
@@ -303,6 +377,9 @@ def test_a_checkpoint_of_another_kind_is_refused_in_a_line() -> None:
     with pytest.raises(UserError, match=r"block=16, not 32"):
         check_trained(model, "models/w", 32)
     check_trained(model, "models/w", 16)
+    assert inverse_of(model, CHAT) is None
+    mark(model, DiffusionSettings(inverse_share=0.5, inverse_told=9))
+    assert inverse_of(model, CHAT) == make_inverse(12, 9, CHAT)
     plain = train_tokenizer(["Hall."], 300)
     with pytest.raises(UserError, match="no mask token"):
         mask_of(plain)
