@@ -68,11 +68,13 @@ KINDS: Mapping[str, Sequence[str]] = {
     "diffusion, one place a pass": [*AFTER, "worldmodel.diffusion.entropy_bound=0"],
     "diffusion, bolder": [*AFTER, "worldmodel.diffusion.entropy_bound=1"],
     "diffusion, by confidence": [*AFTER, "worldmodel.diffusion.sampler=confidence", "worldmodel.diffusion.steps=3"],
+    "diffusion, from the last page": [*AFTER, "worldmodel.diffusion.edit=0.7"],
     "diffusion, from nothing": [*CANVAS, "fit.steps={twice}"],
     "diffusion, canvases of 32": [*AFTER, "worldmodel.diffusion.block=32"],
     "diffusion, asked for actions": [*AFTER, "worldmodel.diffusion.inverse_share=0.5"],
 }
-FITTED_AS = dict.fromkeys(("diffusion, one place a pass", "diffusion, bolder", "diffusion, by confidence"), "diffusion")
+SAMPLED = ("one place a pass", "bolder", "by confidence", "from the last page")
+FITTED_AS = {f"diffusion, {way}": "diffusion" for way in SAMPLED}  # the same weights
 FAMILIES = "click-checkboxes click-option click-scroll-list click-dialog-2 click-button click-tab"  # of preset=screens
 WORLDS: Mapping[str, Sequence[str]] = {
     "textworld": ["games.train=60", "games.heldout=20", "collect.workers=1"],
@@ -136,7 +138,7 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(PART))
     if other is None:
         fit_world_model(config, folder)
-    else:  # the same weights, judged with another sampler
+    else:  # judged with another sampler
         run = open_run(config, folder)
         train, held = read_log(run, config.collect.validation)
         run.update({"world_model": measure(run, config.worldmodel, config.dream, config.engine, train, held)})
