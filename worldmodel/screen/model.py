@@ -22,6 +22,7 @@ from worldmodel.screen.sampling import TRAIN_STEPS, make_scheduler, sample
 from worldmodel.screen.settings import ScreenSettings
 
 SHAPE = "screen.json"
+UNTOUCHED = -2.0  # log-odds that a pixel is drawn anew, before anything is learned
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +74,12 @@ class ScreenShape:
 
 
 class ScreenModel(nn.Module):
-    """Predicts the next screen: the last one, and what the network adds to it.
+    """Predicts the next screen: the last one and, where the network says so, what it draws in its place.
 
-    An untrained model therefore predicts that nothing changes; its last layer starts at 0.
+    A window that closes leaves nothing of its text behind, which a network that adds to the last screen would have to
+    know to the pixel; and what stays is not touched (masks beside contents, as in Vondrick et al., arXiv 1609.02612,
+    section 3.1). An untrained model predicts that hardly anything changes: its last layer starts at 0, and its masks at
+    ``UNTOUCHED``.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class ScreenModel(nn.Module):
         area, levels = settings.patch**2, len(settings.channels)
         unet = UNet2DConditionModel(
             in_channels=(3 + 3 + MAPS) * area,
-            out_channels=3 * area,
+            out_channels=(3 + 1) * area,
             block_out_channels=tuple(settings.channels),
             layers_per_block=1,
             down_block_types=("DownBlock2D",) * levels,
@@ -106,6 +110,8 @@ class ScreenModel(nn.Module):
         )
         nn.init.zeros_(unet.conv_out.weight)
         nn.init.zeros_(unet.conv_out.bias)
+        with torch.no_grad():
+            unet.conv_out.bias[3 * area :] = UNTOUCHED
         kept = {k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest")}
         return cls(unet, make_scheduler(), ScreenShape(*size, **kept, levels=levels))
 
@@ -146,14 +152,15 @@ class ScreenModel(nn.Module):
             t, d: ``[batch]``, see ``worldmodel.screen.objective``.
         """
         patches = F.pixel_unshuffle(torch.cat([x_t, conditions.before, conditions.maps], dim=1), self.shape.patch)
-        added = self.unet(
+        drawn = self.unet(
             patches,
             (1 - t) * TRAIN_STEPS,
             conditions.words,
             class_labels=d * TRAIN_STEPS,
             encoder_attention_mask=conditions.present,
         ).sample
-        return conditions.before + F.pixel_shuffle(added, self.shape.patch)
+        content, mask = F.pixel_shuffle(drawn, self.shape.patch).split([3, 1], 1)
+        return conditions.before.lerp(content, mask.sigmoid())
 
     @torch.no_grad()
     def dream(self, conditions: Conditions, steps: int, seeds: Sequence[int]) -> Tensor:

@@ -6,6 +6,11 @@ takes can learn that one step of ``2d`` ends where two of ``d`` do, so that a fe
 Frans et al., arXiv 2410.12557, eq. 5). As in Dreamer 4 (Hafner et al., arXiv 2509.24527, eq. 7) the network predicts
 ``x1`` in place of the velocity, and errors are those of ``x1``.
 
+Dreamer 4 draws ``t`` evenly (eq. 4) and weighs a row by ``0.9 t + 0.1`` (eq. 8), since near the noise there is little
+to learn of a film. Of a page there is most to learn there: the last screen and the action decide what comes, and where
+``x_t`` already shows it, that is read off. So here ``t`` is drawn more often near the noise, and all rows weigh the
+same.
+
 Shapes: pictures are ``[batch, channels, height, width]``; ``t`` and ``d`` are ``[batch]`` and lie in [0, 1].
 """
 
@@ -69,10 +74,11 @@ class Noise:
 
 
 def draw_noise(like: Tensor, finest: int, share: float, generator: torch.Generator) -> Noise:
-    """Noise for pictures like these (Dreamer 4, eq. 4).
+    """Noise for pictures like these.
 
-    Each of the steps 1, 1/2, ... down to twice the finest is ``d`` of as many bootstrapped rows; ``t`` is uniform over
-    the multiples of ``d`` below 1.
+    Each of the steps 1, 1/2, ... down to twice the finest is ``d`` of as many bootstrapped rows, whose ``t`` is uniform
+    over the multiples of ``d`` below 1 (Dreamer 4, eq. 4). That of the others is the square of a uniform number,
+    rounded down to such a multiple.
 
     Args:
         finest: number of the shortest steps, a power of two.
@@ -84,20 +90,16 @@ def draw_noise(like: Tensor, finest: int, share: float, generator: torch.Generat
     levels = finest.bit_length() - 1  # 1, 1/2, ..., 2/finest
     level = torch.randint(0, max(1, levels), (count,), generator=generator)
     steps = torch.where(bootstrap, 2**level, torch.full_like(level, finest))
-    place = (torch.rand(count, generator=generator) * steps).long().clamp(max=finest - 1)
+    chance = torch.rand(count, generator=generator)
+    place = (torch.where(bootstrap, chance, chance.square()) * steps).long().clamp(max=finest - 1)
     return Noise(x0, place / steps, 1 / steps, bootstrap)
 
 
-def ramp(t: Tensor) -> Tensor:
-    """The weight ``0.9 t + 0.1`` of a row (Dreamer 4, eq. 8): near the noise there is little to learn."""
-    return 0.9 * t + 0.1
-
-
 def shortcut_forcing_loss(predict: Predict, x1: Tensor, noise: Noise) -> tuple[Tensor, dict[str, float]]:
-    """Dreamer 4's loss of a batch (arXiv 2509.24527, eqs. 7 and 8), a mean over rows and pixels::
+    """Dreamer 4's loss of a batch without its weights (arXiv 2509.24527, eq. 7), a mean over rows and pixels::
 
-        ramp(t) |x̂1 - x1|²                                        rows that learn from the data
-        ramp(t) (1 - t)² |(x̂1 - x_t) / (1 - t) - target|²         bootstrapped rows, target of steps d/2
+        |x̂1 - x1|²                                        rows that learn from the data
+        (1 - t)² |(x̂1 - x_t) / (1 - t) - target|²         bootstrapped rows, target of steps d/2
 
     Returns:
         the loss, and the plain errors of both kinds of rows where there are any.
@@ -121,4 +123,4 @@ def shortcut_forcing_loss(predict: Predict, x1: Tensor, noise: Noise) -> tuple[T
     for name, which in (("flow_error", ~noise.bootstrap), ("shortcut_error", noise.bootstrap)):
         if which.any():
             found[name] = float(error[which].detach().mean())
-    return (ramp(noise.t) * error).mean(), found
+    return error.mean(), found

@@ -24,15 +24,15 @@ class ScreenSettings:
     """
 
     shrink: int = 2
-    patch: int = 8
-    channels: list[int] = field(default_factory=lambda: [64, 96])
+    patch: int = 4
+    channels: list[int] = field(default_factory=lambda: [32, 64, 96])
     words: int = 12
     word_features: int = 256
     finest: int = 16
     steps: int = 4
     bootstrap: float = 0.25
     batch: int = 16
-    crop: int = 64
+    crop: int = 48
 
     def __post_init__(self) -> None:
         for name in ("shrink", "patch", "words", "word_features", "batch"):

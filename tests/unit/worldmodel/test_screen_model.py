@@ -41,8 +41,10 @@ def screens(count: int) -> list[torch.Tensor]:
     return [torch.randint(0, 256, (3, 12, 20), generator=rng, dtype=torch.uint8) for _ in range(count)]
 
 
-def test_an_untrained_model_says_that_nothing_changes() -> None:
+def test_where_nothing_is_drawn_anew_the_last_screen_stays() -> None:
     made, before = ScreenModel.create(SETTINGS, (12, 20)), screens(2)
+    with torch.no_grad():
+        made.unet.conv_out.bias[3 * SETTINGS.patch**2 :] = -100.0
     told = made.conditions(before, [None, Place(1, 2, 3, 4)], ["noop(0)", "click('1')"], ["Goal: x", ""])
     assert made.shape.inside == (16, 24), "whole patches on both levels"
     assert torch.equal(made.dream(told, 4, [1, 2]), torch.stack(before)), "and padding, scaling and steps lose nothing"

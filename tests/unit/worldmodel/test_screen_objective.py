@@ -46,7 +46,7 @@ def test_the_loss_is_that_of_a_plain_loop_over_rows_and_pixels() -> None:
             velocity = (guess - x) / (1 - tb)
             errors.append((1 - tb) ** 2 * (velocity - (first + second) / 2) ** 2)
         (flow if b >= 2 else short).append(sum(errors) / 12)
-        rows_loss.append((0.9 * tb + 0.1) * sum(errors) / 12)
+        rows_loss.append(sum(errors) / 12)
 
     loss, found = shortcut_forcing_loss(lambda rows, x, at, step: odd_network(x, at, step), x1, noise)
     assert float(loss) == pytest.approx(sum(rows_loss) / 4, rel=1e-5)
@@ -71,12 +71,12 @@ def test_what_two_steps_say_is_a_goal_and_learns_nothing_itself() -> None:
     x1 = torch.ones(1, 1, 1, 1)
     noise = Noise(torch.zeros_like(x1), torch.tensor([0.0]), torch.tensor([1.0]), torch.tensor([True]))
     loss, _ = shortcut_forcing_loss(lambda rows, x, t, d: weight * (1 + x), x1, noise)
-    # x = 0: first = w, x' = w / 2, second = (w (1 + w/2) - w/2) / (1/2), target = their mean; 0.1 (w - target)²
+    # x = 0: first = w, x' = w / 2, second = (w (1 + w/2) - w/2) / (1/2), target = their mean; (w - target)²
     target = (0.5 + (0.5 * 1.25 - 0.25) / 0.5) / 2
-    assert float(loss.detach()) == pytest.approx(0.1 * (0.5 - target) ** 2)
+    assert float(loss.detach()) == pytest.approx((0.5 - target) ** 2)
     loss.backward()
     assert weight.grad is not None
-    assert float(weight.grad) == pytest.approx(0.1 * 2 * (0.5 - target)), "as if the target were a number"
+    assert float(weight.grad) == pytest.approx(2 * (0.5 - target)), "as if the target were a number"
 
 
 def test_steps_are_drawn_from_the_grid_of_their_length() -> None:
@@ -90,6 +90,8 @@ def test_steps_are_drawn_from_the_grid_of_their_length() -> None:
     for length in (1.0, 0.5, 0.25, 0.125):
         at = noise.t[noise.d == length]
         assert set(at.tolist()) == {k * length for k in range(round(1 / length))}
+    low = float((noise.t[~noise.bootstrap] < 1 / 4).float().mean())
+    assert abs(low - 0.5) < 0.06, "of squares of uniform numbers, half are below a quarter"
     assert abs(float(noise.x0.mean())) < 0.06
     assert abs(float(noise.x0.std()) - 1) < 0.05
     alone = draw_noise(torch.zeros(4, 1, 1, 1), finest=1, share=0.5, generator=torch.Generator())
