@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from transformers import AutoTokenizer
 
@@ -87,6 +89,13 @@ def trained_as(settings: WorldModelSettings) -> str:
     if settings.facts:
         form += "+facts"
     return f"{form}+reasoning" if settings.reasoning_tokens else form
+
+
+def as_trained(run: RunFolder, settings: WorldModelSettings) -> WorldModelSettings:
+    """The settings with the kind that the run's world model of text was trained as, whatever they ask for."""
+    form = run.summary.get("world_model_form", "text")
+    others: tuple[Literal["delta", "retrieval", "diffusion"], ...] = ("delta", "retrieval", "diffusion")
+    return replace(settings, kind=next((kind for kind in others if form.startswith(kind)), "text"))
 
 
 def member_folder(run: RunFolder, member: int) -> Path:

@@ -86,7 +86,7 @@ class ScreenBatches:
         drawn = torch.multinomial(self._weights, self._size, replacement=True, generator=rng)
         turns = [self._turns[k] for k in drawn.tolist()]
         after = self._model.to_data([self._frames[turn.after] for turn in turns])
-        told = conditions_of(self._model, self._frames, turns)
+        told = self._model.conditions([self._frames[turn.before] for turn in turns], turns)
         if self._crop:
             windows = [self._window(turn.place, rng) for turn in turns]
             after, before, maps = (cut(pictures, windows) for pictures in (after, told.before, told.maps))
@@ -122,16 +122,6 @@ def cut(pictures: Tensor, windows: Sequence[Window]) -> Tensor:
             picture[:, y : y + height, x : x + width]
             for picture, (y, x, height, width) in zip(pictures, windows, strict=True)
         ]
-    )
-
-
-def conditions_of(model: ScreenModel, frames: Frames, turns: Sequence[Transition]) -> Conditions:
-    """What the next screens of logged turns depend on; the last screens are the real ones."""
-    return model.conditions(
-        [frames[turn.before] for turn in turns],
-        [turn.place for turn in turns],
-        [turn.action for turn in turns],
-        [turn.goal for turn in turns],
     )
 
 

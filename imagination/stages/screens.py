@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import as_trained, load_world_model
 from imagination.pages.screens.page import render_screens
 from imagination.pages.screens.text import audit_table
-from imagination.runs.lifecycle import open_run
+from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import weights_version
 from imagination.runs.progress_bar import Bar
@@ -25,6 +28,7 @@ from real_envs.screens import FOLDER, keep
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.screen.settings import ScreenSettings
+from worldmodel.world_model import WorldModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,10 +56,12 @@ def audit_screens(config: Config, folder: Path) -> None:
     _check_fits(config.worldmodel.screen, model, frames, run)
     taught, taught_frames = screenshots(run, train, settings.shrink)
     before, after = _screens(frames, turns)
+    world = _text_world(config, run, model, train)
+    told = [turn for (turn,) in _told(world, held, [[turn] for turn in turns], seed)]
     with Bar("dream held-out turns", len(turns)) as bar:
-        dreamed = dream_turns(model, turns, before, settings.steps, seed, lambda done: bar.advance(done))
+        dreamed = dream_turns(model, told, before, settings.steps, seed, lambda done: bar.advance(done))
     episodes = _episodes(turns)
-    loops = dream_episodes(model, episodes, frames, settings.steps, seed)
+    loops = dream_episodes(model, _told(world, held, episodes, seed), frames, settings.steps, seed)
     played = [turn for episode in episodes for turn in episode]
     found = {
         "format": "imagination-screens-audit",
@@ -79,6 +85,7 @@ def audit_screens(config: Config, folder: Path) -> None:
             seed,
         ),
         "speed": _speed(model, turns, before, settings.steps),
+        "pages_right": _share_right(told, turns) if world else None,
         "notes": ["LPIPS was not measured: no package brings its weights along."],
     }
     found["seconds"] = round(time.monotonic() - begin, 1)
@@ -96,18 +103,20 @@ def compare_screens(config: Config, folder: Path) -> None:
     from imagination.trust.screens.dreams import dream_episodes, dream_turns
 
     settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
-    turns, frames = screenshots(run, _held_out(config, run), settings.shrink)
+    held = _held_out(config, run)
+    turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)
+    world = _text_world(config, run, model, read_log(run, config.collect.validation)[0])
     chosen: dict[str, list[list[Transition]]] = {}
     for episode in _episodes(turns):
         chosen.setdefault(episode[0].task_id, []).append(episode)
     most = config.evaluate.tasks or None
     episodes = [e for task in list(chosen)[:most] for e in chosen[task][: max(1, config.compare.logged)]]
-    loops = dream_episodes(model, episodes, frames, settings.steps, seed)
-    ahead = [
-        dream_turns(model, episode, [frames[turn.before] for turn in episode], settings.steps, seed)
-        for episode in episodes
-    ]
+    loops = dream_episodes(model, _told(world, held, episodes, seed), frames, settings.steps, seed)
+    ahead = []
+    for episode in episodes:
+        told_turns = [turn for (turn,) in _told(world, held, [[turn] for turn in episode], seed)]
+        ahead.append(dream_turns(model, told_turns, [frames[turn.before] for turn in episode], settings.steps, seed))
     told = compared(episodes, loops, ahead, frames, lambda screen: _keep(screen, folder / DREAMED))
     found = {
         "format": "imagination-screens-comparison",
@@ -140,6 +149,34 @@ def _held_out(config: Config, run: RunFolder) -> list[Trajectory]:
             "collect.validation"
         )
     return sorted(held, key=lambda t: t.id)
+
+
+def _text_world(config: Config, run: RunFolder, model: ScreenModel, log: list[Trajectory]) -> WorldModel | None:
+    """The world model of text that says what screens are drawn from; ``None`` where they are drawn without.
+
+    Raises:
+        UserError: the run has none.
+    """
+    if not model.shape.page_words:
+        return None
+    need(run.model("worldmodel"), "fit-world-model worldmodel.kind=text")
+    settings = as_trained(run, config.worldmodel)
+    return load_world_model(Engines(config.engine), run, settings, config.dream, 0.0, log, served=False)
+
+
+def _told(
+    world: WorldModel | None, held: list[Trajectory], groups: list[list[Transition]], seed: int
+) -> list[list[Transition]]:
+    """The turns as screens are drawn from them: with dreamed pages, where pages count."""
+    if world is None:
+        return groups
+    from imagination.trust.screens.pages import dream_pages
+
+    return asyncio.run(dream_pages(world, {t.id: t for t in held}, groups, seed))
+
+
+def _share_right(told: list[Transition], turns: list[Transition]) -> float:
+    return sum(a.answer == b.answer for a, b in zip(told, turns, strict=True)) / len(turns)
 
 
 def _check_fits(settings: ScreenSettings, model: ScreenModel, frames: Frames, run: RunFolder) -> None:

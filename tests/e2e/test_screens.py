@@ -74,6 +74,27 @@ def test_dreams_stand_beside_reality_on_a_page(fitted: Path, capsys: pytest.Capt
     assert "data:image/png;base64," in (run / "compare-screens.html").read_text()
 
 
+def test_a_page_and_its_screen_are_dreamed_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Screens are drawn from what the run's world model of text says comes next, and it must have one."""
+    run = tmp_path / "squares"
+    write_log(run, train=4, heldout=1, coloured=True)
+    given = [*words(tmp_path, steps=5), "worldmodel.screen.page_words=8"]
+    assert main(["fit-world-model", *given]) == 0
+    assert main(["audit", *given]) == 2
+    assert "imagine fit-world-model worldmodel.kind=text" in capsys.readouterr().err
+    small = {"hidden": 32, "layers": 2, "heads": 2, "kv_heads": 2, "mlp": 64, "context": 1024}
+    text = [f"worldmodel.{key}={value}" for key, value in small.items()]
+    text.append("dream.max_tokens=160")
+    plain = [f"output={tmp_path}", "run=squares", "logger=none", "fit.copying_steps=0", *text]
+    assert main(["fit-world-model", *plain, "worldmodel.kind=text", "fit.steps=2"]) == 0
+    capsys.readouterr()
+    for stage in ("audit", "compare"):
+        assert main([stage, *given, *text]) == 0
+    found = json.loads((run / "audit-screens.json").read_text())
+    assert found["pages_right"] == 0.0, "two steps of training say nothing that can be read, and screens go on"
+    assert found["one_turn"]["turns"] == found["open_loop"]["turns"] == 8
+
+
 def test_a_stopped_fit_goes_on_and_ends_with_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {}
     for name in ("whole", "parts"):

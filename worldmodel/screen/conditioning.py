@@ -1,4 +1,4 @@
-"""What the model is told besides the screen: where the action went, and the words of action and task.
+"""What the model is told besides the screen: where the action went, and the words of action, task and page.
 
 Words are hashed, whole and in threes of letters (as in fastText; Bojanowski et al., arXiv 1607.04606), so that there
 is no vocabulary to fit or to store; the network's own first layer for words turns features into meanings.
@@ -43,17 +43,31 @@ def action_map(place: Place | None, size: tuple[int, int], shrink: int) -> Tenso
     return found
 
 
+def news(page: str, answer: str) -> str:
+    """What the page's text says after a turn and did not say before: its new lines."""
+    old = set(page.splitlines())
+    return "\n".join(line for line in answer.splitlines() if line not in old)
+
+
 @lru_cache(maxsize=4096)  # a log says the same things again and again
-def word_features(action: str, goal: str, count: int, width: int) -> tuple[Tensor, Tensor]:
-    """The first words of action and task, each as its hashed features.
+def word_features(
+    action: str, goal: str, count: int, width: int, told: str = "", told_count: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The first words of action, task and of what the page's text newly says, each as its hashed features.
+
+    Args:
+        count: words of the action, and of the task, at most.
+        told_count: of what is told.
 
     Returns:
-        float32 ``[2 * count, width]``, rows of length 1, and bool ``[2 * count]``, true where there is a word. The
-        action has at least one: an empty one is a word of its own.
+        float32 ``[2 * count + told_count, width]``, rows of length 1, and bool ``[2 * count + told_count]``, true where
+        there is a word. The action has at least one: an empty one is a word of its own.
     """
-    features, present = torch.zeros(2 * count, width), torch.zeros(2 * count, dtype=torch.bool)
-    for first, (kind, words) in zip((0, count), (("a", _words(action) or [""]), ("g", _words(goal))), strict=True):
-        for k, word in enumerate(words[:count]):
+    rows = 2 * count + told_count
+    features, present = torch.zeros(rows, width), torch.zeros(rows, dtype=torch.bool)
+    parts = (("a", _words(action) or [""], count), ("g", _words(goal), count), ("p", _words(told), told_count))
+    for first, (kind, words, most) in zip((0, count, 2 * count), parts, strict=True):
+        for k, word in enumerate(words[:most]):
             for place in _places(kind, word, k, width):
                 features[first + k, place] += 1.0
             present[first + k] = True

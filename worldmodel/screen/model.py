@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from real_envs.files import write_atomically
-from real_envs.screens import Place
 from worldmodel.diffusers_folders import opening
-from worldmodel.screen.conditioning import MAPS, action_map, word_features
-from worldmodel.screen.frames import padded
+from worldmodel.screen.conditioning import MAPS, action_map, news, word_features
+from worldmodel.screen.frames import Transition, padded
 from worldmodel.screen.objective import velocity_to
 from worldmodel.screen.sampling import TRAIN_STEPS, make_scheduler, sample
 from worldmodel.screen.settings import ScreenSettings
@@ -32,7 +31,7 @@ class Conditions:
     Attributes:
         before: the last screens, float32 ``[batch, 3, height, width]`` in [-1, 1].
         maps: where the actions went, ``[batch, MAPS, height, width]``.
-        words: features of the words of action and task, ``[batch, count, features]``.
+        words: features of the words of action, task and page, ``[batch, count, features]``.
         present: bool ``[batch, count]``.
     """
 
@@ -54,7 +53,7 @@ class ScreenShape:
 
     Attributes:
         height, width: of screens in the model, in its pixels, before they are padded.
-        shrink, patch, words, word_features, finest: see ``ScreenSettings``.
+        shrink, patch, words, word_features, finest, page_words: see ``ScreenSettings``.
         levels: of the network.
     """
 
@@ -66,6 +65,7 @@ class ScreenShape:
     word_features: int
     finest: int
     levels: int
+    page_words: int = 0  # not in checkpoints from before there were any
 
     @property
     def inside(self) -> tuple[int, int]:
@@ -103,6 +103,9 @@ class ScreenModel(nn.Module):
             cross_attention_dim=64,
             encoder_hid_dim=settings.word_features,
             encoder_hid_dim_type="text_proj",
+            # a page's words also reach every layer, beside the time: they can decide what is drawn anywhere
+            addition_embed_type="text" if settings.page_words else None,
+            addition_embed_type_num_heads=4,
             class_embed_type="timestep",  # the length of a step, beside the time
             attention_head_dim=4,
             norm_num_groups=8,
@@ -112,22 +115,30 @@ class ScreenModel(nn.Module):
         nn.init.zeros_(unet.conv_out.bias)
         with torch.no_grad():
             unet.conv_out.bias[3 * area :] = UNTOUCHED
-        kept = {k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest")}
+        kept = {k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest", "page_words")}
         return cls(unet, make_scheduler(), ScreenShape(*size, **kept, levels=levels))
 
-    def conditions(
-        self, before: Sequence[Tensor], places: Sequence[Place | None], actions: Sequence[str], goals: Sequence[str]
-    ) -> Conditions:
-        """
+    def conditions(self, before: Sequence[Tensor], turns: Sequence[Transition]) -> Conditions:
+        """What is told of these turns.
+
         Args:
-            before: uint8 ``[3, height, width]`` each.
-            places: in pixels of the screenshots.
+            before: the screens before them, uint8 ``[3, height, width]`` each.
         """
         shape = self.shape
-        words = [word_features(a, g, shape.words, shape.word_features) for a, g in zip(actions, goals, strict=True)]
+        words = [
+            word_features(
+                turn.action,
+                turn.goal,
+                shape.words,
+                shape.word_features,
+                news(turn.page, turn.answer) if shape.page_words else "",
+                shape.page_words,
+            )
+            for turn in turns
+        ]
         return Conditions(
             before=self.to_data(before),
-            maps=torch.stack([action_map(place, shape.inside, shape.shrink) for place in places]),
+            maps=torch.stack([action_map(turn.place, shape.inside, shape.shrink) for turn in turns]),
             words=torch.stack([features for features, _ in words]),
             present=torch.stack([present for _, present in words]),
         )

@@ -14,6 +14,9 @@ class ScreenSettings:
         patch: pixels of the model, each way, that are one place of its network.
         channels: of the network's levels; each further one sees half the width and height.
         words: words of the action, and as many of the task, that it reads at most.
+        page_words: words of what the page's text newly says after the turn, that it reads besides; 0 draws from screen
+            and action alone. A log says what the page said; in dreams the run's world model of text says it, which has
+            to be fitted too.
         word_features: hashed features that tell words apart.
         finest: steps of the finest way from noise to a picture, a power of two; fewer steps are learned from it.
         steps: from noise to a dreamed picture, a power of two up to finest.
@@ -27,6 +30,7 @@ class ScreenSettings:
     patch: int = 4
     channels: list[int] = field(default_factory=lambda: [32, 64, 96])
     words: int = 12
+    page_words: int = 0
     word_features: int = 256
     finest: int = 16
     steps: int = 4
@@ -38,6 +42,8 @@ class ScreenSettings:
         for name in ("shrink", "patch", "words", "word_features", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"screen.{name} must be at least 1, got {getattr(self, name)}")
+        if self.page_words < 0:
+            raise ValueError(f"screen.page_words must be 0 (off) or more, got {self.page_words}")
         if not self.channels or any(width < 8 or width % 8 for width in self.channels):
             raise ValueError(f"screen.channels must be multiples of 8, one a level, got {self.channels}")
         if self.crop < 0 or self.crop % self.multiple:

@@ -27,9 +27,7 @@ def dream_turns(
     for first in range(0, len(turns), BATCH):
         rows = slice(first, first + BATCH)
         some = turns[rows]
-        conditions = model.conditions(
-            before[rows], [t.place for t in some], [t.action for t in some], [t.goal for t in some]
-        )
+        conditions = model.conditions(before[rows], some)
         seeds = [seed_of(turn, seed) for turn in some]
         device = next(model.parameters()).device
         found += list(model.dream(conditions.to(device), steps, seeds).cpu())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +14,13 @@ from torch import Tensor
 from imagination.trust.screens.compare import compared
 from imagination.trust.screens.dreams import by_episode
 from imagination.trust.screens.measure import alikeness, pairs_of, sensitivity
+from imagination.trust.screens.pages import dream_pages
 from imagination.trust.screens.probe import Screens, marked, probed, questions_of, square
 from real_envs.screens import Place
+from real_envs.trajectory import Turn
 from tests.support.square_pages import CELLS, SQUARE, episode, page
 from worldmodel.screen.frames import Frames, Transition, transitions_of
+from worldmodel.world_model import Prediction, PredictionInvalid
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +148,40 @@ def test_where_a_dream_parts_from_reality(log: tuple[list[Transition], Frames]) 
     placed = next(turn for turn, t in zip(same["turns"], first, strict=True) if t.place)
     assert placed["place"][2:] == [SQUARE / 32, SQUARE / 32], "shares of the screenshot"
     assert by_episode([turns[0], turns[2], turns[4]])["t0/0"] == [turns[0]], "a gap ends what follows"
+
+
+class Recites:
+    """Says the page it was shown last and one line more, and nothing that can be read for some actions."""
+
+    def __init__(self) -> None:
+        self.released: list[object] = []
+        self.seen: list[tuple[str, ...]] = []
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        self.seen.append((start, *(turn.observation for turn in history)))
+        if action == "noop(0)":
+            raise PredictionInvalid("nothing")
+        return Prediction(f"{action} after {len(history)}", 0.0, False, 0.5, 0.5)
+
+    def release(self, session: object) -> None:
+        self.released.append(session)
+
+
+def test_pages_are_dreamed_from_what_is_real_before_a_group_and_from_dreams_within(tmp_path: Path) -> None:
+    for seed in range(100):  # until one clicks, clicks, waits and clicks
+        logged = episode("e", "t", tmp_path, random.Random(seed))
+        if [turn.action == "noop(0)" for turn in logged.turns] == [False, False, True, False]:
+            break
+    turns = transitions_of([logged])
+    world = Recites()
+    (loop,) = asyncio.run(dream_pages(world, {"e": logged}, [turns], 0))  # type: ignore[arg-type]
+    said = [f"{turns[0].action} after 0", f"{turns[1].action} after 1", f"{turns[3].action} after 3"]
+    assert [turn.answer for turn in loop] == [said[0], said[1], "", said[2]]
+    assert [turn.page for turn in loop] == [logged.start, said[0], said[1], said[1]]
+    assert world.seen[-1] == (logged.start, said[0], said[1], said[1])
+    ahead = asyncio.run(dream_pages(world, {"e": logged}, [[turn] for turn in turns], 0))  # type: ignore[arg-type]
+    assert [turn.page for (turn,) in ahead] == [turn.page for turn in turns]
+    assert (logged.start, *(turn.observation for turn in logged.turns[:3])) in world.seen
+    assert len(set(world.released)) == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from safetensors.torch import load_file
 from real_envs.errors import UserError
 from real_envs.screens import AFTER, BEFORE, Place, keep
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.screen.conditioning import action_map, word_features
-from worldmodel.screen.frames import Frames, transitions_of
+from worldmodel.screen.conditioning import action_map, news, word_features
+from worldmodel.screen.frames import Frames, Transition, transitions_of
 from worldmodel.screen.model import ScreenModel
 from worldmodel.screen.settings import ScreenSettings
 
@@ -36,6 +37,10 @@ def model() -> ScreenModel:
     return made.eval()
 
 
+def turn(action: str, goal: str, place: Place | None = None, page: str = "", answer: str = "") -> Transition:
+    return Transition("e", 0, "t", goal, action, place, "a", "b", page, answer, 0.0, False)
+
+
 def screens(count: int) -> list[torch.Tensor]:
     rng = torch.Generator().manual_seed(3)
     return [torch.randint(0, 256, (3, 12, 20), generator=rng, dtype=torch.uint8) for _ in range(count)]
@@ -45,7 +50,7 @@ def test_where_nothing_is_drawn_anew_the_last_screen_stays() -> None:
     made, before = ScreenModel.create(SETTINGS, (12, 20)), screens(2)
     with torch.no_grad():
         made.unet.conv_out.bias[3 * SETTINGS.patch**2 :] = -100.0
-    told = made.conditions(before, [None, Place(1, 2, 3, 4)], ["noop(0)", "click('1')"], ["Goal: x", ""])
+    told = made.conditions(before, [turn("noop(0)", "Goal: x"), turn("click('1')", "", Place(1, 2, 3, 4))])
     assert made.shape.inside == (16, 24), "whole patches on both levels"
     assert torch.equal(made.dream(told, 4, [1, 2]), torch.stack(before)), "and padding, scaling and steps lose nothing"
 
@@ -54,8 +59,8 @@ def test_a_dream_depends_on_its_own_screen_action_words_and_seed_alone(model: Sc
     before = screens(2)
 
     def dream(rows: list[tuple[torch.Tensor, Place | None, str, str, int]]) -> torch.Tensor:
-        pictures, places, actions, goals, seeds = (list(column) for column in zip(*rows, strict=True))
-        return model.dream(model.conditions(pictures, places, actions, goals), 2, seeds).float()
+        turns = [turn(action, goal, place) for _, place, action, goal, _ in rows]
+        return model.dream(model.conditions([row[0] for row in rows], turns), 2, [row[4] for row in rows]).float()
 
     one = (before[0], Place(4, 4, 4, 4), "click('1')", "Goal: red", 5)
     alone, beside = dream([one])[0], dream([(before[1], None, "", "Goal: a b c d e f", 9), one])[1]
@@ -79,7 +84,7 @@ def test_a_checkpoint_is_of_diffusers_and_draws_the_same(model: ScreenModel, tmp
                ("unet/config.json", "scheduler/scheduler_config.json")]  # fmt: skip
     assert classes == ["UNet2DConditionModel", "FlowMatchEulerDiscreteScheduler"]
     opened = ScreenModel.load(tmp_path / "m")
-    told = model.conditions(screens(1), [None], ["click('1')"], ["Goal: x"])
+    told = model.conditions(screens(1), [turn("click('1')", "Goal: x")])
     assert torch.equal(opened.dream(told, 4, [7]), model.dream(told, 4, [7]))
 
 
@@ -128,6 +133,21 @@ def test_words_are_told_apart_by_letters_kind_and_place() -> None:
     nothing, there = word_features("", "", 3, 64)
     assert there.tolist() == [True, False, False, False, False, False]
     assert nothing[0].any()
+
+
+def test_a_model_that_reads_pages_draws_from_what_is_new_there_and_no_other_does(model: ScreenModel) -> None:
+    assert news("a\nb\nb", "b\nc 1\na\nd") == "c 1\nd"
+    features, present = word_features("go", "", 2, 64, "c 1\nd", 4)
+    assert features.shape == (8, 64)
+    assert present.tolist() == [True, False, False, False, True, True, True, False]
+    assert torch.equal(features[:4], word_features("go", "", 2, 64)[0])
+    torch.manual_seed(1)
+    reads = ScreenModel.create(replace(SETTINGS, page_words=3), (12, 20))
+    torch.nn.init.normal_(reads.unet.conv_out.weight, std=0.1)
+    pages = [turn("go", "g", page="a", answer=f"a\n{colour}") for colour in ("red", "blue")]
+    for one, same in ((model, True), (reads, False)):
+        dreams = one.eval().dream(one.conditions(screens(1) * 2, pages), 2, [5, 5])
+        assert torch.equal(dreams[0], dreams[1]) == same
 
 
 def test_screens_are_shrunk_to_means_and_padded_with_their_edge(tmp_path: Path) -> None:
