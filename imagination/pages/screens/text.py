@@ -62,6 +62,8 @@ def audit_table(found: Mapping[str, Any]) -> RenderableType:
         f"{speed['screens_per_second']:g} screens a second on {speed['threads']} thread(s), "
         f"{speed['screens_per_core_second']:g} a second of one core's time"
     )
+    if found.get("pages_right") is not None:
+        said += f"\n{found['pages_right']:.0%} of the pages that screens were drawn from are to the letter what came"
     return Group(table, Text(said), *(Text(f"note: {note}", style="yellow") for note in found["notes"]))
 
 
