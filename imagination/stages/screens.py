@@ -113,10 +113,11 @@ def compare_screens(config: Config, folder: Path) -> None:
     most = config.evaluate.tasks or None
     episodes = [e for task in list(chosen)[:most] for e in chosen[task][: max(1, config.compare.logged)]]
     loops = dream_episodes(model, _told(world, held, episodes, seed), frames, settings.steps, seed)
+    alone = iter(_told(world, held, [[turn] for episode in episodes for turn in episode], seed))
     ahead = []
     for episode in episodes:
-        told_turns = [turn for (turn,) in _told(world, held, [[turn] for turn in episode], seed)]
-        ahead.append(dream_turns(model, told_turns, [frames[turn.before] for turn in episode], settings.steps, seed))
+        some = [turn for _ in episode for turn in next(alone)]
+        ahead.append(dream_turns(model, some, [frames[turn.before] for turn in episode], settings.steps, seed))
     told = compared(episodes, loops, ahead, frames, lambda screen: _keep(screen, folder / DREAMED))
     found = {
         "format": "imagination-screens-comparison",
