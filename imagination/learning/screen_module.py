@@ -18,6 +18,7 @@ from real_envs.streams import stream_seed
 from worldmodel.screen.frames import Frames, Transition
 from worldmodel.screen.model import Conditions, ScreenModel
 from worldmodel.screen.objective import Noise, draw_noise, shortcut_forcing_loss
+from worldmodel.screen.settings import ScreenSettings
 
 Record = Callable[[int, Mapping[str, float]], None]
 Window = tuple[int, int, int, int]  # top, left, height, width
@@ -48,9 +49,8 @@ class ScreenBatches:
 
     Args:
         unchanged_share: of the turns that are drawn, those that change nothing; ``None`` as the log has them.
-        size: turns of a batch.
-        crop: pixels, each way, of the window that a turn is learned from; 0 takes whole screens.
-        bootstrap: share of a batch that learns a long step from two short ones.
+        settings: of the model; ``batch``, ``crop``, ``bootstrap``, ``whole_share`` and ``whole_batch`` count.
+        steps: of the fit.
 
     Raises:
         UserError: the log has no turn of a kind that should get a share.
@@ -62,14 +62,14 @@ class ScreenBatches:
         frames: Frames,
         model: ScreenModel,
         *,
-        size: int,
-        bootstrap: float,
-        crop: int,
+        settings: ScreenSettings,
+        steps: int,
         unchanged_share: float | None,
         seed: int,
     ) -> None:
         self._turns, self._frames, self._model = turns, frames, model
-        self._size, self._bootstrap, self._crop, self._seed = size, bootstrap, crop, seed
+        self._settings, self._seed = settings, seed
+        self._windows = round(steps * (1 - settings.whole_share)) if settings.crop else steps  # steps of them
         changes = torch.tensor([turn.changes for turn in turns])
         self._weights = torch.ones(len(turns), dtype=torch.float64)
         if unchanged_share is not None:
@@ -83,18 +83,20 @@ class ScreenBatches:
 
     def __call__(self, step: int) -> ScreenBatch:
         rng = torch.Generator().manual_seed(stream_seed("screens", self._seed, step))
-        drawn = torch.multinomial(self._weights, self._size, replacement=True, generator=rng)
+        settings, whole = self._settings, step >= self._windows
+        size = settings.whole_batch if whole else settings.batch
+        drawn = torch.multinomial(self._weights, size, replacement=True, generator=rng)
         turns = [self._turns[k] for k in drawn.tolist()]
         after = self._model.to_data([self._frames[turn.after] for turn in turns])
         told = self._model.conditions([self._frames[turn.before] for turn in turns], turns)
-        if self._crop:
+        if settings.crop and not whole:
             windows = [self._window(turn.place, rng) for turn in turns]
             after, before, maps = (cut(pictures, windows) for pictures in (after, told.before, told.maps))
             told = replace(told, before=before, maps=maps)
         return ScreenBatch(
             told,
             after,
-            draw_noise(after, self._model.shape.finest, self._bootstrap, rng),
+            draw_noise(after, self._model.shape.finest, settings.bootstrap, rng),
         )
 
     def _window(self, place: Place | None, rng: torch.Generator) -> Window:
@@ -105,7 +107,7 @@ class ScreenBatches:
         near, *chance = torch.rand(3, generator=rng).tolist()
         window = []
         for axis, whole in enumerate(self._model.shape.inside):
-            size = min(self._crop, whole)
+            size = min(self._settings.crop, whole)
             start = chance[axis] * (whole - size)
             if place is not None and near < NEAR:
                 centre = (place[1 - axis] + place[3 - axis] / 2) / self._model.shape.shrink

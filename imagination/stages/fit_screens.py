@@ -48,9 +48,8 @@ def fit_screens(config: Config, folder: Path) -> None:
             turns,
             frames,
             model,
-            size=settings.batch,
-            bootstrap=settings.bootstrap,
-            crop=settings.crop,
+            settings=settings,
+            steps=fit.steps,
             unchanged_share=config.worldmodel.unchanged_share,
             seed=stream_seed("fit", config.seed),
         )

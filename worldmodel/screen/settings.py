@@ -24,6 +24,9 @@ class ScreenSettings:
         batch: turns of an optimiser step.
         crop: pixels of the model, each way, of the window that a turn is learned from, drawn anew each time and mostly
             around its action: most of a screen has nothing to teach. 0 takes whole screens.
+        whole_share: of the steps, the last ones, that learn from whole screens all the same: the network normalises by
+            means over all that it reads, and those of a screen are others than those of a window.
+        whole_batch: turns of such a step.
     """
 
     shrink: int = 2
@@ -37,9 +40,11 @@ class ScreenSettings:
     bootstrap: float = 0.25
     batch: int = 16
     crop: int = 48
+    whole_share: float = 0.15
+    whole_batch: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("shrink", "patch", "words", "word_features", "batch"):
+        for name in ("shrink", "patch", "words", "word_features", "batch", "whole_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"screen.{name} must be at least 1, got {getattr(self, name)}")
         if self.page_words < 0:
@@ -56,8 +61,9 @@ class ScreenSettings:
                 raise ValueError(f"screen.{name} must be a power of two, got {getattr(self, name)}")
         if self.steps > self.finest:
             raise ValueError(f"screen.steps={self.steps} must not be more than screen.finest={self.finest}")
-        if not 0 <= self.bootstrap <= 1:
-            raise ValueError(f"screen.bootstrap must lie in [0, 1], got {self.bootstrap}")
+        for name in ("bootstrap", "whole_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"screen.{name} must lie in [0, 1], got {getattr(self, name)}")
 
     @property
     def multiple(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,8 @@ def batches(
     turns = [turn for turn in turns if turn.changes in only]
     frames = Frames([name for turn in turns for name in (turn.before, turn.after)], [folder], 1)
     model = ScreenModel.create(SETTINGS, frames.size)
-    return ScreenBatches(turns, frames, model, size=200, bootstrap=0.25, crop=crop, unchanged_share=unchanged, seed=3)
+    settings = replace(SETTINGS, batch=200, whole_batch=5, whole_share=0.2, crop=crop)
+    return ScreenBatches(turns, frames, model, settings=settings, steps=10, unchanged_share=unchanged, seed=3)
 
 
 def test_a_window_is_of_the_same_place_of_screens_and_map(tmp_path: Path) -> None:
@@ -56,7 +58,15 @@ def test_batches_are_those_of_their_step_and_seed(tmp_path: Path) -> None:
     assert torch.equal(one.after, again.after)
     assert torch.equal(one.noise.x0, again.noise.x0)
     assert not torch.equal(one.after, other.after)
-    assert batches(tmp_path, crop=0)(0).after.shape == (200, 3, 32, 32)
+    assert batches(tmp_path, crop=0)(9).after.shape == (200, 3, 32, 32)
+
+
+def test_the_last_steps_learn_from_whole_screens(tmp_path: Path) -> None:
+    made = batches(tmp_path)
+    assert [tuple(made(step).after.shape) for step in (0, 7, 8, 9)] == [(200, 3, 16, 16)] * 2 + [(5, 3, 32, 32)] * 2
+    batch = made(8)
+    assert batch.conditions.maps.shape == (5, 2, 32, 32)
+    assert batch.noise.t.shape == (5,)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
