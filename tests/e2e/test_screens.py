@@ -25,7 +25,7 @@ from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.square_pages import write_log
 
 SCREEN = {"shrink": 1, "patch": 4, "channels": "[16,16]", "batch": 8, "crop": 24, "finest": 4}
-FIT = {"lr": 0.003, "warmup": 5, "average": 0.9, "steps": 50}
+FIT = {"lr": 0.003, "warmup": 5, "average": 0.9, "steps": 80}
 
 
 def words(output: Path, **fit: float) -> list[str]:

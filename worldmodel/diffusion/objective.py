@@ -68,7 +68,7 @@ class DiffusionStep:
 
     Attributes:
         batch: the texts.
-        canvases: of all rows, in order.
+        canvases: of all rows.
         hidden: ``[canvases, longest]``.
         shares: ``[canvases]``, of what is asked for, how much is hidden.
         mask: as in ``MaskedDiffusion``.
@@ -174,7 +174,6 @@ class MaskedDiffusion:
         """
         generator = torch.Generator().manual_seed(seed)
         found = self.canvases(batch) + self.inverse_canvases(batch, generator)
-        found.sort(key=lambda canvas: canvas.row)
         asked = torch.tensor([canvas.asked for canvas in found], dtype=torch.long)
         hidden, shares = hide(asked, max((len(canvas.ids) for canvas in found), default=0), generator)
         beside = Counter[int]()

@@ -18,7 +18,7 @@ from worldmodel.screen.conditioning import MAPS, action_map, news, word_features
 from worldmodel.screen.frames import Transition, padded
 from worldmodel.screen.objective import velocity_to
 from worldmodel.screen.sampling import TRAIN_STEPS, make_scheduler, sample
-from worldmodel.screen.settings import ScreenSettings
+from worldmodel.screen.settings import HEADS, ScreenSettings
 
 SHAPE = "screen.json"
 UNTOUCHED = -2.0  # log-odds that a pixel is drawn anew, before anything is learned
@@ -77,9 +77,9 @@ class ScreenModel(nn.Module):
     """Predicts the next screen: the last one and, where the network says so, what it draws in its place.
 
     A window that closes leaves nothing of its text behind, which a network that adds to the last screen would have to
-    know to the pixel; and what stays is not touched (masks beside contents, as in Vondrick et al., arXiv 1609.02612,
-    section 3.1). An untrained model predicts that hardly anything changes: its last layer starts at 0, and its masks at
-    ``UNTOUCHED``.
+    know to the pixel; and what stays is not touched (masks beside contents, as in the two streams of Vondrick et al.,
+    arXiv 1609.02612). An untrained model predicts that hardly anything changes: its last layer starts at 0, and its
+    masks at ``UNTOUCHED``.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ScreenModel(nn.Module):
             encoder_hid_dim_type="text_proj",
             # a page's words also reach every layer, beside the time: they can decide what is drawn anywhere
             addition_embed_type="text" if settings.page_words else None,
-            addition_embed_type_num_heads=4,
+            addition_embed_type_num_heads=HEADS,
             class_embed_type="timestep",  # the length of a step, beside the time
             attention_head_dim=4,
             norm_num_groups=8,
@@ -206,4 +206,6 @@ class ScreenModel(nn.Module):
             shape = ScreenShape(**json.loads((folder / SHAPE).read_text(encoding="utf-8")))
             unet = UNet2DConditionModel.from_pretrained(folder / "unet", use_safetensors=True, local_files_only=True)
             scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
+            if unet.config.out_channels != (3 + 1) * shape.patch**2:
+                raise ValueError("it is of a version that drew without masks")
         return cls(unet.eval(), scheduler, shape)

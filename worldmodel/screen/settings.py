@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+HEADS = 4  # that attend to the words of pages
+
 
 @dataclass
 class ScreenSettings:
@@ -47,8 +49,11 @@ class ScreenSettings:
         for name in ("shrink", "patch", "words", "word_features", "batch", "whole_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"screen.{name} must be at least 1, got {getattr(self, name)}")
-        if self.page_words < 0:
-            raise ValueError(f"screen.page_words must be 0 (off) or more, got {self.page_words}")
+        if self.page_words < 0 or (self.page_words and self.word_features % HEADS):
+            raise ValueError(
+                f"screen.page_words must be 0 (off) or more, with screen.word_features a multiple of {HEADS}; got "
+                f"{self.page_words} and {self.word_features}"
+            )
         if not self.channels or any(width < 8 or width % 8 for width in self.channels):
             raise ValueError(f"screen.channels must be multiples of 8, one a level, got {self.channels}")
         if self.crop < 0 or self.crop % self.multiple:

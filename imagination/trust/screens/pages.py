@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -34,11 +35,9 @@ async def _dream(world: WorldModel, episode: Trajectory, group: Sequence[Transit
     for turn in group:
         answer, reward, ended = "", 0.0, False
         drawn = stream_seed(f"dreamed page/{turn.episode}", seed, turn.turn)
-        try:
+        with contextlib.suppress(PredictionInvalid, ContextFull):  # counted by ``pages_right`` of the audit
             told = await world.predict(episode.start, history, turn.action, drawn, session)
             answer, reward, ended = told.observation, told.reward, told.terminated
-        except (PredictionInvalid, ContextFull):
-            pass
         found.append(replace(turn, page=page, answer=answer))
         page = answer or page
         history.append(Turn(turn.action, page, reward, ended))

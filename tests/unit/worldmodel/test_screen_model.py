@@ -88,6 +88,15 @@ def test_a_checkpoint_is_of_diffusers_and_draws_the_same(model: ScreenModel, tmp
     assert torch.equal(opened.dream(told, 4, [7]), model.dream(told, 4, [7]))
 
 
+def test_a_model_that_draws_without_masks_is_refused(tmp_path: Path) -> None:
+    old = ScreenModel.create(SETTINGS, (12, 20))
+    old.unet.conv_out = torch.nn.Conv2d(8, 3 * SETTINGS.patch**2, 3, padding=1)
+    old.unet.register_to_config(out_channels=3 * SETTINGS.patch**2)
+    old.save(tmp_path / "m")
+    with pytest.raises(UserError, match="without masks"):
+        ScreenModel.load(tmp_path / "m")
+
+
 class Planted:
     """Unpickling it makes a file."""
 
