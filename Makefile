@@ -8,7 +8,7 @@
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
-STAGES := demo demo-seeds collect fit-world-model refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
+STAGES := demo demo-seeds collect fit-world-model rules refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

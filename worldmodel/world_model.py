@@ -25,9 +25,10 @@ class Prediction:
         outcome_confidence: probability of this reward and end, given the observation, in (0, 1].
         disagreement: how far the members of an ensemble are apart on it, in nats, 0 where they agree (see
             ``EnsembleWorldModel``); ``None`` where there is one model only, which is not agreement.
-        outcome_by: who decided reward and end: the model, or a declared goal predicate (see ``GoalWorldModel``).
+        outcome_by: who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule.
         reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
             Both confidences are then given this very reasoning, and say nothing of how likely it was.
+        rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
     """
 
     observation: str
@@ -36,8 +37,9 @@ class Prediction:
     confidence: float
     outcome_confidence: float
     disagreement: float | None = None
-    outcome_by: Literal["model", "predicate"] = "model"
+    outcome_by: Literal["model", "predicate", "rule"] = "model"
     reasoning: str | None = None
+    rule: str | None = None
 
 
 class InvalidReason(StrEnum):

@@ -163,6 +163,8 @@ def _record(prediction: Prediction) -> dict[str, float | str | bool]:
         info["disagreement"] = prediction.disagreement
     if prediction.reasoning is not None:
         info["reasoning"] = prediction.reasoning
+    if prediction.rule is not None:
+        info["rule"] = prediction.rule
     return info
 
 

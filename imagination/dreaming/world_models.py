@@ -31,6 +31,8 @@ from worldmodel.form import Form, WholeText
 from worldmodel.outcome import GoalWorldModel
 from worldmodel.reasoning import INSTRUCTION, Reasoned
 from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.rules.rule_set import RuleSet, RulesInvalid
+from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
@@ -148,7 +150,22 @@ def load_world_model(
         _member(engines, settings, dream.max_tokens, temperature, log, form, folder, elsewhere) for folder in folders
     ]
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
+    rules = rules_of(run) if settings.rules != "off" else None
+    if rules is not None and settings.rules != "off":
+        model = RuledWorldModel(model, rules, settings.rules)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+
+def rules_of(run: RunFolder) -> RuleSet | None:
+    """The rules that were mined from the run's log, ``None`` where there are none.
+
+    Raises:
+        UserError: their file cannot be read.
+    """
+    try:
+        return RuleSet.load(run.path / "models")
+    except RulesInvalid as error:
+        raise UserError(f"{error}; run `imagine rules` to find them again, or set worldmodel.rules=off") from error
 
 
 def guard_of(

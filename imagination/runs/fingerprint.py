@@ -46,6 +46,10 @@ READS = {
 }
 
 
+# Stages that make the same whether rules answer in dreams or not.
+_FITS = ("fit_world_model", "clone", "fit_critic")
+
+
 def fingerprint(config: Config, stage: str = "") -> str:
     """A short hash of all settings that decide what ``stage`` makes; by default, what a whole run does.
 
@@ -57,6 +61,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
             continue  # runs from before there were other worlds are known by that
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        if name == "worldmodel" and stage in _FITS:
+            del chosen[name]["rules"]  # they answer beside the model, and are mined whatever it is fitted to
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

@@ -105,6 +105,21 @@ _ALL = (
         function="imagination.stages.fit_world_model:fit_world_model",
     ),
     Stage(
+        name="rules",
+        summary="what the world answers by rule: mined from the log, each with its evidence",
+        help=(
+            "Finds by counting when an action is refused and what its answer repeats, in the words of the episode\n"
+            "itself, and keeps what is right on at least 99 % of the turns of other tasks (the lower end of the 95 %\n"
+            "interval). `fit-world-model` does the same; here a run from before there were rules gets them. Dreams\n"
+            "then answer by rule what a rule knows and ask the model for the rest (worldmodel.rules)."
+        ),
+        reads="log/",
+        writes="models/rules.json",
+        examples=("imagine rules run=mine", "imagine train run=mine worldmodel.rules=off"),
+        sections=("worldmodel",),
+        function="imagination.stages.rules:rules",
+    ),
+    Stage(
         name="refine-world-model",
         summary="optional: RL of the world model on how right its answers to logged actions are",
         help=(

@@ -17,6 +17,7 @@ from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of
 from imagination.settings import Config, UserError
 from imagination.stages.fit_screens import fit_screens
+from imagination.stages.rules import find_rules, rules_sentence
 from imagination.trust.held_out import heldout_tasks, measure
 from imagination.trust.language import language_metrics
 from policy.lm.backbone import save_checkpoint
@@ -40,6 +41,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
         form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
+        if settings.rules != "off":
+            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), flush=True)
         weights, share = weights_of(settings, train)
         run.update({"world_model_form": UNFINISHED})
         told = with_renamed(train, config.fit.renamed, config.seed)

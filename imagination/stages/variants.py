@@ -21,6 +21,7 @@ from imagination.stages.evaluate import play_real
 from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
 from real_envs.interaction import real_interaction
+from worldmodel.rules.rule_set import FILE
 
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 
@@ -39,15 +40,16 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
     members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
-    members += ["models/critic"] * start.model("critic").exists()  # which an arm with a critic starts from
+    members += [f"models/{name}" for name in ("critic", FILE) if start.model(name).exists()]
     origin = hash_of(source, ["models/policy-clone", *members])
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
     for name in ("checkpoints", "models/critic", *SHARED, *members):
         shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
+    (there / "models" / FILE).unlink(missing_ok=True)
     for name in (*SHARED, *members):
-        shutil.copytree(source / name, there / name)
+        _copy(source / name, there / name)
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
@@ -61,6 +63,13 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     }
     run.update({"arm": result, "done": {"arm": run.settings}})
     return result
+
+
+def _copy(source: Path, there: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, there)
+    else:
+        shutil.copy(source, there)
 
 
 def play_clone(config: Config, source: Path) -> dict[str, Any]:
@@ -96,10 +105,10 @@ async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
 
 
 def hash_of(root: Path, folders: Sequence[str]) -> str:
-    """A short hash of all files of these folders of ``root``."""
+    """A short hash of these files of ``root`` and all files of these folders."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(p for p in (root / folder).rglob("*") if p.is_file()):
+        for path in sorted(p for p in (root / folder, *(root / folder).rglob("*")) if p.is_file()):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
             digest.update(content)

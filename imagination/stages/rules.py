@@ -1,0 +1,59 @@
+"""Stage ``rules``: what the world answers by rule, mined from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.progress_bar import Bar
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from real_envs.trajectory import Trajectory
+from worldmodel.outcome import Goal
+from worldmodel.rules.check import check_rules
+from worldmodel.rules.mine import mine_rules
+from worldmodel.rules.rule_set import FILE, RuleSet
+
+
+def rules(config: Config, folder: Path) -> None:
+    """Mines the rules of the log anew, writes ``models/rules.json`` and prints each with its evidence."""
+    run = open_run(config, folder, "rules")
+    with run.timed("rules"):
+        train, held = read_log(run, config.collect.validation)
+        found, measured = find_rules(run, config.worldmodel.goal, train, held)
+    for number, rule in enumerate(found.rules, start=1):
+        print(f"{number:3}. {rule}")
+    print(rules_sentence(measured))
+    print(f"written to {run.path / 'models' / FILE}; worldmodel.rules=off dreams without them")
+    finish(run, "rules")
+
+
+def find_rules(
+    run: RunFolder, goal: Goal, train: Sequence[Trajectory], held: Sequence[Trajectory]
+) -> tuple[RuleSet, dict[str, Any]]:
+    """The rules of a log, saved, and how they do on episodes that they were not mined from."""
+    with Bar("mine rules", 1) as bar:
+
+        def advance(done: int, total: int) -> None:
+            bar.total = total
+            bar.advance(done)
+
+        language, rules = mine_rules(goal.paid_log(train), advance)
+    found = RuleSet(language, rules)
+    (run.path / "models").mkdir(parents=True, exist_ok=True)
+    found.save(run.path / "models")
+    measured = check_rules(found, goal.paid_log(held))
+    run.update({"rules": measured})
+    return found, measured
+
+
+def rules_sentence(measured: dict[str, Any]) -> str:
+    """``16 rules (8 refuse) answer 2,624 of 4,703 held-out turns (56 %), 0 of them wrong.``"""
+    share = measured["answered"] / measured["turns"] if measured["turns"] else 0.0
+    return (
+        f"{measured['rules']} rules ({measured['refusing']} refuse) answer {measured['answered']:,} of "
+        f"{measured['turns']:,} held-out turns ({share:.0%}), {measured['wrong']:,} of them wrong"
+    )

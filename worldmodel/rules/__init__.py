@@ -1,0 +1,1 @@
+"""Rules mined from a log: what the world answers, foretold from the words of the episode itself."""

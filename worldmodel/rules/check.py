@@ -1,0 +1,53 @@
+"""How rules do on real episodes that they were not mined from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from real_envs.trajectory import Trajectory, same_reward
+from worldmodel.rules.rule_set import RuleSet
+
+
+def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    """
+    Returns:
+        ``rules``, ``refusing``: how many there are; ``turns`` with a known reward, ``answered`` of them by a rule,
+        ``wrong`` of those (text, reward or end); ``refused`` turns and ``refused_by_rule``; ``by_rule``: turns and
+        errors of each that answered.
+    """
+    turns = answered = wrong = refused = refused_by_rule = 0
+    used, errors = Counter[str](), Counter[str]()
+    for trajectory in episodes:
+        for k, turn in enumerate(trajectory.turns):
+            if turn.reward is None:
+                continue
+            turns += 1
+            refuses = rules.language.refuses(turn.action, turn.observation)
+            refused += refuses
+            found = rules.answer(trajectory.start, trajectory.turns[:k], turn.action, trajectory.id)
+            if found is None:
+                continue
+            answered += 1
+            rule = found.rule
+            used[str(rule)] += 1
+            right = (
+                found.observation.strip() == turn.observation.strip()
+                and same_reward(rule.reward, turn.reward)
+                and rule.terminated == turn.terminated
+            )
+            wrong += not right
+            errors[str(rule)] += not right
+            refused_by_rule += refuses and rule.refuses
+        rules.release(trajectory.id)
+    return {
+        "rules": len(rules.rules),
+        "refusing": sum(rule.refuses for rule in rules.rules),
+        "turns": turns,
+        "answered": answered,
+        "wrong": wrong,
+        "refused": refused,
+        "refused_by_rule": refused_by_rule,
+        "by_rule": {text: {"turns": n, "wrong": errors[text]} for text, n in used.most_common()},
+    }

@@ -1,0 +1,195 @@
+"""The closed language of rules: conditions on an episode's words, and answers made of them.
+
+All are plain data, so a rule found by counting, or proposed by anybody, is JSON that cannot run anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from worldmodel.rules.episode import Episode, fill
+from worldmodel.rules.templates import OTHER, Action
+
+ConditionKind = Literal["text", "is", "last_deed", "did", "done", "since"]
+CopyKind = Literal["say", "last", "line", "again", "link", "way"]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One test of the words of an episode before an action.
+
+    Attributes:
+        kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``last_deed``: the
+            last accepted action that named the filler had it in this slot of this template; ``did``: some accepted
+            action had it there; ``done``: an action of the template was accepted; ``since``: one was accepted after
+            the text that is copied was seen, or one of several, with `` | `` between them.
+        slot: of the filler, from 1; 0 where there is none.
+        value: the context with ``_`` for the filler, the value, or the template.
+        scope: of ``text``: see ``Episode.text``.
+        other: the slot in the template of a deed.
+        negated: the condition holds where this is not so.
+    """
+
+    kind: ConditionKind
+    slot: int = 0
+    value: str = ""
+    scope: str = ""
+    other: int = 0
+    negated: bool = False
+
+    def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
+        """
+        Args:
+            source: when the text was seen that the answer copies.
+        """
+        return self._plain(episode, action, source) != self.negated
+
+    def _plain(self, episode: Episode, action: Action, source: int) -> bool:
+        kind = self.kind
+        if kind == "since":
+            return any(episode.accepted_at(template) > source for template in self.value.split(" | "))
+        if kind == "done":
+            return episode.accepted_at(self.value) > 0
+        filler = action.fillers[self.slot - 1]
+        if kind == "text":
+            return f" {self.value.replace('_', filler)} " in episode.text(self.scope)
+        if kind == "is":
+            return filler == self.value
+        if kind == "last_deed":
+            return episode.last_deed(filler) == (self.value, self.other)
+        return episode.did(self.value, self.other, filler)
+
+    def __str__(self) -> str:
+        no = "not " if self.negated else ""
+        thing = f"{{{self.slot}}}"
+        if self.kind == "text":
+            where = {"start": "the first text", "last": "the last text", "seen": "any text"}
+            place = where.get(self.scope, f'the last text that begins "{self.scope}"')
+            return f'{no}"{self.value.replace("_", thing)}" stands in {place}'
+        if self.kind == "is":
+            return f"{thing} is {no}{self.value}"
+        deed = self.value.replace(f"{{{self.other}}}", thing) if self.other else self.value
+        said = {
+            "last_deed": f'{no}"{deed}" is the last thing done with {thing}',
+            "did": f'"{deed}" was {no or ""}done before',
+            "done": f'"{deed}" was {no or ""}done before',
+            "since": f'"{deed}" was {no or ""}done since',
+        }
+        return said[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Where the words of an answer come from.
+
+    Attributes:
+        kind: ``say``: a pattern with the fillers; ``last``: the last text of a kind; ``line``: its first line;
+            ``again``: the answer to the same action before; ``link``: the last text of a kind whose name stands beside
+            the filler in the text now; ``way``: the last text of a kind of the place to which this action led before,
+            or that a step came from which it undoes.
+        text: the pattern, or the kind.
+        slot, between: of ``link``: the filler, and the words between it and the name.
+    """
+
+    kind: CopyKind
+    text: str = ""
+    slot: int = 0
+    between: str = ""
+
+    def make(self, episode: Episode, action: Action) -> tuple[str, int] | None:
+        """The answer, and when the text was seen that it copies; ``None`` where there is none."""
+        if self.kind == "say":
+            return fill(self.text, action.fillers), 0
+        if self.kind == "again":
+            return episode.answers.get(action.text)
+        if self.kind in ("last", "line"):
+            seen = episode.segments.get(self.text)
+            if not seen:
+                return None
+            text = seen[-1].text
+            return (text if self.kind == "last" else text.split("\n", 1)[0]), seen[-1].time
+        name = episode.way(self.text, action.text) if self.kind == "way" else self.target(episode, action)
+        found = episode.named(self.text, name) if name else None
+        return (found.text, found.time) if found else None
+
+    def target(self, episode: Episode, action: Action) -> str | None:
+        """The name that stands beside the filler of a ``link``."""
+        text = episode.text(self.text)
+        _, found, after = text.partition(f" {action.fillers[self.slot - 1]} {self.between} ")
+        if not found:
+            return None
+        name = []
+        for word in after.split():
+            if not (word[0].isalnum() or word[0] == "_"):
+                break
+            name.append(word)
+        return " ".join(name) or None
+
+    def __str__(self) -> str:
+        return {
+            "say": repr(self.text),
+            "last": f'the last text that begins "{self.text}"',
+            "line": f'the last line that begins "{self.text}"',
+            "again": "what it answered to the same action before",
+            "link": f'the last text that begins "{self.text}" of the place that stands behind "{{{self.slot}}} '
+            f'{self.between}"',
+            "way": f'the last text that begins "{self.text}" of the place where this action leads',
+        }[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Under these conditions the world answers so.
+
+    Attributes:
+        template: of the action.
+        conditions: all must hold.
+        copy: where the words of the answer come from.
+        reward, terminated: the outcome.
+        refuses: the answer refuses the action.
+        turns, exceptions: how often it applied in the episodes that it was found in, and was wrong.
+        held_turns, held_exceptions: the same in those that it was not.
+    """
+
+    template: str
+    conditions: tuple[Condition, ...]
+    copy: Copy
+    reward: float
+    terminated: bool
+    refuses: bool
+    turns: int = 0
+    exceptions: int = 0
+    held_turns: int = 0
+    held_exceptions: int = 0
+
+    @property
+    def precision(self) -> float:
+        """Share of the turns on which it was right (Laplace's rule of succession, so never 1)."""
+        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
+        return (n - wrong + 1) / (n + 2)
+
+    def answer(self, episode: Episode, action: Action) -> str | None:
+        """What the world answers, ``None`` where the rule does not apply."""
+        made = self.copy.make(episode, action)
+        if made is None or not all(c.holds(episode, action, made[1]) for c in self.conditions):
+            return None
+        return made[0]
+
+    def __str__(self) -> str:
+        conditions = " and ".join(str(c) for c in self.conditions)
+        outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
+        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
+        head = ("any other action" if self.template == OTHER else self.template) + ": if " * bool(conditions)
+        return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Rule:
+        conditions = tuple(Condition(**c) for c in data["conditions"])
+        return Rule(**{**data, "conditions": conditions, "copy": Copy(**data["copy"])})
+
+
+__all__ = ["Condition", "Copy", "Rule"]

@@ -1,0 +1,169 @@
+"""What an episode's own words say before an action: texts by kind, what was done to things, the way between places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from worldmodel.rules.templates import NEWLINE, Action, Templates, flat, words
+
+_MOST_NAME = 6  # words
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A text of a kind: an observation from the line on that begins as its kind does.
+
+    Attributes:
+        text: as it was seen.
+        flat: see ``flat``.
+        name: the words that follow its opening, up to the next punctuation: ``the kitchen``.
+        time: 0 for the start, k for the answer to the k-th action.
+    """
+
+    text: str
+    flat: str
+    name: str
+    time: int
+
+
+@dataclass(frozen=True)
+class Language:
+    """What the texts of a log are made of.
+
+    Attributes:
+        templates: of its actions.
+        kinds: openings of observations, such as ``you are in``.
+        refuses: whether an answer refuses an action.
+        inverses: by action, the one that leads back.
+    """
+
+    templates: Templates
+    kinds: tuple[str, ...]
+    refuses: Callable[[str, str], bool]
+    inverses: Mapping[str, str] = field(default_factory=dict)
+
+    def segments(self, text: str, time: int) -> dict[str, Segment]:
+        """The last segment of each kind in a text."""
+        if not self.kinds:
+            return {}
+        found: dict[str, Segment] = {}
+        lines = text.strip().split("\n")
+        for k, line in enumerate(lines):
+            begin = flat(line)
+            for kind in self.kinds:
+                if begin.startswith(f" {kind} "):
+                    rest = "\n".join(lines[k:])
+                    found[kind] = Segment(rest, flat(rest), name_of(rest, kind), time)
+                    break
+        return found
+
+
+def name_of(text: str, kind: str) -> str:
+    """What follows the opening of a text: of ``You are in the kitchen. ...`` it is ``the kitchen``."""
+    name = []
+    for word in words(text)[len(kind.split()) :][: _MOST_NAME + 1]:
+        if word == NEWLINE or not (word[0].isalnum() or word[0] == "_"):
+            break
+        name.append(word)
+    return " ".join(name)
+
+
+class Episode:
+    """The words of one episode so far. ``add`` each turn; ask in between.
+
+    Attributes:
+        start, last: flat texts of the first and the latest observation.
+        seen: all flat texts, one after the other.
+        segments: by kind, in the order in which they were seen.
+        time: number of turns.
+    """
+
+    def __init__(self, language: Language, start: str) -> None:
+        self.language = language
+        self.start = self.last = self.seen = flat(start)
+        self.segments: dict[str, list[Segment]] = {}
+        self.time = 0
+        self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when
+        self._last_deed: dict[str, tuple[str, int]] = {}  # by filler: template and slot of the last accepted action
+        self._deeds: set[tuple[str, int, str]] = set()  # template, slot, filler of accepted actions
+        self._accepted: dict[str, int] = {}  # by template: when it was last accepted
+        self._ways: dict[tuple[str, str, str], str] = {}  # kind, name, action -> name
+        self._keep(start)
+
+    def _keep(self, text: str) -> dict[str, Segment]:
+        found = self.language.segments(text, self.time)
+        for kind, segment in found.items():
+            self.segments.setdefault(kind, []).append(segment)
+        return found
+
+    def add(self, action: Action, observation: str) -> None:
+        """The next turn."""
+        self.time += 1
+        before = {kind: seen[-1].name for kind, seen in self.segments.items()}
+        found = self._keep(observation)
+        self.last = flat(observation)
+        self.seen += self.last
+        self.answers[action.text] = observation, self.time
+        if self.language.refuses(action.text, observation):
+            return
+        self._accepted[action.template] = self.time
+        for slot, filler in enumerate(action.fillers, start=1):
+            self._last_deed[filler] = action.template, slot
+            self._deeds.add((action.template, slot, filler))
+        for kind, segment in found.items():
+            if kind in before and self.last.startswith(f" {kind} "):
+                self._ways[kind, before[kind], action.text] = segment.name
+                if back := self.language.inverses.get(action.text):
+                    self._ways.setdefault((kind, segment.name, back), before[kind])
+
+    def text(self, scope: str) -> str:
+        """The flat text that a condition looks at: ``start``, ``last``, ``seen``, or the last one of a kind."""
+        if scope == "start":
+            return self.start
+        if scope == "last":
+            return self.last
+        if scope == "seen":
+            return self.seen
+        seen = self.segments.get(scope)
+        return seen[-1].flat if seen else ""
+
+    def last_deed(self, filler: str) -> tuple[str, int] | None:
+        """Template and slot of the last accepted action that named it."""
+        return self._last_deed.get(filler)
+
+    def did(self, template: str, slot: int, filler: str) -> bool:
+        return (template, slot, filler) in self._deeds
+
+    def accepted_at(self, template: str) -> int:
+        """When an action of the template was last accepted; 0 is never."""
+        return self._accepted.get(template, 0)
+
+    def way(self, kind: str, action: str) -> str | None:
+        """The name of where the action led from here before, or where one that it undoes came from."""
+        here = self.segments.get(kind)
+        return self._ways.get((kind, here[-1].name, action)) if here else None
+
+    def named(self, kind: str, name: str) -> Segment | None:
+        """The last text of a kind with this name."""
+        return next((s for s in reversed(self.segments.get(kind, ())) if s.name == name), None)
+
+
+_SLOTS = re.compile(r"\{(\d)\}")
+
+
+def fill(pattern: str, fillers: Sequence[str]) -> str:
+    """``You take the {1}.`` with its slots filled."""
+    return _SLOTS.sub(lambda m: fillers[int(m[1]) - 1] if int(m[1]) <= len(fillers) else m[0], pattern)
+
+
+def blank(text: str, fillers: Sequence[str]) -> str:
+    """The text with a slot wherever a filler stands, the longest filler first: the inverse of ``fill``."""
+    for slot, filler in sorted(enumerate(fillers, start=1), key=lambda item: -len(item[1])):
+        words_ = r"\s+".join(re.escape(word) for word in filler.split())
+        text = re.sub(rf"(?<![\w{{]){words_}(?![\w}}])", f"{{{slot}}}", text, flags=re.IGNORECASE)
+    return text
+
+
+__all__ = ["Episode", "Language", "Segment", "blank", "fill", "name_of"]

@@ -1,0 +1,323 @@
+"""Rules found in a log by counting: under which conditions is an answer known from the episode's own words?
+
+For each action template there are candidate answers (a pattern with the fillers, the last text of a kind, the answer to
+the same action before, ...) and candidate conditions. A rule is a conjunction of at most three conditions that is right
+on nearly all turns of one half of the tasks; it is kept if the lower end of the one-sided 95 % Wilson interval of its
+precision on the other half is at least 0.99. What is so often right is a law of the world as far as the log goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from real_envs.trajectory import Trajectory, Turn, same_reward
+from worldmodel.fidelity.refusals import learn_refusals
+from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
+from worldmodel.rules.episode import Episode, Language, blank, name_of
+from worldmodel.rules.search import PRECISION, Found, find_conjunctions
+from worldmodel.rules.templates import OTHER, Action, Templates, find_templates, words
+
+LEAST = 30  # turns that a rule must answer in the half that it is found in
+_PATTERNS = 4  # answers with slots, of a template
+_SAMPLE = 4000  # turns of a template in which contexts are looked for
+_CONTEXTS = 10  # of a slot and a scope
+_VALUES = 8
+_KINDS = 6
+
+
+def mine_rules(
+    log: Sequence[Trajectory], on_done: Callable[[int, int], None] | None = None
+) -> tuple[Language, list[Rule]]:
+    """The rules of a log and the language that they are written in.
+
+    Args:
+        log: real episodes; those of a task are on one side of the split in halves.
+        on_done: is told how many templates are done, of how many.
+    """
+    refusals = learn_refusals(log)
+    templates = fold_refused(find_templates(turn.action for t in log for turn in t.turns), log)
+    language = Language(templates, find_kinds(log), refusals.refuses)
+    language = replace(language, inverses=find_inverses(log, language))
+    tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
+    for _, episode, action, turn in _turns(log, language):
+        tables[action.template].survey(episode, action, turn)
+    for table in tables.values():
+        table.settle(templates.texts)
+    for trajectory, episode, action, turn in _turns(log, language):
+        tables[action.template].note(episode, action, turn, _held(trajectory.task_id))
+    rules: list[Rule] = []
+    for done, table in enumerate(tables.values(), start=1):
+        rules += table.rules()
+        if on_done is not None:
+            on_done(done, len(tables))
+    return language, rules
+
+
+def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
+    """Without those whose answer is always the one that actions of no template get most: all of them are one case.
+
+    Looks at the half of the tasks that rules are found in.
+    """
+    answers: dict[str, Counter[str]] = {}
+    for trajectory in log:
+        if not _held(trajectory.task_id):
+            for turn in trajectory.turns:
+                answers.setdefault(templates.read(turn.action).template, Counter())[turn.observation.strip()] += 1
+    usual = answers.get(OTHER, Counter()).most_common(1)
+    if not usual:
+        return templates
+    return Templates([text for text in templates.texts if set(answers.get(text, ())) - {usual[0][0]}])
+
+
+def _held(task_id: str) -> bool:
+    return hashlib.sha256(task_id.encode()).digest()[0] % 2 == 1
+
+
+def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Trajectory, Episode, Action, Turn]]:
+    """Every turn with the words before it."""
+    for trajectory in log:
+        episode = Episode(language, trajectory.start)
+        for turn in trajectory.turns:
+            action = language.templates.read(turn.action)
+            if turn.reward is not None:
+                yield trajectory, episode, action, turn
+            episode.add(action, turn.observation)
+
+
+def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
+    """Openings of three words, or fewer, that many observations share, which differ in what follows."""
+    texts: Counter[str] = Counter(turn.observation.strip() for t in log for turn in t.turns)
+    total, taken, kinds = sum(texts.values()), set[str](), dict[str, int]()
+    for length in (3, 2, 1):
+        openings: dict[str, list[str]] = {}
+        for text in texts:
+            if text not in taken and len(words(text)) > length:
+                openings.setdefault(" ".join(words(text)[:length]), []).append(text)
+        for opening, of in openings.items():
+            times = sum(texts[text] for text in of)
+            if times >= max(20, total / 200) and len(of) >= 10:
+                kinds[opening] = sum(texts[text] * len(words(text)) for text in of)
+                taken.update(of)
+    return tuple(sorted(kinds, key=lambda kind: -kinds[kind])[:_KINDS])
+
+
+def find_inverses(log: Sequence[Trajectory], language: Language) -> dict[str, str]:
+    """Actions that lead back: after the one, the other brings the text of a kind that was seen before the first."""
+    tried: Counter[tuple[str, str]] = Counter()
+    back: Counter[tuple[str, str]] = Counter()
+    for trajectory in log:
+        names: list[tuple[str, str, str]] = []  # before, action, after
+        here: dict[str, str] = {}
+        for time, text in enumerate([trajectory.start, *(turn.observation for turn in trajectory.turns)]):
+            found = language.segments(text, time)
+            if time and found:
+                kind, segment = next(iter(found.items()))
+                action = trajectory.turns[time - 1].action
+                if kind in here and here[kind] != segment.name:
+                    if names and names[-1][2] == here[kind]:
+                        pair = names[-1][1], action
+                        tried[pair] += 1
+                        back[pair] += names[-1][0] == segment.name
+                    names.append((here[kind], action, segment.name))
+            here |= {kind: segment.name for kind, segment in found.items()}
+    best: dict[str, str] = {}
+    for (one, other), times in tried.most_common():
+        if times >= LEAST and back[one, other] >= 0.95 * times:
+            best.setdefault(one, other)
+    return best
+
+
+@dataclass
+class _Table:
+    """All turns of one template: what is known before each, and which candidate answers were right."""
+
+    template: str
+    turns: int = 0
+    patterns: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[tuple[float, bool]] = field(default_factory=Counter)
+    contexts: dict[tuple[int, str], Counter[tuple[str, bool]]] = field(default_factory=dict)
+    values: dict[int, Counter[str]] = field(default_factory=dict)
+    deeds: dict[int, Counter[tuple[str, int]]] = field(default_factory=dict)
+    links: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    refusing: set[str] = field(default_factory=set)
+    conditions: list[Condition] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    _noted: list[list[bool]] = field(default_factory=list)
+    _accepted: list[list[int]] = field(default_factory=list)
+    _right: list[list[int]] = field(default_factory=list)  # by copy: -1 where there is none, else when it was seen
+    _equal: list[list[bool]] = field(default_factory=list)
+    _outcome: list[int] = field(default_factory=list)
+    _held: list[bool] = field(default_factory=list)
+
+    # first pass: which conditions and answers are worth a look
+
+    def survey(self, episode: Episode, action: Action, turn: Turn) -> None:
+        self.turns += 1
+        shape = blank(turn.observation.strip(), action.fillers)
+        self.patterns[shape] += 1
+        refused = episode.language.refuses(turn.action, turn.observation)
+        if refused:
+            self.refusing.add(shape)
+        self.outcomes[round(turn.reward or 0.0, 6), turn.terminated] += 1
+        self._kinds = tuple(episode.language.kinds)
+        if self.turns > _SAMPLE:
+            return
+        for slot, filler in enumerate(action.fillers, start=1):
+            self.values.setdefault(slot, Counter())[filler] += 1
+            if deed := episode.last_deed(filler):
+                self.deeds.setdefault(slot, Counter())[deed] += 1
+            for scope in ("start", "last", *self._kinds):
+                found = set(_contexts(episode.text(scope), filler))
+                self.contexts.setdefault((slot, scope), Counter()).update((context, refused) for context in found)
+            if not refused:
+                self._survey_link(episode, slot, filler, turn.observation)
+
+    def _survey_link(self, episode: Episode, slot: int, filler: str, observation: str) -> None:
+        """The words between the filler and the name of the text that came, in the last text of its kind."""
+        for kind in self._kinds:
+            if not " ".join(words(observation)).startswith(f"{kind} "):
+                continue
+            name = name_of(observation, kind)
+            _, found, after = episode.text(kind).partition(f" {filler} ")
+            between, at, _ = after.partition(f" {name} ")
+            if name and found and at and 0 < len(between.split()) <= 5:
+                self.links[kind, slot, between.strip()] += 1
+
+    def settle(self, templates: Sequence[str]) -> None:
+        """Chooses the conditions and answers from what was seen."""
+        self._templates = list(templates)
+        enough = max(10, min(self.turns, _SAMPLE) / 100)
+        for (slot, scope), counts in self.contexts.items():
+            scores = {
+                c: abs(counts[c, True] - counts[c, False]) + counts[c, True] + counts[c, False] for c, _ in counts
+            }
+            often = [c for c, _ in counts if counts[c, True] + counts[c, False] >= enough]
+            ranked = sorted(set(often), key=lambda c: (-scores[c], len(c.split()), c))[:_CONTEXTS]
+            self.conditions += [Condition("text", slot, context, scope) for context in {"_": 1} | dict.fromkeys(ranked)]
+        for slot, values in self.values.items():
+            self.conditions.append(Condition("text", slot, "_", "seen"))
+            self.conditions += [Condition("is", slot, v) for v, n in values.most_common(_VALUES) if n >= enough]
+            often_done = [deed for deed, n in self.deeds.get(slot, Counter()).items() if n >= enough]
+            self.conditions += [Condition("last_deed", slot, name, other=other) for name, other in often_done]
+            self.conditions += [Condition("did", slot, name, other=other) for name, other in often_done]
+        self.conditions += [Condition("done", value=name) for name in self._templates]
+        self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
+        if self.turns >= LEAST:
+            kinds = getattr(self, "_kinds", ())
+            hows: tuple[CopyKind, ...] = ("last", "line", "way")
+            self.copies += [Copy("again"), *(Copy(how, kind) for how in hows for kind in kinds)]
+            self.copies += [
+                Copy("link", k, slot, between) for (k, slot, between), n in self.links.most_common(2) if n >= enough
+            ]
+
+    # second pass: what held, and what was right
+
+    def note(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
+        if not self.copies:
+            return
+        self._noted.append([c.holds(episode, action) for c in self.conditions])
+        self._accepted.append([episode.accepted_at(name) for name in self._templates])
+        made = [copy.make(episode, action) for copy in self.copies]
+        truth = turn.observation.strip()
+        self._right.append([-1 if m is None else m[1] for m in made])
+        self._equal.append([m is not None and m[0].strip() == truth for m in made])
+        outcomes = [o for o, _ in self.outcomes.most_common(4)]
+        mine = ((turn.reward or 0.0), turn.terminated)
+        self._outcome.append(
+            next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, mine[0]) and e == mine[1]), -1)
+        )
+        self._held.append(held)
+
+    def rules(self) -> list[Rule]:
+        """The rules of this template, those that answer most turns first."""
+        if not self._noted:
+            return []
+        base, held = np.array(self._noted, dtype=bool), np.array(self._held)
+        accepted, outcome = np.array(self._accepted), np.array(self._outcome)
+        times, equal = np.array(self._right), np.array(self._equal)
+        outcomes = [o for o, n in self.outcomes.most_common(4) if n >= LEAST]
+        covered = np.zeros(len(held), dtype=bool)
+        found: list[Rule] = []
+        open_ = [(c, o) for c in range(len(self.copies)) for o in range(len(outcomes))]
+        open_ = [(c, o) for c, o in open_ if (equal[:, c] & (outcome == o)).sum() >= LEAST]
+        while open_:
+            best: Found | None = None
+            best_of: tuple[int, int, list[Condition]] | None = None
+            for c, o in list(open_):
+                right = equal[:, c] & (outcome == o)
+                if (right & ~covered).sum() < LEAST:
+                    open_.remove((c, o))
+                    continue
+                here = times[:, c] >= 0
+                table, conditions = base, self.conditions
+                if self.copies[c].kind != "say":
+                    extra, since = self._since(accepted, times[:, c], right, here)
+                    table, conditions = np.hstack([base, extra]), [*self.conditions, *since]
+                candidate = find_conjunctions(table, right, here, covered, held, LEAST)
+                if candidate is None:
+                    open_.remove((c, o))
+                elif best is None or candidate.gain > best.gain:
+                    best, best_of = candidate, (c, o, conditions)
+            if best is None or best_of is None:
+                break
+            c, o, conditions = best_of
+            chosen = tuple(replace(conditions[k], negated=negated) for k, negated in best.literals)
+            reward, terminated = outcomes[o]
+            refuses = (
+                self.copies[c].kind == "say" and self.copies[c].text in self.refusing and not (reward or terminated)
+            )
+            counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
+            found.append(Rule(self.template, chosen, self.copies[c], reward, terminated, refuses, *counts))
+            covered |= best.covers
+        return found
+
+    def _since(
+        self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray
+    ) -> tuple[np.ndarray, list[Condition]]:
+        """Conditions on what was done since the copied text was seen: the templates that spoil it, one by one."""
+        since = accepted > times[:, None]
+        spoiling: list[int] = []
+        alive = here.copy()
+        columns, conditions = [], []
+        for _ in range(6):
+            wrong = alive & ~right
+            if wrong.sum() <= (1 - PRECISION) * alive.sum() / 2:
+                break
+            # most errors taken away for each right answer given up
+            lost = (since & (alive & right)[:, None]).sum(0)
+            gone = (since & wrong[:, None]).sum(0)
+            k = int(np.argmax(gone / (lost + 5.0) * (gone > 0)))
+            if gone[k] == 0 or gone[k] <= 0.05 * lost[k]:
+                break
+            spoiling.append(k)
+            alive &= ~since[:, k]
+            names = [self._templates[j] for j in spoiling]
+            columns.append(since[:, spoiling].any(1))
+            conditions.append(Condition("since", value=" | ".join(names)))
+        if not columns:
+            return np.zeros((len(times), 0), dtype=bool), []
+        return np.stack(columns, axis=1), conditions
+
+
+def _contexts(text: str, filler: str) -> Iterator[str]:
+    """Up to three words before, two after, or one on both sides of where a filler stands."""
+    begin = text.find(f" {filler} ")
+    while begin >= 0:
+        before = text[max(0, begin - 60) : begin].split()[-3:]
+        after = text[begin + len(filler) + 2 : begin + len(filler) + 60].split()[:2]
+        yield "_"
+        for k in range(1, len(before) + 1):
+            yield " ".join([*before[-k:], "_"])
+        for k in range(1, len(after) + 1):
+            yield " ".join(["_", *after[:k]])
+        if before and after:
+            yield f"{before[-1]} _ {after[0]}"
+        begin = text.find(f" {filler} ", begin + 1)
+
+
+__all__ = ["find_inverses", "find_kinds", "mine_rules"]
