@@ -55,6 +55,7 @@ class TrainSettings:
         tasks: whose tasks are played: those that the models were fitted to, or the held-out ones, by whose logged
             episodes dreams then begin and facts are known.
         task_episodes: at most so many logged episodes of each held-out task are known; 0 is all.
+        seed: of start states, rollouts and minibatches; null is that of the run. Results hang on it, so try several.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
         keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
@@ -80,6 +81,7 @@ class TrainSettings:
     process_coef: float = 0.0
     tasks: Literal["train", "heldout"] = "train"
     task_episodes: int = 0
+    seed: int | None = None
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
     keep_every: int = 0

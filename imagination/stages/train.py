@@ -67,6 +67,7 @@ def train(
 
 def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Mapping[str, Start] | None) -> None:
     settings, dreamed, longest = config.train, config.train.world == "dream", longest_episode(config)
+    seed = config.seed if settings.seed is None else settings.seed
     state, done = resume_from(run, "train")
     run.forget("train", done)
     run.forget("last_look")
@@ -81,7 +82,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     starts = dream_starts(paid, config.dream.max_turns) if given is None else given
     model, chat, reference, value = _policy(run, config, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
-    probe = Probe(run, config.tripwires, open_world, config.seed, config.dream.max_turns, config.env.price)
+    probe = Probe(run, config.tripwires, open_world, seed, config.dream.max_turns, config.env.price)
     steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=dreamed)
     engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0 and recorded is None
     real = _real(open_world(), settings.tasks, config.collect.workers) if mixed or not dreamed else None
@@ -92,11 +93,11 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     # play and watch: what an update is made of, and what stops it
     threshold = solved_at(run, config.worldmodel.goal)
     watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state, threshold) if dreamed else None
-    replays = Replays(settings.self_imitation, config.seed) if settings.self_imitation.share else None
+    replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
-        plan=CollectionPlan(config.seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
+        plan=CollectionPlan(seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
         worlds=[world for world in (dream, real) if world is not None],
         model=model,
         agent=play(engines),
@@ -114,7 +115,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
 
     # learn
     module = PolicyModule(
-        model, config.algorithm, settings, partial(run.record, "train"), config.seed, reference, longest, value=value
+        model, config.algorithm, settings, partial(run.record, "train"), seed, reference, longest, value=value
     )
     save, last = partial(save_checkpoint, model, chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
