@@ -14,6 +14,7 @@ from imagination.dreaming.curriculum import turns_at
 from imagination.dreaming.dream_env import Start
 from imagination.dreaming.mixture import added_episodes, share_at
 from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
     compared_expert_row,
     group_numbers,
@@ -93,6 +94,7 @@ class ExperienceCollector:
             dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
         recorded: real episodes that were played before, in place of a real world beside the first.
         worst: what doubt costs, see ``RewardShaping``.
+        best: the policy that did best in validation dreams, where these are played.
     """
 
     run: RunFolder
@@ -110,6 +112,7 @@ class ExperienceCollector:
     worst: tuple[float, ...] = ()
     agent_beside: LanguageModelAgent | None = None
     recorded: Recorded | None = None
+    best: BestPolicy | None = None
     seconds: float = 0.0
     turns: int = 0
 
@@ -135,6 +138,7 @@ class ExperienceCollector:
         min_weight = self.plan.dream.min_weight if weigh else None
         rows = policy_rows([*played, *beside], min_weight, self._pay(longest))
         measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._paid(rows)}
+        measured |= self._validate(index)
         if self.plan.dream.horizon:
             measured["horizon"] = longest
         replayed, expert = settings.self_imitation.share, share_at(index, settings.expert_share)
@@ -147,6 +151,14 @@ class ExperienceCollector:
         rows += self._expert_rows(rng, wanted, [*played, *beside], longest)
         exact = self.agent.engine.exact and not (self.recorded is not None and beside)
         return Update(index, [*rows, *again], measured, exact=exact)
+
+    def _validate(self, index: int, last: bool = False) -> dict[str, float]:
+        """Plays the validation dreams where they are due."""
+        if self.best is None or not self.best.due(index, last):
+            return {}
+        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version, self.world.solved_at)
+        played = asyncio.run(self._play(self.best.episodes, stamp, self.plan.dream.max_turns))
+        return self.best.consider(index, played)
 
     def _expert_rows(self, rng: random.Random, wanted: int, played: Sequence[Trajectory], longest: int) -> list[Row]:
         """Episodes of experts; where these are compared with the policy's, only of tasks that it began now as well."""
@@ -173,10 +185,13 @@ class ExperienceCollector:
         No update after the last one plays before it learns, so nothing else would show what the last one taught.
         Nothing is learned from these dreams, and none of them is a real step; they are of stage ``last_look``.
         """
-        if self.watch is None:
-            return
         index = self.plan.train.updates
         self._refresh()
+        validated = self._validate(index, last=True)
+        if self.watch is None:
+            if validated:
+                self.run.record("last_look", index, validated)
+            return
         played, span = asyncio.run(
             timed(
                 self._rollouts(
@@ -188,7 +203,7 @@ class ExperienceCollector:
         )
         self.seconds += span.seconds
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
-        self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played)})
+        self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played), **validated})
 
     def _both_worlds(self, index: int, rng: random.Random, longest: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """What an update plays in its world and, at the same time, in the real one beside: neither waits for the other.

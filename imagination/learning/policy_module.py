@@ -31,6 +31,7 @@ from real_envs.streams import stream_seed
 
 # Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
 _EXACT = 1.01
+_MOST_HALVINGS = 6
 
 
 @dataclass(slots=True)
@@ -122,6 +123,7 @@ class PolicyModule(L.LightningModule):
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
         rows = trained(judged_rows)
+        before = self._weights() if settings.max_kl else []
         rng = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
         collected: list[LossTerms] = []
         norms: list[float] = []
@@ -142,6 +144,8 @@ class PolicyModule(L.LightningModule):
                 norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
                 norms.append(float(norm))
                 optimizer.step()
+        if before and norms:
+            told |= self._within(settings.max_kl, rows, before)
         self.updates_done = update.index + 1
         found = means(collected)
         if "entropy" in found:
@@ -177,6 +181,31 @@ class PolicyModule(L.LightningModule):
             process_coef=self.settings.process_coef,
         )
         return found, told
+
+    def _weights(self) -> list[torch.Tensor]:
+        """A copy of the trained weights of the policy."""
+        return [p.detach().clone() for p in self.model.parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def _within(self, most: float, rows: Sequence[Row], before: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Goes back half of the way, and again, until the policy is at most ``most`` nats a token from the one that
+        acted: the backtracking line search of TRPO (Schulman et al. 2015, arXiv 1502.05477, appendix C).
+
+        Few episodes with a signal make a step as long as many do, by a gradient that is mostly noise; one such
+        step has unlearned everything.
+        """
+        acted = [replace(row, behavior_logprobs=row.old_logprobs or row.behavior_logprobs) for row in rows]
+        acted = [row for row in acted if any(row.rl_weight)]
+        tokens = sum(sum(w != 0 for w in row.rl_weight) for row in acted)
+        halved = 0
+        while tokens:
+            kl = float(reference_kl(acted, self.model, "k3", self.temperature, self.settings.micro_tokens).sum())
+            if kl / tokens <= most or halved == _MOST_HALVINGS:
+                return {"update_kl": kl / tokens, "halved": float(halved)}
+            halved += 1
+            for p, old in zip((p for p in self.model.parameters() if p.requires_grad), before, strict=True):
+                p.copy_((p + old) / 2)
+        return {}
 
     def _minibatch(self, rows: Sequence[Row], unchanged: bool, remembered: bool) -> list[LossTerms]:
         """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""

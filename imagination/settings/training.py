@@ -40,6 +40,8 @@ class TrainSettings:
         lr: of AdamW.
         weight_decay: of AdamW.
         grad_clip: largest norm of the gradient.
+        max_kl: largest KL divergence, in nats a token, of the policy after an update from the one before it; a longer
+            step is halved until it is no longer. 0 is off.
         micro_tokens: that a forward pass computes; changes memory and speed, not the gradient.
         real_share: share of an update's groups that are played in the real games beside the dreams; 0 takes no real
             step. Also points [update, share] with straight lines between, [[0,0.5],[12,0]].
@@ -55,6 +57,9 @@ class TrainSettings:
         tasks: whose tasks are played: those that the models were fitted to, or the held-out ones, by whose logged
             episodes dreams then begin and facts are known.
         task_episodes: at most so many logged episodes of each held-out task are known; 0 is all.
+        validation_tasks: so many tasks are left out of the dreams that are learned from; dreams of them say which
+            policy of the training was best, and that one is kept. 0 keeps the last one.
+        validate_every: updates between two validations.
         seed: of start states, rollouts and minibatches; null is that of the run. Results hang on it, so try several.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
@@ -70,6 +75,7 @@ class TrainSettings:
     lr: float = 5e-4
     weight_decay: float = 0.0
     grad_clip: float = 1.0
+    max_kl: float = 0.0
     micro_tokens: int = 4096
     real_share: float | list[list[float]] = 0.0
     expert_share: float | list[list[float]] = 0.1
@@ -81,6 +87,8 @@ class TrainSettings:
     process_coef: float = 0.0
     tasks: Literal["train", "heldout"] = "train"
     task_episodes: int = 0
+    validation_tasks: int = 0
+    validate_every: int = 4
     seed: int | None = None
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4

@@ -15,6 +15,7 @@ from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
 from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.best_policy import BestPolicy, split_starts
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
 from imagination.learning.critic_start import NAME as CRITIC
 from imagination.learning.critic_start import load_critic, made_for
@@ -80,6 +81,9 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     check_experts(config, len(experts))
     paid = config.worldmodel.goal.paid_log(log) if dreamed else log
     starts = dream_starts(paid, config.dream.max_turns) if given is None else given
+    learned_from, validation = dict(starts), list[str]()
+    if dreamed and settings.validation_tasks:
+        learned_from, validation = split_starts(starts, settings.validation_tasks, seed)
     model, chat, reference, value = _policy(run, config, longest)
     open_world = partial(open_tasks, run, config.env, config.collect.workers)
     probe = Probe(run, config.tripwires, open_world, seed, config.dream.max_turns, config.env.price)
@@ -94,6 +98,11 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     threshold = solved_at(run, config.worldmodel.goal)
     watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state, threshold) if dreamed else None
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
+    best = None
+    if validation:
+        best = BestPolicy(
+            model, validation, [starts[name].task_id for name in validation], settings.validate_every, seed
+        )
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
@@ -103,7 +112,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
         agent=play(engines),
         agent_beside=play(_engines_beside(config)) if mixed and config.engine.name != "vllm" else None,
         chat=chat,
-        starts=starts,
+        starts=learned_from,
         experts=experts,
         recorded=recorded,
         count_real_steps=steps.write,
@@ -111,6 +120,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
         replays=replays,
         on_turn=bar.count,
         worst=_worst(paid, settings.reward_tiers, config.dream.max_turns),
+        best=best,
     )
 
     # learn
@@ -119,7 +129,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     )
     save, last = partial(save_checkpoint, model, chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
-    parts = [callback for callback in (watch, replays, keep) if callback is not None]
+    parts = [callback for callback in (watch, replays, best, keep) if callback is not None]
     trainer = make_trainer(
         run, "train", settings.checkpoint_every, "fp32", module.done, parts, bar=bar, logger=config.logger
     )
@@ -128,9 +138,12 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
         trainer.fit(module, StepStream(last, module.done, collector.update), ckpt_path=state, weights_only=True)
 
     # look once more, and save
-    if watch is not None and watch.tripped is None:
+    if watch is None or watch.tripped is None:
         model.to(device)  # Lightning leaves it on the CPU
         collector.last_look()
+        if best is not None and (watch is None or watch.tripped is None):
+            best.restore()
+            run.update({"best_policy": best.best})
     if watch is not None:
         watch.roll_back()
     _close(dream, real)
