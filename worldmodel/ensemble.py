@@ -88,6 +88,10 @@ class EnsembleWorldModel:
     def engines(self) -> tuple[Engine, ...]:
         return tuple(member.engine for member in self.members)
 
+    @property
+    def temperature(self) -> float:
+        return self.members[0].temperature
+
     def at_temperature(self, temperature: float) -> EnsembleWorldModel:
         """The same members in the same engines."""
         return EnsembleWorldModel([member.at_temperature(temperature) for member in self.members], self.lead)

@@ -105,6 +105,10 @@ class GoalWorldModel:
     def engines(self) -> tuple[Engine, ...]:
         return self.model.engines
 
+    @property
+    def temperature(self) -> float:
+        return self.model.temperature
+
     def at_temperature(self, temperature: float) -> GoalWorldModel:
         return GoalWorldModel(self.model.at_temperature(temperature), self.goal)
 

@@ -121,6 +121,10 @@ class TextWorldModel:
     def engines(self) -> tuple[Engine, ...]:
         return (self.engine,)
 
+    @property
+    def temperature(self) -> float:
+        return self.sampling.temperature
+
     def at_temperature(self, temperature: float) -> TextWorldModel:
         """The same model in the same engine, which is dear to start twice."""
         return self._like(temperature, self.form)

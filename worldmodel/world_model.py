@@ -80,6 +80,11 @@ class LanguageWorldModel(WorldModel, Protocol):
     @property
     def engines(self) -> tuple[Engine, ...]: ...
 
+    @property
+    def temperature(self) -> float:
+        """0 predicts the most likely words; 1 samples from the model."""
+        ...
+
     def at_temperature(self, temperature: float) -> LanguageWorldModel:
         """The same model in the same engines."""
         ...

@@ -152,7 +152,7 @@ def load_world_model(
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     rules = rules_of(run) if settings.rules != "off" else None
     if rules is not None and settings.rules != "off":
-        model = RuledWorldModel(model, rules, settings.rules)
+        model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
 

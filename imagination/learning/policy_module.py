@@ -121,6 +121,10 @@ class PolicyModule(L.LightningModule):
                 )
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
+        if settings.lr_end < 1:
+            past = update.index / max(1, settings.updates - 1)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * (1 - (1 - settings.lr_end) * past)
         judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
         rows = trained(judged_rows)
         before = self._weights() if settings.max_kl else []

@@ -32,8 +32,9 @@ class WorldModelSettings(ModelSettings):
         refusals: regular expression for observations that say that nothing changed, besides the last one again.
         reasoning_tokens: most tokens that it may think before each prediction, thrown away after it; 0 is off. Logged
             turns with info["reasoning"] teach it to, and refine-world-model by how right the predictions get.
-        rules: what rules mined from the log answer in place of the model: repair, all that they know; refuse, what
-            cannot be done; off, nothing.
+        rules: what rules mined from the log answer in place of the model: repair, all that they know, and answers that
+            break an invariant of the log are sampled again; refuse, what cannot be done; off, nothing.
+        resamples: how often at most such an answer is sampled again (repair).
         goal: decides reward and end in place of the model where it is declared.
         diffusion: canvas and sampler, for kind=diffusion.
         screen: the model of pictures, for kind=screen.
@@ -51,6 +52,7 @@ class WorldModelSettings(ModelSettings):
     refusals: str = ""
     reasoning_tokens: int = 0
     rules: Literal["off", "refuse", "repair"] = "repair"
+    resamples: int = 8
     goal: Goal = field(default_factory=Goal)
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
     screen: ScreenSettings = field(default_factory=ScreenSettings)

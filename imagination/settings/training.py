@@ -38,6 +38,7 @@ class TrainSettings:
         epochs: passes over the episodes of an update.
         minibatches: optimiser steps per pass.
         lr: of AdamW.
+        lr_end: share of it that the last update has; it falls in a straight line. 1 keeps it as it is.
         weight_decay: of AdamW.
         grad_clip: largest norm of the gradient.
         max_kl: largest KL divergence, in nats a token, of the policy after an update from the one before it; a longer
@@ -73,6 +74,7 @@ class TrainSettings:
     epochs: int = 1
     minibatches: int = 2
     lr: float = 5e-4
+    lr_end: float = 1.0
     weight_decay: float = 0.0
     grad_clip: float = 1.0
     max_kl: float = 0.0

@@ -26,6 +26,8 @@ def rules(config: Config, folder: Path) -> None:
         found, measured = find_rules(run, config.worldmodel.goal, train, held)
     for number, rule in enumerate(found.rules, start=1):
         print(f"{number:3}. {rule}")
+    for number, invariant in enumerate(found.invariants, start=len(found.rules) + 1):
+        print(f"{number:3}. {invariant}")
     print(rules_sentence(measured))
     print(f"written to {run.path / 'models' / FILE}; worldmodel.rules=off dreams without them")
     finish(run, "rules")
@@ -41,8 +43,7 @@ def find_rules(
             bar.total = total
             bar.advance(done)
 
-        language, rules = mine_rules(goal.paid_log(train), advance)
-    found = RuleSet(language, rules)
+        found = mine_rules(goal.paid_log(train), advance)
     (run.path / "models").mkdir(parents=True, exist_ok=True)
     found.save(run.path / "models")
     measured = check_rules(found, goal.paid_log(held))

@@ -1,7 +1,8 @@
 """Does a dream keep to what it has said itself? Counted without a simulator, in dreams or in real episodes.
 
-A turn contradicts the episode before it where a rule mined from the log (``worldmodel/rules/``) foretells another answer
-from the episode's own words, or where an action that was just refused is accepted though nothing was done in between.
+A turn contradicts the episode before it where a rule mined from the log (``worldmodel/rules/``) foretells another
+answer from the words of the episode, or where an action that was just refused is accepted though nothing was done in
+between.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Episode:
         self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when
         self._last_deed: dict[str, tuple[str, int]] = {}  # by filler: template and slot of the last accepted action
         self._deeds: set[tuple[str, int, str]] = set()  # template, slot, filler of accepted actions
-        self._accepted: dict[str, int] = {}  # by template: when it was last accepted
+        self._accepted: dict[str, int] = {}  # by template, and by action: when it was last accepted
         self._ways: dict[tuple[str, str, str], str] = {}  # kind, name, action -> name
         self._keep(start)
 
@@ -108,7 +108,7 @@ class Episode:
         self.answers[action.text] = observation, self.time
         if self.language.refuses(action.text, observation):
             return
-        self._accepted[action.template] = self.time
+        self._accepted[action.template] = self._accepted[" ".join(words(action.text))] = self.time
         for slot, filler in enumerate(action.fillers, start=1):
             self._last_deed[filler] = action.template, slot
             self._deeds.add((action.template, slot, filler))
@@ -137,8 +137,12 @@ class Episode:
         return (template, slot, filler) in self._deeds
 
     def accepted_at(self, template: str) -> int:
-        """When an action of the template was last accepted; 0 is never."""
+        """When an action of the template, or this very action, was last accepted; 0 is never."""
         return self._accepted.get(template, 0)
+
+    def accepted_actions(self) -> set[str]:
+        """Templates and actions that were accepted."""
+        return set(self._accepted)
 
     def way(self, kind: str, action: str) -> str | None:
         """The name of where the action led from here before, or where one that it undoes came from."""

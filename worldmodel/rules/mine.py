@@ -19,8 +19,11 @@ from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
 from worldmodel.rules.episode import Episode, Language, blank, name_of
+from worldmodel.rules.invariants import REFUSAL, Invariant
+from worldmodel.rules.mine_invariants import PhraseTable, find_link
+from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
-from worldmodel.rules.templates import OTHER, Action, Templates, find_templates, words
+from worldmodel.rules.templates import OTHER, Action, Templates, find_templates, flat, words
 
 LEAST = 30  # turns that a rule must answer in the half that it is found in
 _PATTERNS = 4  # answers with slots, of a template
@@ -30,10 +33,8 @@ _VALUES = 8
 _KINDS = 6
 
 
-def mine_rules(
-    log: Sequence[Trajectory], on_done: Callable[[int, int], None] | None = None
-) -> tuple[Language, list[Rule]]:
-    """The rules of a log and the language that they are written in.
+def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | None = None) -> RuleSet:
+    """The rules and invariants of a log.
 
     Args:
         log: real episodes; those of a task are on one side of the split in halves.
@@ -44,18 +45,44 @@ def mine_rules(
     language = Language(templates, find_kinds(log), refusals.refuses)
     language = replace(language, inverses=find_inverses(log, language))
     tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
+    texts: dict[tuple[str, str], PhraseTable] = {}
     for _, episode, action, turn in _turns(log, language):
         tables[action.template].survey(episode, action, turn)
     for table in tables.values():
         table.settle(templates.texts)
     for trajectory, episode, action, turn in _turns(log, language):
-        tables[action.template].note(episode, action, turn, _held(trajectory.task_id))
+        table = tables[action.template]
+        table.note(episode, action, turn, _held(trajectory.task_id))
+        if kind := _kind_of(turn, language):
+            key = (action.template, kind)
+            if key not in texts:
+                texts[key] = PhraseTable(*key, LEAST, link=find_link(table.links, kind, LEAST))
+            name = name_of(turn.observation, kind)
+            texts[key].survey(episode, action, turn, _contexts(episode.start, name) if name else iter(()))
+    for text in texts.values():
+        text.settle()
+    for trajectory, episode, action, turn in _turns(log, language):
+        if kind := _kind_of(turn, language):
+            texts[action.template, kind].note(episode, action, turn, _held(trajectory.task_id))
     rules: list[Rule] = []
+    invariants: list[Invariant] = []
+    total = len(tables) + len(texts)
     for done, table in enumerate(tables.values(), start=1):
         rules += table.rules()
+        invariants += table.accepted()
         if on_done is not None:
-            on_done(done, len(tables))
-    return language, rules
+            on_done(done, total)
+    for done, text in enumerate(texts.values(), start=1 + len(tables)):
+        invariants += text.invariants()
+        if on_done is not None:
+            on_done(done, total)
+    return RuleSet(language, rules, invariants)
+
+
+def _kind_of(turn: Turn, language: Language) -> str | None:
+    """The kind of an answer as a whole."""
+    text = flat(turn.observation)
+    return next((kind for kind in language.kinds if text.startswith(f" {kind} ")), None)
 
 
 def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
@@ -153,6 +180,7 @@ class _Table:
     _equal: list[list[bool]] = field(default_factory=list)
     _outcome: list[int] = field(default_factory=list)
     _held: list[bool] = field(default_factory=list)
+    _refused: list[bool] = field(default_factory=list)
 
     # first pass: which conditions and answers are worth a look
 
@@ -232,6 +260,7 @@ class _Table:
             next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, mine[0]) and e == mine[1]), -1)
         )
         self._held.append(held)
+        self._refused.append(episode.language.refuses(turn.action, turn.observation))
 
     def rules(self) -> list[Rule]:
         """The rules of this template, those that answer most turns first."""
@@ -275,6 +304,23 @@ class _Table:
             found.append(Rule(self.template, chosen, self.copies[c], reward, terminated, refuses, *counts))
             covered |= best.covers
         return found
+
+    def accepted(self) -> list[Invariant]:
+        """When an action of the template is not refused."""
+        if not self._noted or self.template == OTHER:
+            return []
+        base, held, right = np.array(self._noted, dtype=bool), np.array(self._held), ~np.array(self._refused)
+        covered = np.zeros(len(held), dtype=bool)
+        invariants: list[Invariant] = []
+        while (right & ~covered).sum() >= LEAST:
+            found = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
+            if found is None:
+                break
+            chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in found.literals)
+            counts = (found.turns, found.exceptions, found.held_turns, found.held_exceptions)
+            invariants.append(Invariant(self.template, "", chosen, REFUSAL, False, None, *counts))
+            covered |= found.covers
+        return invariants
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray

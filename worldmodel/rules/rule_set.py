@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from real_envs.trajectory import Turn
 from worldmodel.fidelity.refusals import Refusals
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
-from worldmodel.rules.templates import Action, Templates
+from worldmodel.rules.invariants import Invariant
+from worldmodel.rules.templates import Templates
 
 FILE = "rules.json"
 VERSION = 1
@@ -38,10 +39,11 @@ class RuleSet:
     Args:
         language: with the ``Refusals`` that it goes by.
         rules: of one action the first that applies answers.
+        invariants: of what the rest of the answers say.
     """
 
-    def __init__(self, language: Language, rules: Sequence[Rule]) -> None:
-        self.language, self.rules = language, tuple(rules)
+    def __init__(self, language: Language, rules: Sequence[Rule], invariants: Sequence[Invariant] = ()) -> None:
+        self.language, self.rules, self.invariants = language, tuple(rules), tuple(invariants)
         self._by_template: dict[str, list[Rule]] = {}
         for rule in self.rules:
             self._by_template.setdefault(rule.template, []).append(rule)
@@ -60,19 +62,23 @@ class RuleSet:
         asked = [r for r in self._by_template.get(read.template, ()) if r.refuses or not refusals_only]
         if not asked:
             return None
-        return self.first(asked, self.episode(start, history, session), read)
-
-    @staticmethod
-    def first(rules: Sequence[Rule], episode: Episode, action: Action) -> Answer | None:
-        """The answer of the first of the rules that applies."""
-        for rule in rules:
-            text = rule.answer(episode, action)
+        episode = self.episode(start, history, session)
+        for rule in asked:
+            text = rule.answer(episode, read)
             if text is not None:
                 return Answer(text, rule)
         return None
 
-    def rules_of(self, action: Action) -> Sequence[Rule]:
-        return self._by_template.get(action.template, ())
+    def broken(
+        self, start: str, history: Sequence[Turn], action: str, answer: str, session: object = None
+    ) -> list[Invariant]:
+        """The invariants that an answer breaks."""
+        read = self.language.templates.read(action)
+        mine = [i for i in self.invariants if i.template == read.template]
+        if not mine:
+            return []
+        episode = self.episode(start, history, session)
+        return [invariant for invariant in mine if invariant.broken(episode, read, answer)]
 
     def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
         """The words of an episode after ``history``."""
@@ -102,6 +108,7 @@ class RuleSet:
             "inverses": dict(self.language.inverses),
             "refusals": sorted(refuses.patterns),
             "rules": [rule.to_json() | {"in_words": str(rule)} for rule in self.rules],
+            "invariants": [i.to_json() | {"in_words": str(i)} for i in self.invariants],
         }
         write_atomically(folder / FILE, json.dumps(data, indent=1, ensure_ascii=False))
 
@@ -121,15 +128,15 @@ class RuleSet:
                 raise RulesInvalid(f"{path}: version {data['version']}, and this program reads {VERSION}")
             refusals = Refusals(frozenset(data["refusals"]))
             language = Language(Templates(data["templates"]), tuple(data["kinds"]), refusals.refuses, data["inverses"])
-            rules = []
-            for number, rule in enumerate(data["rules"], start=1):
-                try:
-                    rules.append(Rule.from_json({k: v for k, v in rule.items() if k != "in_words"}))
-                except (KeyError, TypeError, ValueError) as error:
-                    raise RulesInvalid(f"{path}: rule {number}: {error}") from error
+            rules = [Rule.from_json(_without_words(rule)) for rule in data["rules"]]
+            invariants = [Invariant.from_json(_without_words(i)) for i in data["invariants"]]
         except (ValueError, KeyError, TypeError) as error:
             raise RulesInvalid(f"{path}: no rules can be read from it: {error!r}") from error
-        return RuleSet(language, rules)
+        return RuleSet(language, rules, invariants)
+
+
+def _without_words(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in data.items() if key != "in_words"}
 
 
 __all__ = ["FILE", "Answer", "RuleSet", "RulesInvalid"]

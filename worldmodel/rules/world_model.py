@@ -6,43 +6,65 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.world_model import LanguageWorldModel, Prediction
+from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
     from policy.lm.engine import Engine
 
 
 class RuledWorldModel:
-    """Any world model, with rules mined from the log before it (``worldmodel/rules/mine.py``).
+    """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
-    What a rule is sure of is answered by the rule, in the log's own words and without a token. A dream then
-    keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
+    What a rule is sure of is answered by the rule, in the log's own words and without a token. What breaks an
+    invariant is sampled again. A dream then keeps to what it has said itself: rooms stay as they were seen, and what
+    cannot be done is refused.
 
     Args:
         model: what answers the rest.
         rules: of the same log.
-        mode: ``refuse`` lets only those rules answer that refuse an action, ``repair`` all.
+        mode: ``refuse`` lets only those rules answer that refuse an action; ``repair`` lets all, and samples again.
+        resamples: how often at most. The first answer that breaks no invariant is taken, else the one that breaks
+            fewest. A greedy model is asked again at temperature 1.
 
     Attributes:
         answered: how many turns each rule has answered, by its words; those of the model under ``""``.
+        broken: how many answers of the model broke each invariant, by its words.
+        kept: how many turns kept an answer that breaks one, for want of a better.
     """
 
-    def __init__(self, model: LanguageWorldModel, rules: RuleSet, mode: Literal["refuse", "repair"] = "repair") -> None:
-        self.model, self.rules, self.mode = model, rules, mode
+    def __init__(
+        self,
+        model: LanguageWorldModel,
+        rules: RuleSet,
+        mode: Literal["refuse", "repair"] = "repair",
+        resamples: int = 8,
+    ) -> None:
+        self.model, self.rules, self.mode, self.resamples = model, rules, mode, resamples
         self.version = f"{model.version}+rules"
         self.answered: Counter[str] = Counter()
+        self.broken: Counter[str] = Counter()
+        self.kept = 0
+        self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
 
     @property
     def engines(self) -> tuple[Engine, ...]:
         return self.model.engines
 
+    @property
+    def temperature(self) -> float:
+        return self.model.temperature
+
     def at_temperature(self, temperature: float) -> RuledWorldModel:
-        return RuledWorldModel(self.model.at_temperature(temperature), self.rules, self.mode)
+        return self._like(self.model.at_temperature(temperature))
 
     def excluding(self, episodes: Sequence[Trajectory]) -> RuledWorldModel:
-        return RuledWorldModel(self.model.excluding(episodes), self.rules, self.mode)
+        return self._like(self.model.excluding(episodes))
+
+    def _like(self, model: LanguageWorldModel) -> RuledWorldModel:
+        return RuledWorldModel(model, self.rules, self.mode, self.resamples)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
@@ -51,7 +73,7 @@ class RuledWorldModel:
         found = self.rules.answer(start, history, action, session, refusals_only=self.mode == "refuse")
         if found is None:
             self.answered[""] += 1
-            return await self.model.predict(start, history, action, seed, session)
+            return await self._repaired(start, history, action, seed, session)
         rule = found.rule
         self.answered[str(rule)] += 1
         return Prediction(
@@ -64,6 +86,29 @@ class RuledWorldModel:
             outcome_by="rule",
             rule=str(rule),
         )
+
+    async def _repaired(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object
+    ) -> Prediction:
+        told = await self.model.predict(start, history, action, seed, session)
+        if self.mode == "refuse":
+            return told
+        broken = self.rules.broken(start, history, action, told.observation, session)
+        self.broken.update(str(invariant) for invariant in broken)
+        best, fewest = told, len(broken)
+        for k in range(self.resamples if broken else 0):
+            again = stream_seed("resample", seed, k)
+            try:
+                told = await self._sampled.predict(start, history, action, again, session)
+            except PredictionInvalid:
+                continue
+            count = len(self.rules.broken(start, history, action, told.observation, session))
+            if count < fewest:
+                best, fewest = told, count
+            if not count:
+                break
+        self.kept += fewest > 0
+        return best
 
     def release(self, session: object) -> None:
         self.rules.release(session)

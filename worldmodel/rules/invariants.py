@@ -1,0 +1,121 @@
+"""What an answer must say, or must not, whatever else it says: invariants of texts that no rule foretells as a whole.
+
+``move {1}`` leads to a text that begins ``you are in {there}``, where ``{there}`` stood behind ``{1} you see`` before,
+and says ``to the east you see {here}`` if {1} is west. A world model is asked again where it breaks one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from worldmodel.rules.conditions import Condition, Copy
+from worldmodel.rules.episode import Episode, name_of
+from worldmodel.rules.templates import Action, flat
+
+_SLOT = re.compile(r"\{\d\}")
+LONGEST = 7  # words of a phrase
+REFUSAL = "{refusal}"  # in place of a phrase: any answer that refuses
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A phrase that the answers of a kind to actions of a template have, or do not have.
+
+    Attributes:
+        template: of the action.
+        kind: opening of the answer.
+        conditions: all must hold; the slot after the last of the template is the name in the answer.
+        phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
+            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or ``REFUSAL``.
+        required: it must stand in the answer; else it must not.
+        link: where ``{there}`` is read.
+        turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
+    """
+
+    template: str
+    kind: str
+    conditions: tuple[Condition, ...]
+    phrase: str
+    required: bool
+    link: Copy | None = None
+    turns: int = 0
+    exceptions: int = 0
+    held_turns: int = 0
+    held_exceptions: int = 0
+
+    def broken(self, episode: Episode, action: Action, answer: str) -> bool:
+        """Whether an answer breaks it. One of another kind breaks nothing."""
+        if self.phrase == REFUSAL:
+            refuses = episode.language.refuses(action.text, answer)
+            return refuses and all(c.holds(episode, action) for c in self.conditions)
+        text = flat(answer)
+        if not text.startswith(f" {self.kind} "):
+            return False
+        named = with_name(action, answer, self.kind)
+        if not all(c.holds(episode, named) for c in self.conditions):
+            return False
+        phrase = spoken(self.phrase, names_of(episode, named, self.kind, self.link))
+        return phrase is not None and (f" {phrase} " in text) != self.required
+
+    def __str__(self) -> str:
+        conditions = " and ".join(str(c) for c in self.conditions)
+        verb = "has" if self.required else "has no"
+        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
+        if self.phrase == REFUSAL:
+            return f"{self.template}{': if ' * bool(conditions)}{conditions} is not refused ({n - wrong:,} of {n:,})"
+        kind = f'an answer that begins "{self.kind}" {verb} "{self.phrase}"'
+        slots = 1 + len(set(_SLOT.findall(self.template)))
+        conditions = conditions.replace(f"{{{slots}}}", "{name}")
+        return f"{self.template}{', if ' * bool(conditions)}{conditions}: {kind} ({n - wrong:,} of {n:,})"
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Invariant:
+        conditions = tuple(Condition(**c) for c in data["conditions"])
+        link = Copy(**data["link"]) if data["link"] else None
+        return Invariant(**{**data, "conditions": conditions, "link": link})
+
+
+def with_name(action: Action, answer: str, kind: str) -> Action:
+    """The action with one more filler: the name in the answer."""
+    return Action(action.template, (*action.fillers, name_of(answer, kind)), action.text)
+
+
+def names_of(episode: Episode, named: Action, kind: str, link: Copy | None) -> dict[str, str]:
+    """What the placeholders of a phrase stand for; those that stand for nothing are not there."""
+    here = episode.segments.get(kind)
+    found = {"{here}": here[-1].name if here else None}
+    plain = Action(named.template, named.fillers[:-1], named.text)
+    found["{there}"] = link.target(episode, plain) if link is not None else None
+    found["{name}"] = named.fillers[-1]
+    found |= {f"{{{slot}}}": filler for slot, filler in enumerate(plain.fillers, start=1)}
+    return {placeholder: name for placeholder, name in found.items() if name}
+
+
+def spoken(phrase: str, names: Mapping[str, str]) -> str | None:
+    """The phrase with names in place of placeholders, ``None`` where one stands for nothing."""
+    words = []
+    for word in phrase.split():
+        if word.startswith("{") and word not in names:
+            return None
+        words.append(names.get(word, word))
+    return " ".join(words)
+
+
+def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
+    """All phrases of an answer of two to ``LONGEST`` words, with placeholders where names stand."""
+    text = flat(answer)
+    for placeholder, name in names.items():
+        text = text.replace(f" {name} ", f" {placeholder} ")
+    words = text.split()
+    for begin in range(len(words)):
+        for length in range(2, min(LONGEST, len(words) - begin) + 1):
+            yield " ".join(words[begin : begin + length])
+
+
+__all__ = ["Invariant", "names_of", "phrases", "spoken", "with_name"]
