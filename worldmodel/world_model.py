@@ -29,6 +29,8 @@ class Prediction:
         reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
             Both confidences are then given this very reasoning, and say nothing of how likely it was.
         rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
+        resampled: how many answers were thrown away before this one, because they broke an invariant.
+        broken: the invariants that it breaks all the same, in words.
     """
 
     observation: str
@@ -40,6 +42,8 @@ class Prediction:
     outcome_by: Literal["model", "predicate", "rule"] = "model"
     reasoning: str | None = None
     rule: str | None = None
+    resampled: int = 0
+    broken: tuple[str, ...] = ()
 
 
 class InvalidReason(StrEnum):

@@ -165,6 +165,10 @@ def _record(prediction: Prediction) -> dict[str, float | str | bool]:
         info["reasoning"] = prediction.reasoning
     if prediction.rule is not None:
         info["rule"] = prediction.rule
+    if prediction.resampled:
+        info["resampled"] = float(prediction.resampled)
+    if prediction.broken:
+        info["broken"] = "; ".join(prediction.broken)
     return info
 
 

@@ -31,6 +31,11 @@ def measure_played(played: Sequence[Trajectory], prefix: str = "") -> dict[str, 
         metrics[f"{prefix}stop_{stop.value}"] = count / len(played)
         if stop.is_outage:
             metrics[f"{prefix}failures_{stop.value}"] = count
+    own = [turn for t in played for turn in t.own_turns]
+    if any("rule" in turn.info for turn in own):
+        metrics[f"{prefix}answered_by_rule"] = sum("rule" in turn.info for turn in own) / len(own)
+        metrics[f"{prefix}resampled"] = sum(float(turn.info.get("resampled", 0)) for turn in own) / len(own)
+        metrics[f"{prefix}kept_inconsistent"] = sum("broken" in turn.info for turn in own) / len(own)
     if everything.mean_turns is not None:
         metrics[f"{prefix}mean_turns"] = everything.mean_turns
     return metrics

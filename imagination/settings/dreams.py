@@ -80,6 +80,7 @@ class TripwireSettings:
         silent: share of groups in which most actions are empty, repeated or cut short.
         diversity: distinct actions over those of the log's solutions, below which the policy hardly acts any more.
         rejected: by how much the share of malformed or doubted predictions may rise.
+        inconsistent: by how much the share of turns that contradict their own dream may rise.
         drift: how many times farther from the log's words than the farthest agent of the log.
     """
 
@@ -98,4 +99,5 @@ class TripwireSettings:
     silent: float = 0.5
     diversity: float = 0.1
     rejected: float = 0.2
+    inconsistent: float = 0.2
     drift: float = 1.25

@@ -13,7 +13,7 @@ from typing import Any
 from imagination.dreaming.dream_env import DreamEnv, Start, dream_starts
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
-from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model
+from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model, rules_of
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.best_policy import BestPolicy, split_starts
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
@@ -222,7 +222,7 @@ def _watch(
 ) -> TripwireMonitor | None:
     if not settings.enabled:
         return None
-    watch = TripwireMonitor(run, settings, updates, model, log, probe, threshold)
+    watch = TripwireMonitor(run, settings, updates, model, log, probe, threshold, rules_of(run))
     if state is not None:
         watch.resume(state)
     return watch

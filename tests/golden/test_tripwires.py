@@ -221,10 +221,20 @@ def test_a_policy_that_hardly_acts_any_more() -> None:
     assert first_trip(history({}, {}, *[few | {"solved": 10}] * 4), S) is None  # it earns less: that is only bad
 
 
+def test_dreams_that_contradict_themselves_ever_more() -> None:
+    """The share of turns must surely have risen by a fifth since the first two updates: 0.05 -> 0.45."""
+    few, many = {"inconsistent": 10}, {"inconsistent": 90}
+    found = first_trip(history(few, few, many, many, many), S)
+    assert found is not None
+    assert (found.wire, found.since) == ("inconsistent", 2)
+    assert "contradict their own dream rose from 0.05 to 0.45" in found.sentence
+    assert first_trip(history(*[many] * 5), S) is None  # much, but it did not rise
+
+
 def test_every_wire_is_tested_here() -> None:
     assert list(WIRES) == [
         "gap", "contradicted", "strange", "favourite", "unseen", "short", "loops", "silent", "rejected",
-        "drift_actions", "drift_observations",
+        "inconsistent", "drift_actions", "drift_observations",
     ]  # fmt: skip
 
 

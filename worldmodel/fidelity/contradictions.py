@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from real_envs.trajectory import Trajectory, Turn, same_reward
-from worldmodel.fidelity.intervals import SHARE, clusters, proportion
+from real_envs.trajectory import StopReason, Trajectory, Turn, same_reward
+from worldmodel.fidelity.intervals import clusters, proportion
 from worldmodel.rules.rule_set import Answer, RuleSet
 
 
@@ -25,6 +25,7 @@ class Contradiction(StrEnum):
     CHANGED = "changed"  # a text that should have come back is another: a room that changed behind one's back
     WORDS = "words"  # another answer than the one that the log always gives
     OUTCOME = "outcome"  # the words are right, reward or end are not: paid twice, or not at all
+    INVARIANT = "invariant"  # says what such answers never say, or leaves out what they all say: a room of another name
     RETRIED = "retried"  # refused, and then accepted, with nothing but refusals in between
 
 
@@ -44,22 +45,24 @@ def contradiction(found: Answer | None, turn: Turn, rules: RuleSet) -> Contradic
 
 
 def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradiction | None]:
-    """One entry for each of the episode's own turns."""
+    """One entry for each of the episode's own turns, without one that the guard rejected."""
     found: list[Contradiction | None] = []
     just_refused: set[str] = set()
-    for k, turn in enumerate(trajectory.turns):
+    session = ("contradictions", trajectory.id)
+    believed = len(trajectory.turns) - (trajectory.stop is StopReason.UNSURE)
+    for k, turn in enumerate(trajectory.turns[:believed]):
         refused = rules.language.refuses(turn.action, turn.observation)
-        kind = None
         if k >= trajectory.prefix_turns:
-            answer = rules.answer(
-                trajectory.start, trajectory.turns[:k], turn.action, ("contradictions", trajectory.id)
-            )
+            start, history = trajectory.start, trajectory.turns[:k]
+            answer = rules.answer(start, history, turn.action, session)
             kind = contradiction(answer, turn, rules)
+            if answer is None and rules.broken(start, history, turn.action, turn.observation, session):
+                kind = Contradiction.INVARIANT
             if kind is None and not refused and turn.action in just_refused:
                 kind = Contradiction.RETRIED
             found.append(kind)
         just_refused = just_refused | {turn.action} if refused else set()
-    rules.release(("contradictions", trajectory.id))
+    rules.release(session)
     return found
 
 
@@ -82,7 +85,7 @@ def contradiction_metrics(episodes: Sequence[Trajectory], rules: RuleSet) -> dic
                 kinds[kind.value] += 1
     n = len(hits)
     return {
-        "rate": proportion(hits, clusters(tasks, ids)).to_json() if n else SHARE,
+        "rate": proportion(hits, clusters(tasks, ids)).to_json(),
         "by_kind": {kind.value: kinds[kind.value] / n if n else 0.0 for kind in Contradiction},
         "turns": n,
     }

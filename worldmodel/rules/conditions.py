@@ -6,7 +6,7 @@ All are plain data, so a rule found by counting, or proposed by anybody, is JSON
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worldmodel.rules.episode import Episode, fill
 from worldmodel.rules.templates import OTHER, Action
@@ -37,6 +37,10 @@ class Condition:
     scope: str = ""
     other: int = 0
     negated: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ConditionKind):
+            raise ValueError(f"{self.kind!r} is no condition: one of {', '.join(get_args(ConditionKind))}")
 
     def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
         """
@@ -96,6 +100,10 @@ class Copy:
     text: str = ""
     slot: int = 0
     between: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(CopyKind):
+            raise ValueError(f"{self.kind!r} is no answer: one of {', '.join(get_args(CopyKind))}")
 
     def make(self, episode: Episode, action: Action) -> tuple[str, int] | None:
         """The answer, and when the text was seen that it copies; ``None`` where there is none."""

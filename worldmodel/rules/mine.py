@@ -86,19 +86,27 @@ def _kind_of(turn: Turn, language: Language) -> str | None:
 
 
 def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
-    """Without those whose answer is always the one that actions of no template get most: all of them are one case.
+    """Without those that always get the same answer, where actions of no template get it too, or most of those do.
 
-    Looks at the half of the tasks that rules are found in.
+    All of them are then one case: what the world has no words for. Looks at the half of the tasks that rules are found
+    in.
     """
     answers: dict[str, Counter[str]] = {}
     for trajectory in log:
         if not _held(trajectory.task_id):
             for turn in trajectory.turns:
                 answers.setdefault(templates.read(turn.action).template, Counter())[turn.observation.strip()] += 1
-    usual = answers.get(OTHER, Counter()).most_common(1)
+    usual = Counter(answers.get(OTHER, ()))
+    for name, counts in answers.items():
+        if len(counts) == 1 and name != OTHER:
+            usual.update(counts)
     if not usual:
         return templates
-    return Templates([text for text in templates.texts if set(answers.get(text, ())) - {usual[0][0]}])
+    answer, _ = usual.most_common(1)[0]
+    shared = sum(answer in counts for counts in answers.values())
+    if shared < 2:
+        return templates
+    return Templates([text for text in templates.texts if set(answers.get(text, ())) - {answer}])
 
 
 def _held(task_id: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from real_envs.streams import stream_seed
@@ -28,11 +28,6 @@ class RuledWorldModel:
         mode: ``refuse`` lets only those rules answer that refuse an action; ``repair`` lets all, and samples again.
         resamples: how often at most. The first answer that breaks no invariant is taken, else the one that breaks
             fewest. A greedy model is asked again at temperature 1.
-
-    Attributes:
-        answered: how many turns each rule has answered, by its words; those of the model under ``""``.
-        broken: how many answers of the model broke each invariant, by its words.
-        kept: how many turns kept an answer that breaks one, for want of a better.
     """
 
     def __init__(
@@ -44,9 +39,6 @@ class RuledWorldModel:
     ) -> None:
         self.model, self.rules, self.mode, self.resamples = model, rules, mode, resamples
         self.version = f"{model.version}+rules"
-        self.answered: Counter[str] = Counter()
-        self.broken: Counter[str] = Counter()
-        self.kept = 0
         self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
 
     @property
@@ -72,10 +64,8 @@ class RuledWorldModel:
         """See ``WorldModel``; raises what the model raises."""
         found = self.rules.answer(start, history, action, session, refusals_only=self.mode == "refuse")
         if found is None:
-            self.answered[""] += 1
             return await self._repaired(start, history, action, seed, session)
         rule = found.rule
-        self.answered[str(rule)] += 1
         return Prediction(
             observation=found.observation,
             reward=rule.reward,
@@ -93,22 +83,24 @@ class RuledWorldModel:
         told = await self.model.predict(start, history, action, seed, session)
         if self.mode == "refuse":
             return told
-        broken = self.rules.broken(start, history, action, told.observation, session)
-        self.broken.update(str(invariant) for invariant in broken)
-        best, fewest = told, len(broken)
-        for k in range(self.resamples if broken else 0):
-            again = stream_seed("resample", seed, k)
+        broken = self._broken(start, history, action, told, session)
+        best, fewest, tries = told, broken, 0
+        while fewest and tries < self.resamples:
+            again = stream_seed("resample", seed, tries)
+            tries += 1
             try:
                 told = await self._sampled.predict(start, history, action, again, session)
             except PredictionInvalid:
                 continue
-            count = len(self.rules.broken(start, history, action, told.observation, session))
-            if count < fewest:
-                best, fewest = told, count
-            if not count:
-                break
-        self.kept += fewest > 0
-        return best
+            broken = self._broken(start, history, action, told, session)
+            if len(broken) < len(fewest):
+                best, fewest = told, broken
+        return replace(best, resampled=tries, broken=fewest) if tries else best
+
+    def _broken(
+        self, start: str, history: Sequence[Turn], action: str, told: Prediction, session: object
+    ) -> tuple[str, ...]:
+        return tuple(map(str, self.rules.broken(start, history, action, told.observation, session)))
 
     def release(self, session: object) -> None:
         self.rules.release(session)

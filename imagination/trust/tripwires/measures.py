@@ -17,6 +17,8 @@ from imagination.trust.tripwires.silence import Speech, plain
 from imagination.trust.tripwires.wires import Measured
 from imagination.trust.tripwires.word_drift import WordReference, words
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
+from worldmodel.fidelity.contradictions import contradictions_of
+from worldmodel.rules.rule_set import RuleSet
 
 _MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
 _RARE = 0.02  # of the log itself; an update has about a dozen episodes a group, so a quarter of the groups at most
@@ -115,6 +117,7 @@ def measure(
     *,
     short: float,
     real: tuple[int, int] = (0, 0),
+    rules: RuleSet | None = None,
 ) -> tuple[Measured, dict[str, str]]:
     """Counts the dreams of one update; see ``Measured``.
 
@@ -124,6 +127,7 @@ def measure(
         log: what to compare with.
         short: a solution in fewer than this many times the turns of the log's shortest one is short.
         real: solved and played episodes of a real probe.
+        rules: what contradictions are told by.
 
     Returns:
         The numbers, and for wires about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
@@ -176,6 +180,9 @@ def measure(
         update,
         turns=sum(len(t.own_turns) for t in asked) + invalid,
         rejected=invalid + doubted,
+        inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in asked)
+        if rules is not None
+        else 0,
         groups=len(groups),
         drift_actions=_drift(log.actions, every, groups, [t.own_turns for t in every]),
         drift_observations=_drift(log.observations, every, groups, [_believed(t) for t in every]),

@@ -22,6 +22,7 @@ from real_envs.env import Task, TaskSet
 from real_envs.interaction import PoolStats, real_interaction
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
+from worldmodel.rules.rule_set import RuleSet
 
 
 class Probe:
@@ -82,6 +83,7 @@ class TripwireMonitor(Callback):
         model: the policy that is trained, now as it starts.
         log: the training episodes of the log.
         solved_at: total reward of a solved dream, where it is not 1.
+        rules: of the log, by which contradictions within dreams are told.
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class TripwireMonitor(Callback):
         log: Sequence[Trajectory],
         probe: Probe,
         solved_at: float | None = None,
+        rules: RuleSet | None = None,
     ) -> None:
+        self._rules = rules
         self._run, self._settings, self._model, self.probe = run, settings, model, probe
         self._updates = updates
         self._reference = LogReference(log, 1.0 if solved_at is None else solved_at)
@@ -119,7 +123,9 @@ class TripwireMonitor(Callback):
         self._kept[update] = self._weights()
         self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
         real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
-        measured, examples = measure(update, played, self._reference, short=self._settings.short, real=real)
+        measured, examples = measure(
+            update, played, self._reference, short=self._settings.short, real=real, rules=self._rules
+        )
         self.history.append(measured)
         self.tripped = check(self.history, self._settings)
         if self.tripped is not None:

@@ -31,6 +31,7 @@ class Measured:
         update: which, from 0.
         episodes, solved: played and not failed; solved in the dream.
         turns, rejected: predictions asked for; malformed ones and those that the guard doubted.
+        inconsistent: dreamed turns that contradict what their own dream said before, by the rules of the log.
         groups: start states with an episode that counts.
         paid: groups in which the dream paid anything.
         strange: groups that were paid an amount that the log never paid, or in total more than it and a solved task.
@@ -56,6 +57,7 @@ class Measured:
     solved: int = 0
     turns: int = 0
     rejected: int = 0
+    inconsistent: int = 0
     groups: int = 0
     paid: int = 0
     strange: int = 0
@@ -279,18 +281,24 @@ def _silent(history: Sequence[Measured], settings: TripwireSettings) -> Evidence
     )
 
 
-def _rejected(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-    if len(history) < BASELINE + settings.window:
-        return None
-    window = history[-settings.window :]
-    before, now = (Proportion(_sum(part, "rejected"), _sum(part, "turns")) for part in (history[:BASELINE], window))
-    rise = difference_ci95(now, before)
-    if rise is None or rise[0] <= settings.rejected:
-        return None
-    return window[0].update, (
-        f"the share of predictions that are malformed or doubted rose from {before.rate:.2f} to {now.rate:.2f}, so the "
-        "policy goes where the world model knows little"
-    )
+def _risen(name: str, bound: str, what: str) -> Wire:
+    """A share of turns that has surely risen by more than the setting ``bound``."""
+
+    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+        if len(history) < BASELINE + settings.window:
+            return None
+        window = history[-settings.window :]
+        before, now = (Proportion(_sum(part, name), _sum(part, "turns")) for part in (history[:BASELINE], window))
+        rise = difference_ci95(now, before)
+        if rise is None or rise[0] <= getattr(settings, bound):
+            return None
+        return window[
+            0
+        ].update, f"the share of {what} rose from {before.rate:.2f} to {now.rate:.2f}, so the policy " + (
+            "goes where the world model knows little"
+        )
+
+    return wire
 
 
 def _drift(name: str, what: str) -> Wire:
@@ -317,7 +325,8 @@ WIRES: Mapping[str, Wire] = {
     "short": _short,
     "loops": _loops,
     "silent": _silent,
-    "rejected": _rejected,
+    "rejected": _risen("rejected", "rejected", "predictions that are malformed or doubted"),
+    "inconsistent": _risen("inconsistent", "inconsistent", "turns that contradict their own dream"),
     "drift_actions": _drift("drift_actions", "the policy's actions"),
     "drift_observations": _drift("drift_observations", "the dreamed observations"),
 }

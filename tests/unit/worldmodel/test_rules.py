@@ -1,0 +1,250 @@
+"""If these fail, dreams are answered by laws that the world does not have, or its laws are not found in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from real_envs.trajectory import StopReason, Trajectory, Turn
+from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
+from worldmodel.fidelity.contradictions import Contradiction, contradiction_metrics, contradictions_of
+from worldmodel.rules.check import check_rules
+from worldmodel.rules.conditions import Condition, Copy, Rule
+from worldmodel.rules.episode import blank, fill
+from worldmodel.rules.invariants import REFUSAL
+from worldmodel.rules.mine import mine_rules
+from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid
+from worldmodel.rules.search import find_conjunctions, lower_bound
+from worldmodel.rules.templates import OTHER, find_templates, words
+from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.world_model import Prediction, PredictionInvalid
+
+
+@pytest.fixture(scope="module")
+def rules() -> RuleSet:
+    return mine_rules(rooms_log(160))
+
+
+def test_actions_are_read_as_templates() -> None:
+    actions = [
+        "take red lamp",
+        "take key",
+        "put key in old box",
+        "put lamp in box",
+        "look",
+        "click('12')",
+        "click('7')",
+    ]
+    templates = find_templates(actions * 20)
+    assert set(templates.texts) == {"take {1}", "put {1} in {2}", "look", "click ( ' {1} ' )"}
+    read = templates.read("Put the key in old box")
+    assert (read.template, read.fillers) == ("put {1} in {2}", ("the key", "old box"))
+    read = templates.read("put key in old box")
+    assert (read.template, read.fillers) == ("put {1} in {2}", ("key", "old box"))
+    assert templates.read("sing").template == OTHER
+
+
+def test_a_slot_with_one_value_is_no_slot() -> None:
+    templates = find_templates(["open door to east", "open door to west"] * 20)
+    assert templates.texts == ("open door to {1}",)
+
+
+@given(st.lists(st.sampled_from(["lamp", "old key", "box"]), min_size=1, max_size=2, unique=True))
+def test_blank_and_fill_are_inverse(fillers: list[str]) -> None:
+    text = "You put " + " and ".join(fillers) + " down."
+    assert "{1}" in blank(text, fillers)
+    assert fill(blank(text, fillers), fillers) == text
+
+
+def test_the_lower_bound_is_wilsons() -> None:
+    """By hand, one-sided 95 %: n / (n + z²) at no error, z² = 2.7055."""
+    assert lower_bound(100, 100) == pytest.approx(100 / 102.7055, abs=1e-4)
+    assert lower_bound(267, 267) < 0.99 <= lower_bound(268, 268)
+    assert lower_bound(0, 0) == 0.0
+
+
+def test_conjunctions_are_found_by_counting_and_judged_on_the_other_half() -> None:
+    """A plain loop over all pairs finds the same law: right where a and not b."""
+    rng = np.random.default_rng(0)
+    table = rng.random((4000, 5)) < 0.5
+    right = table[:, 1] & ~table[:, 3]
+    held = np.arange(4000) % 2 == 1
+    found = find_conjunctions(table, right, np.ones(4000, dtype=bool), np.zeros(4000, dtype=bool), held, 30)
+    assert found is not None
+    assert set(found.literals) == {(1, False), (3, True)}
+    assert (found.turns, found.held_turns) == ((right & ~held).sum(), (right & held).sum())
+    assert found.exceptions == found.held_exceptions == 0
+
+
+def test_chance_is_no_law() -> None:
+    """Answers that hang on nothing that can be seen: no conjunction is kept, whichever is best on one half."""
+    rng = np.random.default_rng(1)
+    table, right = rng.random((3000, 40)) < 0.5, rng.random(3000) < 0.9
+    held = np.arange(3000) % 2 == 1
+    everything = np.ones(3000, dtype=bool)
+    assert find_conjunctions(table, right, everything, ~everything, held, 30) is None
+
+
+def test_the_laws_of_the_rooms_are_found(rules: RuleSet) -> None:
+    """On tasks that the miner has not seen: hardly a refusal is missed, no answer is wrong."""
+    found = check_rules(rules, rooms_log(60, first=1000))
+    assert found["wrong"] == 0
+    assert found["refused_by_rule"] >= 0.95 * found["refused"]
+    assert found["answered"] >= 0.7 * found["turns"]
+    assert dict(rules.language.inverses) == {f"go {way}": f"go {back}" for way, back in BACK.items()}
+    said = " / ".join(map(str, rules.rules))
+    assert 'go {1}: if not "{1}' in said
+
+
+def test_rules_and_conditions_survive_the_disk(rules: RuleSet, tmp_path: Path) -> None:
+    rules.save(tmp_path)
+    again = RuleSet.load(tmp_path)
+    assert again is not None
+    assert (again.rules, again.invariants) == (rules.rules, rules.invariants)
+    assert again.language.templates.texts == rules.language.templates.texts
+    assert RuleSet.load(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 99}', '{"version": 1, "templates": []}'])
+def test_a_broken_file_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(RulesInvalid, match=FILE):
+        RuleSet.load(tmp_path)
+
+
+def test_a_rule_of_an_unknown_kind_is_refused(rules: RuleSet, tmp_path: Path) -> None:
+    """Whoever proposes rules can propose nothing that runs."""
+    rules.save(tmp_path)
+    data = json.loads((tmp_path / FILE).read_text())
+    data["rules"][0]["copy"]["kind"] = "python"
+    (tmp_path / FILE).write_text(json.dumps(data))
+    with pytest.raises(RulesInvalid, match="python"):
+        RuleSet.load(tmp_path)
+
+
+class Liar:
+    """A world model that says what it is told to say, call by call."""
+
+    version, temperature = "liar", 1.0
+    engines = ()
+
+    def __init__(self, *answers: str) -> None:
+        self.answers, self.asked = list(answers), 0
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        self.asked += 1
+        text = self.answers.pop(0)
+        if text == "broken":
+            raise PredictionInvalid("nonsense")
+        return Prediction(text, 0.0, False, 0.5, 0.9)
+
+    def release(self, session: object) -> None: ...
+
+
+def predict(model: Liar, rules: RuleSet, world: RoomsWorld, action: str, **settings: object) -> Prediction:
+    ruled = RuledWorldModel(model, rules, **settings)  # type: ignore[arg-type]
+    return asyncio.run(ruled.predict(world.start, (), action, 7, "s"))
+
+
+def test_what_a_rule_knows_costs_no_token(rules: RuleSet) -> None:
+    world, model = RoomsWorld(3), Liar()
+    way = next(way for way in BACK if way not in world.exits())
+    found = predict(model, rules, world, f"go {way}")
+    assert (found.observation, found.reward, found.terminated, model.asked) == (NO, 0.0, False, 0)
+    assert found.outcome_by == "rule"
+    assert found.rule is not None
+    assert 0.99 < found.confidence < 1
+    assert predict(model, rules, world, "look").observation == world.text()
+
+
+def test_refuse_asks_the_model_for_all_that_is_no_refusal(rules: RuleSet) -> None:
+    world, model = RoomsWorld(3), Liar("as it likes")
+    assert predict(model, rules, world, "look", mode="refuse").observation == "as it likes"
+
+
+def test_an_answer_that_breaks_an_invariant_is_sampled_again(rules: RuleSet) -> None:
+    """The text of a new room begins with the name that the way promised, and shows the way back."""
+    world = RoomsWorld(3)
+    way = world.exits()[0]
+    true = RoomsWorld(3)
+    right, _, _ = true.step(f"go {way}")
+    other = next(name for name in ROOMS if name not in right)
+    wrong = right.replace(f"in the {true.rooms[true.here]}", f"in the {other}")
+    model = Liar(wrong, "broken", right, wrong)
+    assert predict(model, rules, world, f"go {way}").observation == right
+    assert model.asked == 3
+    assert predict(Liar(NO, right), rules, world, f"go {way}").observation == right  # there is a way
+    stubborn = Liar(*[wrong] * 3)
+    assert predict(stubborn, rules, world, f"go {way}", resamples=2).observation == wrong
+    assert stubborn.asked == 3
+
+
+def dreamed(turns: list[tuple[str, str, float]], start: str) -> Trajectory:
+    played = tuple(Turn(action, text, reward, False) for action, text, reward in turns)
+    return replace(rooms_log(1, 1)[0], start=start, turns=played, stop=StopReason.TURN_LIMIT)
+
+
+def test_contradictions_are_told_by_kind(rules: RuleSet) -> None:
+    """Each turn by hand: through a wall, a room that changed, a thing taken twice, a refusal where there is a way."""
+    world = RoomsWorld(3)
+    room, (way, *_) = world.text(), world.exits()
+    wall = next(w for w in BACK if w not in world.exits())
+    changed = room.replace("You stand in the", "You stand in the old")
+    found = contradictions_of(dreamed([("look", room, 0), (f"go {wall}", room, 0)], world.start), rules)
+    assert found == [None, Contradiction.ACCEPTED]
+    assert contradictions_of(dreamed([("look", changed, 0)], world.start), rules) == [Contradiction.CHANGED]
+    assert contradictions_of(dreamed([("look", NO, 0)], world.start), rules) == [Contradiction.REFUSED]
+    assert contradictions_of(dreamed([("look", room, 1.0)], world.start), rules) == [Contradiction.OUTCOME]
+    assert contradictions_of(dreamed([(f"go {way}", NO, 0)], world.start), rules) == [Contradiction.INVARIANT]
+    no_rules = RuleSet(rules.language, ())
+    tried = dreamed([(f"go {wall}", NO, 0), ("sing", NO, 0), (f"go {wall}", room, 0)], world.start)
+    assert contradictions_of(tried, no_rules) == [None, None, Contradiction.RETRIED]
+
+
+def test_the_real_world_does_not_contradict_itself(rules: RuleSet) -> None:
+    """On unseen tasks; and a world that forgets does."""
+    real = rooms_log(20, first=2000)
+    found = contradiction_metrics(real, rules)
+    assert found["rate"]["value"] == 0
+    assert found["turns"] == sum(len(t.turns) for t in real)
+    rng = random.Random(0)
+    forgetful = [
+        replace(t, turns=tuple(replace(u, observation=rng.choice(t.turns).observation) for u in t.turns)) for t in real
+    ]
+    assert contradiction_metrics(forgetful, rules)["rate"]["value"] > 0.3
+
+
+def test_a_rule_says_in_words_what_it_does() -> None:
+    rule = Rule(
+        "take {1}",
+        (Condition("text", 1, "a _", "you stand in", negated=True), Condition("last_deed", 1, "drop {1}", other=1)),
+        Copy("say", "No {1}."),
+        0.0,
+        False,
+        True,
+        10,
+        0,
+        300,
+        1,
+    )
+    assert str(rule) == (
+        'take {1}: if not "a {1}" stands in the last text that begins "you stand in" and "drop {1}" is the last thing '
+        "done with {1} -> 'No {1}.' (309 of 310)"
+    )
+    assert rule.precision == 310 / 312
+    assert words("It's 7 o'clock!") == ("it's", "7", "o'clock", "!")
+
+
+def test_what_is_never_refused_is_known(rules: RuleSet) -> None:
+    assert {i.template for i in rules.invariants if i.phrase == REFUSAL} >= {"go {1}", "look"}
