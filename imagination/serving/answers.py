@@ -47,6 +47,7 @@ class Answer:
         turn: how many actions the episode has had.
         stop: why it is over; ``None`` while it goes on.
         trusted: the guard's verdict on this step; ``None`` after a reset. What is not trusted pays nothing.
+        by_rule: a rule of the log answered, not the world model.
         judgements: the world model's own confidence, in (0, 1], and what else it says of the step (``JUDGEMENTS``).
     """
 
@@ -59,6 +60,7 @@ class Answer:
     turn: int
     stop: StopReason | None = None
     trusted: bool | None = None
+    by_rule: bool = False
     judgements: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -76,6 +78,7 @@ class Answer:
             "truncated": self.truncated,
             "stop": None if self.stop is None else self.stop.value,
             "trusted": self.trusted,
+            **({"by_rule": True} if self.by_rule else {}),
             **self.judgements,
         }
 
@@ -99,5 +102,6 @@ def answer_of(result: StepResult, task: str, seed: int, turn: int, max_turns: in
         turn=turn,
         stop=StopReason.TURN_LIMIT if limit else stop,
         trusted=result.stop is not StopReason.UNSURE and not result.info.get("doubted", False),
+        by_rule="rule" in result.info,
         judgements=judgements,
     )

@@ -69,6 +69,7 @@ class AuditSettings:
         max_gap: largest mean absolute difference of dreamed and real success over the policies.
         min_spearman: least rank correlation of dreamed and real success.
         min_pairwise: least share of really solved episodes that the dreamed actions solve too.
+        max_contradictions: largest share of dreamed turns that contradict their own dream, by the rules of the log.
         max_ece: largest expected calibration error on the policy's own actions.
         min_open_loop: least open-loop exact match up to the turn that is called safe.
         min_sensitivity: least sensitivity, specificity and share of refusals that it refuses too.
@@ -94,6 +95,7 @@ class AuditSettings:
     max_gap: float = 0.05
     min_spearman: float = 0.9
     min_pairwise: float = 0.9
+    max_contradictions: float = 0.02
     max_ece: float = 0.05
     min_open_loop: float = 0.8
     min_sensitivity: float = 0.9

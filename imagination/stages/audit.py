@@ -15,7 +15,7 @@ from rich.console import Console
 
 from imagination.dreaming.dream_env import NO_GUARD, Start
 from imagination.dreaming.engines import Engines, make_agent
-from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.dreaming.world_models import guard_of, load_world_model, rules_of
 from imagination.pages.audit.page import render_audit, terminal_audit
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
@@ -157,6 +157,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         horizon=config.evaluate.max_turns,
         apart=greedy.excluding,
         sampled=world.excluding if config.dream.temperature else None,
+        rules=rules_of(run),
     )
     try:
         found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))

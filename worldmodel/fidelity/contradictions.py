@@ -56,7 +56,7 @@ def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradict
             start, history = trajectory.start, trajectory.turns[:k]
             answer = rules.answer(start, history, turn.action, session)
             kind = contradiction(answer, turn, rules)
-            if answer is None and rules.broken(start, history, turn.action, turn.observation, session):
+            if answer is None and rules.broken(start, history, turn, session):
                 kind = Contradiction.INVARIANT
             if kind is None and not refused and turn.action in just_refused:
                 kind = Contradiction.RETRIED

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from worldmodel.rules.episode import Episode, fill
+from worldmodel.rules.episode import Episode, fill, without_sentences
 from worldmodel.rules.templates import OTHER, Action
 
-ConditionKind = Literal["text", "is", "last_deed", "did", "done", "since"]
+ConditionKind = Literal["text", "is", "last_deed", "did", "done", "paid", "since"]
 CopyKind = Literal["say", "last", "line", "again", "link", "way"]
 
 
@@ -22,7 +22,7 @@ class Condition:
     Attributes:
         kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``last_deed``: the
             last accepted action that named the filler had it in this slot of this template; ``did``: some accepted
-            action had it there; ``done``: an action of the template was accepted; ``since``: one was accepted after
+            action had it there; ``done``: an action of the template was accepted; ``paid``: this action earned something before; ``since``: one was accepted after
             the text that is copied was seen, or one of several, with `` | `` between them.
         slot: of the filler, from 1; 0 where there is none.
         value: the context with ``_`` for the filler, the value, or the template.
@@ -53,6 +53,8 @@ class Condition:
         kind = self.kind
         if kind == "since":
             return any(episode.accepted_at(template) > source for template in self.value.split(" | "))
+        if kind == "paid":
+            return episode.was_paid(action.text)
         if kind == "done":
             return episode.accepted_at(self.value) > 0
         filler = action.fillers[self.slot - 1]
@@ -73,6 +75,8 @@ class Condition:
             return f'{no}"{self.value.replace("_", thing)}" stands in {place}'
         if self.kind == "is":
             return f"{thing} is {no}{self.value}"
+        if self.kind == "paid":
+            return f"it was {no}paid for before"
         deed = self.value.replace(f"{{{self.other}}}", thing) if self.other else self.value
         said = {
             "last_deed": f'{no}"{deed}" is the last thing done with {thing}',
@@ -94,12 +98,14 @@ class Copy:
             or that a step came from which it undoes.
         text: the pattern, or the kind.
         slot, between: of ``link``: the filler, and the words between it and the name.
+        without: a template. Sentences that name what such an action was done to since the text was seen are left out.
     """
 
     kind: CopyKind
     text: str = ""
     slot: int = 0
     between: str = ""
+    without: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CopyKind):
@@ -113,13 +119,16 @@ class Copy:
             return episode.answers.get(action.text)
         if self.kind in ("last", "line"):
             seen = episode.segments.get(self.text)
-            if not seen:
-                return None
-            text = seen[-1].text
-            return (text if self.kind == "last" else text.split("\n", 1)[0]), seen[-1].time
-        name = episode.way(self.text, action.text) if self.kind == "way" else self.target(episode, action)
-        found = episode.named(self.text, name) if name else None
-        return (found.text, found.time) if found else None
+            found = seen[-1] if seen else None
+        else:
+            name = episode.way(self.text, action.text) if self.kind == "way" else self.target(episode, action)
+            found = episode.named(self.text, name) if name else None
+        if found is None:
+            return None
+        text = found.text.split("\n", 1)[0] if self.kind == "line" else found.text
+        if self.without:
+            text = without_sentences(text, episode.done_to(self.without, found.time))
+        return text, found.time
 
     def target(self, episode: Episode, action: Action) -> str | None:
         """The name that stands beside the filler of a ``link``."""
@@ -135,6 +144,10 @@ class Copy:
         return " ".join(name) or None
 
     def __str__(self) -> str:
+        less = f', without sentences on what "{self.without}" was done to since' if self.without else ""
+        return less.join((self._plainly(), ""))
+
+    def _plainly(self) -> str:
         return {
             "say": repr(self.text),
             "last": f'the last text that begins "{self.text}"',

@@ -88,6 +88,8 @@ class Episode:
         self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when
         self._last_deed: dict[str, tuple[str, int]] = {}  # by filler: template and slot of the last accepted action
         self._deeds: set[tuple[str, int, str]] = set()  # template, slot, filler of accepted actions
+        self._done_to: list[tuple[int, str, tuple[str, ...]]] = []  # time, template, fillers of accepted actions
+        self._paid: set[str] = set()
         self._accepted: dict[str, int] = {}  # by template, and by action: when it was last accepted
         self._ways: dict[tuple[str, str, str], str] = {}  # kind, name, action -> name
         self._keep(start)
@@ -98,9 +100,11 @@ class Episode:
             self.segments.setdefault(kind, []).append(segment)
         return found
 
-    def add(self, action: Action, observation: str) -> None:
+    def add(self, action: Action, observation: str, reward: float | None = None) -> None:
         """The next turn."""
         self.time += 1
+        if reward:
+            self._paid.add(action.text)
         before = {kind: seen[-1].name for kind, seen in self.segments.items()}
         found = self._keep(observation)
         self.last = flat(observation)
@@ -109,6 +113,7 @@ class Episode:
         if self.language.refuses(action.text, observation):
             return
         self._accepted[action.template] = self._accepted[" ".join(words(action.text))] = self.time
+        self._done_to.append((self.time, action.template, action.fillers))
         for slot, filler in enumerate(action.fillers, start=1):
             self._last_deed[filler] = action.template, slot
             self._deeds.add((action.template, slot, filler))
@@ -136,6 +141,16 @@ class Episode:
     def did(self, template: str, slot: int, filler: str) -> bool:
         return (template, slot, filler) in self._deeds
 
+    def done_to(self, template: str, since: int) -> list[str]:
+        """Fillers of accepted actions of a template after a time."""
+        return [
+            filler for time, name, fillers in self._done_to if time > since and name == template for filler in fillers
+        ]
+
+    def was_paid(self, action: str) -> bool:
+        """Whether this action has earned something."""
+        return action in self._paid
+
     def accepted_at(self, template: str) -> int:
         """When an action of the template, or this very action, was last accepted; 0 is never."""
         return self._accepted.get(template, 0)
@@ -162,6 +177,26 @@ def fill(pattern: str, fillers: Sequence[str]) -> str:
     return _SLOTS.sub(lambda m: fillers[int(m[1]) - 1] if int(m[1]) <= len(fillers) else m[0], pattern)
 
 
+_SENTENCE = re.compile(r"(?<=[.!?;]) +")
+
+
+def without_sentences(text: str, names: Sequence[str]) -> str:
+    """The text without sentences that hold one of the names; lines that become empty go.
+
+    >>> without_sentences("A hall. There is a lamp.\\nExits: east.", ["lamp"])
+    'A hall.\\nExits: east.'
+    """
+    if not names:
+        return text
+    lines = []
+    for line in text.split("\n"):
+        sentences = _SENTENCE.split(line)
+        kept = [s for s in sentences if not any(f" {name} " in flat(s) for name in names)]
+        if kept or not sentences:
+            lines.append(" ".join(kept))
+    return "\n".join(lines)
+
+
 def blank(text: str, fillers: Sequence[str]) -> str:
     """The text with a slot wherever a filler stands, the longest filler first: the inverse of ``fill``."""
     for slot, filler in sorted(enumerate(fillers, start=1), key=lambda item: -len(item[1])):
@@ -170,4 +205,4 @@ def blank(text: str, fillers: Sequence[str]) -> str:
     return text
 
 
-__all__ = ["Episode", "Language", "Segment", "blank", "fill", "name_of"]
+__all__ = ["Episode", "Language", "Segment", "blank", "fill", "name_of", "without_sentences"]

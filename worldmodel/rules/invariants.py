@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy
 from worldmodel.rules.episode import Episode, name_of
 from worldmodel.rules.templates import Action, flat
@@ -18,6 +19,7 @@ from worldmodel.rules.templates import Action, flat
 _SLOT = re.compile(r"\{\d\}")
 LONGEST = 7  # words of a phrase
 REFUSAL = "{refusal}"  # in place of a phrase: any answer that refuses
+OUTCOME = "{outcome}"  # in place of a phrase: any answer that pays or ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,7 @@ class Invariant:
         kind: opening of the answer.
         conditions: all must hold; the slot after the last of the template is the name in the answer.
         phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
-            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or ``REFUSAL``.
+            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or ``REFUSAL``, or ``OUTCOME``.
         required: it must stand in the answer; else it must not.
         link: where ``{there}`` is read.
         turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
@@ -46,11 +48,15 @@ class Invariant:
     held_turns: int = 0
     held_exceptions: int = 0
 
-    def broken(self, episode: Episode, action: Action, answer: str) -> bool:
-        """Whether an answer breaks it. One of another kind breaks nothing."""
-        if self.phrase == REFUSAL:
-            refuses = episode.language.refuses(action.text, answer)
-            return refuses and all(c.holds(episode, action) for c in self.conditions)
+    def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
+        """Whether the answer of a turn breaks it. One of another kind breaks nothing."""
+        answer = turn.observation
+        if self.phrase in (REFUSAL, OUTCOME):
+            if self.phrase == REFUSAL:
+                says = episode.language.refuses(action.text, answer)
+            else:
+                says = turn.terminated or not same_reward(turn.reward or 0.0, 0.0)
+            return says and all(c.holds(episode, action) for c in self.conditions)
         text = flat(answer)
         if not text.startswith(f" {self.kind} "):
             return False
@@ -64,8 +70,9 @@ class Invariant:
         conditions = " and ".join(str(c) for c in self.conditions)
         verb = "has" if self.required else "has no"
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
-        if self.phrase == REFUSAL:
-            return f"{self.template}{': if ' * bool(conditions)}{conditions} is not refused ({n - wrong:,} of {n:,})"
+        if self.phrase in (REFUSAL, OUTCOME):
+            no = "is not refused" if self.phrase == REFUSAL else "pays nothing and ends nothing"
+            return f"{self.template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
         kind = f'an answer that begins "{self.kind}" {verb} "{self.phrase}"'
         slots = 1 + len(set(_SLOT.findall(self.template)))
         conditions = conditions.replace(f"{{{slots}}}", "{name}")

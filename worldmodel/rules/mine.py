@@ -19,7 +19,7 @@ from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
 from worldmodel.rules.episode import Episode, Language, blank, name_of
-from worldmodel.rules.invariants import REFUSAL, Invariant
+from worldmodel.rules.invariants import OUTCOME, REFUSAL, Invariant
 from worldmodel.rules.mine_invariants import PhraseTable, find_link
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
@@ -48,8 +48,9 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     texts: dict[tuple[str, str], PhraseTable] = {}
     for _, episode, action, turn in _turns(log, language):
         tables[action.template].survey(episode, action, turn)
+    removing = find_removing(log, language)
     for table in tables.values():
-        table.settle(templates.texts)
+        table.settle(templates.texts, removing)
     for trajectory, episode, action, turn in _turns(log, language):
         table = tables[action.template]
         table.note(episode, action, turn, _held(trajectory.task_id))
@@ -69,7 +70,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     total = len(tables) + len(texts)
     for done, table in enumerate(tables.values(), start=1):
         rules += table.rules()
-        invariants += table.accepted()
+        invariants += table.always()
         if on_done is not None:
             on_done(done, total)
     for done, text in enumerate(texts.values(), start=1 + len(tables)):
@@ -121,7 +122,7 @@ def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Traj
             action = language.templates.read(turn.action)
             if turn.reward is not None:
                 yield trajectory, episode, action, turn
-            episode.add(action, turn.observation)
+            episode.add(action, turn.observation, turn.reward)
 
 
 def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
@@ -139,6 +140,29 @@ def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
                 kinds[opening] = sum(texts[text] * len(words(text)) for text in of)
                 taken.update(of)
     return tuple(sorted(kinds, key=lambda kind: -kinds[kind])[:_KINDS])
+
+
+def find_removing(log: Sequence[Trajectory], language: Language) -> list[str]:
+    """Templates of actions after which the text of the same name no longer has a sentence on what they were done to."""
+    gone: Counter[str] = Counter()
+    for trajectory in log:
+        episode = Episode(language, trajectory.start)
+        waiting: dict[tuple[str, str], list[tuple[str, str]]] = {}  # of a text by kind and name: template, filler
+        for turn in trajectory.turns:
+            action, before = language.templates.read(turn.action), episode.segments
+            here = {kind: seen[-1] for kind, seen in before.items()}
+            episode.add(action, turn.observation, turn.reward)
+            if episode.accepted_at(action.template) != episode.time:
+                continue
+            for kind, seen in episode.segments.items():
+                if seen[-1].time == episode.time:
+                    for name, filler in waiting.pop((kind, seen[-1].name), ()):
+                        gone[name] += f" {filler} " not in seen[-1].flat
+            for kind, segment in here.items():
+                for filler in action.fillers:
+                    if f" {filler} " in segment.flat:
+                        waiting.setdefault((kind, segment.name), []).append((action.template, filler))
+    return [name for name, n in gone.most_common(2) if n >= LEAST]
 
 
 def find_inverses(log: Sequence[Trajectory], language: Language) -> dict[str, str]:
@@ -224,8 +248,12 @@ class _Table:
             if name and found and at and 0 < len(between.split()) <= 5:
                 self.links[kind, slot, between.strip()] += 1
 
-    def settle(self, templates: Sequence[str]) -> None:
-        """Chooses the conditions and answers from what was seen."""
+    def settle(self, templates: Sequence[str], removing: Sequence[str]) -> None:
+        """Chooses the conditions and answers from what was seen.
+
+        Args:
+            removing: templates of actions after which texts may no longer name what they were done to.
+        """
         self._templates = list(templates)
         enough = max(10, min(self.turns, _SAMPLE) / 100)
         for (slot, scope), counts in self.contexts.items():
@@ -242,14 +270,15 @@ class _Table:
             self.conditions += [Condition("last_deed", slot, name, other=other) for name, other in often_done]
             self.conditions += [Condition("did", slot, name, other=other) for name, other in often_done]
         self.conditions += [Condition("done", value=name) for name in self._templates]
+        self.conditions.append(Condition("paid"))
         self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
         if self.turns >= LEAST:
             kinds = getattr(self, "_kinds", ())
             hows: tuple[CopyKind, ...] = ("last", "line", "way")
-            self.copies += [Copy("again"), *(Copy(how, kind) for how in hows for kind in kinds)]
-            self.copies += [
-                Copy("link", k, slot, between) for (k, slot, between), n in self.links.most_common(2) if n >= enough
-            ]
+            places = [Copy(how, kind) for how in hows for kind in kinds]
+            places += [Copy("link", k, slot, of) for (k, slot, of), n in self.links.most_common(2) if n >= enough]
+            less = [replace(copy, without=name) for copy in places if copy.kind != "line" for name in removing]
+            self.copies += [Copy("again"), *places, *less]
 
     # second pass: what held, and what was right
 
@@ -313,22 +342,25 @@ class _Table:
             covered |= best.covers
         return found
 
-    def accepted(self) -> list[Invariant]:
-        """When an action of the template is not refused."""
+    def always(self) -> list[Invariant]:
+        """When an action of the template is not refused, and when it pays and ends nothing."""
         if not self._noted or self.template == OTHER:
             return []
-        base, held, right = np.array(self._noted, dtype=bool), np.array(self._held), ~np.array(self._refused)
-        covered = np.zeros(len(held), dtype=bool)
-        invariants: list[Invariant] = []
-        while (right & ~covered).sum() >= LEAST:
-            found = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
-            if found is None:
-                break
-            chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in found.literals)
-            counts = (found.turns, found.exceptions, found.held_turns, found.held_exceptions)
-            invariants.append(Invariant(self.template, "", chosen, REFUSAL, False, None, *counts))
-            covered |= found.covers
-        return invariants
+        base, held = np.array(self._noted, dtype=bool), np.array(self._held)
+        usual = [o for o, _ in self.outcomes.most_common(4)]
+        nothing = usual.index((0.0, False)) if (0.0, False) in usual else -2
+        found: list[Invariant] = []
+        for phrase, right in ((REFUSAL, ~np.array(self._refused)), (OUTCOME, np.array(self._outcome) == nothing)):
+            covered = np.zeros(len(held), dtype=bool)
+            while (right & ~covered).sum() >= LEAST:
+                best = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
+                if best is None:
+                    break
+                chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
+                counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
+                found.append(Invariant(self.template, "", chosen, phrase, False, None, *counts))
+                covered |= best.covers
+        return found
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray

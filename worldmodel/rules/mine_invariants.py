@@ -69,7 +69,10 @@ class PhraseTable:
         with_names = [p for p in common if "{" in p]
         plain = [p for p in common if "{" not in p and len(p.split()) <= 3 and self.counts[p] <= 0.98 * n]
         ranked = sorted(with_names, key=lambda p: -self.counts[p] * len(p.split()))
-        self.phrases = [*ranked[:_NAMED], *plain[:_PLAIN]]
+        named = ranked[:_NAMED]
+        # what is said of another place is perhaps never said of this one: no room is its own neighbour
+        never = [p.replace("{here}", other) for p in named if "{here}" in p for other in ("{there}", "{name}")]
+        self.phrases = list(dict.fromkeys([*named, *never, *plain[:_PLAIN]]))
 
     def note(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
         """Second pass."""

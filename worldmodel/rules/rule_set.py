@@ -69,11 +69,9 @@ class RuleSet:
                 return Answer(text, rule)
         return None
 
-    def broken(
-        self, start: str, history: Sequence[Turn], action: str, answer: str, session: object = None
-    ) -> list[Invariant]:
-        """The invariants that an answer breaks."""
-        read = self.language.templates.read(action)
+    def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
+        """The invariants that the answer of the last turn breaks."""
+        read = self.language.templates.read(answer.action)
         mine = [i for i in self.invariants if i.template == read.template]
         if not mine:
             return []
@@ -88,7 +86,7 @@ class RuleSet:
         else:
             turns, episode = [], Episode(self.language, start)
         for turn in history[len(turns) :]:
-            episode.add(self.language.templates.read(turn.action), turn.observation)
+            episode.add(self.language.templates.read(turn.action), turn.observation, turn.reward)
             turns.append(turn)
         if session is not None:
             if len(self._episodes) >= _SESSIONS:

@@ -100,7 +100,8 @@ class RuledWorldModel:
     def _broken(
         self, start: str, history: Sequence[Turn], action: str, told: Prediction, session: object
     ) -> tuple[str, ...]:
-        return tuple(map(str, self.rules.broken(start, history, action, told.observation, session)))
+        turn = Turn(action, told.observation, told.reward, told.terminated)
+        return tuple(map(str, self.rules.broken(start, history, turn, session)))
 
     def release(self, session: object) -> None:
         self.rules.release(session)

@@ -53,7 +53,7 @@ def page_data(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> di
     ``{"labels": {kind: words}, "texts": [...], "pictures": [...], "pairs": [...]}``; a pair has the keys of
     ``compare.json`` except that ``start`` is an index into the texts, ``screenshot`` 0 or a place, from 1, among the
     pictures, and a turn ``[action, kind, unsure, dream, real]``, a side ``0`` or
-    ``[observation, reward, terminated, confidence, marks, picture]``. Marks count UTF-16 units, as JavaScript does.
+    ``[observation, reward, terminated, confidence, marks, picture, rule]``. Marks count UTF-16 units, as in JavaScript.
     """
     texts: dict[str, int] = {}
     pictures: dict[str, int] = {}  # data: addresses
@@ -78,8 +78,9 @@ def page_data(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> di
         text, confidence = answer["observation"], answer["confidence"]
         marks = [[_utf16(text, position) for position in span] for span in answer["marks"]]
         confidence = None if confidence is None else round(confidence, 4)
+        rule = index(answer["rule"]) if answer.get("rule") else None
         seen = picture(answer.get("screenshot"))
-        return [index(text), answer["reward"], int(answer["terminated"]), confidence, marks or 0, seen]
+        return [index(text), answer["reward"], int(answer["terminated"]), confidence, marks or 0, seen, rule]
 
     pairs = []
     for pair in comparison["pairs"]:

@@ -165,6 +165,8 @@ def _answer(turn: Mapping[str, Any] | None) -> Text:
         text.append(f"\n[reward {turn['reward']:g}]", style="green")
     if turn["terminated"]:
         text.append("\n[the end]", style="green")
+    if turn.get("rule"):
+        text.append(f"\nby rule: {printable(turn['rule'])}", style="dim")
     if turn["confidence"] is not None:
         text.append(f"\nconfidence {100 * turn['confidence']:.0f} %", style="dim")
     return text

@@ -37,6 +37,8 @@ null}``; null is "not measured", never 0::
     sensitivity           {"states", "sensitivity", "specificity"}
     policies              [{"name", "n", "failures", "dream", "guarded", "replay", "real", "gap", "guarded_gap", "cr",
                           "cr_pairwise"}], oldest first; estimates where not a name or a count
+    contradictions        {"rate": estimate, "by_kind": {kind: share of turns}, "turns", "real": estimate of real turns
+                          held out}: dreamed turns that contradict their own dream; missing without rules or dreams
     agreement             {"plain", "guarded"}: {"policies", "episodes_each", "planned", "spearman", "kendall",
                           "mean_absolute_gap", "cr_pairwise" (plain only)}; {} without a real environment
 
@@ -55,6 +57,7 @@ from imagination.trust.audit.play import LoadedPolicy, PlaySetup, PolicyEpisodes
 from real_envs.trajectory import Trajectory
 from worldmodel.fidelity.agreement import agreement_metrics
 from worldmodel.fidelity.behaviour import behaviour_metrics
+from worldmodel.fidelity.contradictions import contradiction_metrics
 from worldmodel.fidelity.drift import drift_metrics, roll
 from worldmodel.fidelity.failures import failure_groups, known_answers
 from worldmodel.fidelity.outcomes import outcome_metrics
@@ -62,6 +65,7 @@ from worldmodel.fidelity.refusals import Refusals, learn_refusals, refusal_metri
 from worldmodel.fidelity.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
 from worldmodel.fidelity.success import success_metrics
 from worldmodel.fidelity.transitions import in_new_situations, judge, share, transition_metrics
+from worldmodel.rules.rule_set import RuleSet
 from worldmodel.world_model import WorldModel
 
 FORMAT, VERSION = "imagination-audit", 3
@@ -87,6 +91,7 @@ class Subject:
         arena: where they play; ``None`` without a real environment.
         seed: of the run.
         horizon: turns of an episode.
+        rules: of the log, by which contradictions within dreams are told.
     """
 
     model: WorldModel
@@ -98,6 +103,7 @@ class Subject:
     horizon: int
     apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
     sampled: Callable[[Sequence[Trajectory]], WorldModel] | None = None
+    rules: RuleSet | None = None
 
     def judged_by(self, episodes: Sequence[Trajectory]) -> WorldModel:
         return self.model if self.apart is None else self.apart(episodes)
@@ -150,7 +156,15 @@ async def measure(
         agreement["plain"] = agreement_metrics(triples, subject.seed)
         if subject.arena is not None and subject.arena.guard is not None:
             agreement["guarded"] = agreement_metrics(triples, subject.seed, guarded=True)
+    dreams = [t for each in played.values() for t in each.dreams if not t.stop.is_failure]
+    contradictions: dict[str, Any] = {}
+    if subject.rules is not None and dreams:
+        contradictions["contradictions"] = {
+            **contradiction_metrics(dreams, subject.rules),
+            "real": contradiction_metrics(subject.held, subject.rules)["rate"],
+        }
     return {
+        **contradictions,
         "sets": sets,
         "sensitivity": sensitivity,
         "policies": [{"name": name, **success_metrics(each.triples, subject.seed)} for name, each in played.items()],

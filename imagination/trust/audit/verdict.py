@@ -41,6 +41,11 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
             own.get("calibration", {}).get("whole", {}).get("ece"),
         ),
     ]
+    if "contradictions" in found:  # audits of runs without rules have none
+        rate = found["contradictions"]["rate"]
+        rows.append(
+            ("contradictions", "Dreamed turns that contradict their dream", "<=", settings.max_contradictions, rate)
+        )
     return [
         {
             "key": key,
@@ -104,6 +109,7 @@ def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
         *_confidence(found, settings),
         *_refusals(found, settings),
         *_sensitivity(found, settings),
+        *_contradictions(found),
         *_optimism(found),
         *_worst(found),
     ]
@@ -220,6 +226,29 @@ def _sensitivity(found: Mapping[str, Any], settings: AuditSettings) -> list[str]
     if spec["value"] is not None and spec["value"] < settings.min_sensitivity:
         return [f"It lets the action matter where it does not: {both}."]
     return [f"It follows the action: {both}."]
+
+
+_CONTRADICTIONS = {
+    "accepted": "does what the log always refuses",
+    "refused": "refuses what the log never refuses",
+    "changed": "shows another text where one should come back",
+    "words": "answers in other words than the log always does",
+    "outcome": "pays or ends where the log does not, or the other way round",
+    "invariant": "says what such answers never say, or leaves out what they always do",
+    "retried": "accepts what it has just refused",
+}
+
+
+def _contradictions(found: Mapping[str, Any]) -> list[str]:
+    if "contradictions" not in found:
+        return []
+    own = found["contradictions"]
+    kind, share = max(own["by_kind"].items(), key=lambda item: item[1])
+    most = f"; most often it {_CONTRADICTIONS[kind]} ({number(share, 3)} of turns)" if share else ""
+    return [
+        f"Its dreams contradict themselves in {told(own['rate'], digits=3)} of turns{most}; real episodes, by the same "
+        f"rules, in {told(own['real'], digits=3)}."
+    ]
 
 
 def _optimism(found: Mapping[str, Any]) -> list[str]:

@@ -217,6 +217,7 @@ def _answer_json(turn: Turn | None, marks: Sequence[Span]) -> dict[str, Any] | N
         "terminated": turn.terminated,
         "confidence": confidence if isinstance(confidence, float) else None,
         "reasoning": reasoning if isinstance(reasoning, str) else None,
+        "rule": turn.info.get("rule"),
         "screenshot": screen_of(turn),
         "marks": [list(span) for span in marks],
     }

@@ -71,6 +71,11 @@ function turnView(pair, turn, k) {
   act.append(make("span", "kind k-" + kind, words(kind)));
   if (unsure) act.append(make("span", "tag", "the guard ended the dream here"));
   if (dream && dream[3] !== null) act.append(make("span", "conf", `confidence ${Math.round(100 * dream[3])} %`));
+  if (dream && dream[6] !== null) {
+    const tag = make("span", "tag", "answered by a rule of the log");
+    tag.title = texts[dream[6]];
+    act.append(tag);
+  }
   item.append(act);
   if (kind === "same" && !real[5]) {
     const both = write(make("div", "both text"), texts[dream[0]], []);
