@@ -22,8 +22,9 @@ class Condition:
     Attributes:
         kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``last_deed``: the
             last accepted action that named the filler had it in this slot of this template; ``did``: some accepted
-            action had it there; ``done``: an action of the template was accepted; ``paid``: this action earned something before; ``since``: one was accepted after
-            the text that is copied was seen, or one of several, with `` | `` between them.
+            action had it there; ``done``: an action of the template was accepted; ``paid``: this action earned
+            something before; ``since``: one was accepted after the text that is copied was seen, or one of several,
+            with `` | `` between them.
         slot: of the filler, from 1; 0 where there is none.
         value: the context with ``_`` for the filler, the value, or the template.
         scope: of ``text``: see ``Episode.text``.

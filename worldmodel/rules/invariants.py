@@ -31,7 +31,8 @@ class Invariant:
         kind: opening of the answer.
         conditions: all must hold; the slot after the last of the template is the name in the answer.
         phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
-            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or ``REFUSAL``, or ``OUTCOME``.
+            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``
+            and ``OUTCOME``.
         required: it must stand in the answer; else it must not.
         link: where ``{there}`` is read.
         turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
