@@ -62,6 +62,7 @@ class TrainSettings:
             policy of the training was best, and that one is kept. 0 keeps the last one.
         validate_every: updates between two validations.
         seed: of start states, rollouts and minibatches; null is that of the run. Results hang on it, so try several.
+        seeds: how many training seeds demo-seeds gives each clone.
         world: real plays the same updates in the real games, the control that costs real steps.
         checkpoint_every: updates between two saved training states.
         keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
@@ -92,6 +93,7 @@ class TrainSettings:
     validation_tasks: int = 0
     validate_every: int = 4
     seed: int | None = None
+    seeds: int = 3
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
     keep_every: int = 0

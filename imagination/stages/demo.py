@@ -18,8 +18,9 @@ from imagination.stages import seed_runs
 from imagination.stages.evaluate import evaluate
 from imagination.stages.report import report
 from imagination.stages.variants import train_arm
-from imagination.trust.evaluation import Proportion
+from imagination.trust.evaluation import Proportion, pooled
 from real_envs.files import write_atomically
+from real_envs.streams import stream_seed
 
 STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
 
@@ -51,7 +52,7 @@ def demo_seeds(config: Config, folder: Path) -> None:
     jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in seed_runs.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
     write_atomically(folder / "table.json", json.dumps(results, indent=1))
-    table = seeds_table(results)
+    table = seeds_table([table_row(result) for result in results])
     write_atomically(folder / "table.md", table)
     print(table)
 
@@ -62,10 +63,16 @@ def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     print(f"== seed {seed}: dreams", flush=True)
     run_stages(mine, folder)
     report(mine, folder, partial=False)
+    again: list[dict[str, Any]] = []
+    for k in range(1, config.train.seeds):
+        print(f"== seed {seed}: the same clone in dreams of the same world model, training seed {k}", flush=True)
+        arm = deepcopy(mine)
+        arm.train.seed = stream_seed("training seed", seed, k)
+        again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
     print(f"== seed {seed}: control, the same updates in the real games", flush=True)
     control = _control(mine, folder)
     report(mine, folder, partial=False)  # again: now it can say what the same success costs without dreams
-    return _result(folder, control)
+    return {**_result(folder, control), "training_seeds": again}
 
 
 def _control(config: Config, folder: Path) -> dict[str, Any]:
@@ -82,32 +89,51 @@ def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
     return {**{key: found[key] for key in keys}, **costs, "control": control}
 
 
+def table_row(result: dict[str, Any]) -> dict[str, Any]:
+    """What ``seeds_table`` shows of a seed: the clone, the policy of each training seed, the control."""
+    policy = result["policy"]
+    again = result.get("training_seeds", [])
+    dreamed = [policy["after"]["dream_success"]["success"], *(arm["dream_success"][1] for arm in again)]
+    return {
+        "seed": result["seed"],
+        "before": policy["before"],
+        "after": [policy["after"], *again],
+        "control": result["control"],
+        "real_steps": result["control"]["real_steps"]["train"],
+        "dream_before": policy["before"]["dream_success"]["success"],
+        "dream_after": sum(dreamed) / len(dreamed),
+    }
+
+
 def seeds_table(results: Sequence[dict[str, Any]]) -> str:
-    """One line per seed and one with the means, in Markdown."""
+    """One line per seed and one with the means, in Markdown. A policy stands for all training seeds of its clone, which
+    stand beside it one by one."""
     head = (
-        "| seed | games | n | cloned | dream-trained | rise | control (real steps) | dream before / after |\n"
-        "|---|---|---|---|---|---|---|---|\n"
+        "| seed | games | n | cloned | dream-trained | by training seed | rise | control (real steps) | "
+        "dream before / after |\n|---|---|---|---|---|---|---|---|---|\n"
     )
     lines: list[str] = []
     for split, title in (("train_tasks", "training"), ("heldout_tasks", "held-out")):
         rises: list[float] = []
         columns: dict[str, list[float]] = {"before": [], "after": [], "control": []}
         for r in results:
-            before, after, control = r["policy"]["before"], r["policy"]["after"], r["control"]
+            before, control = (Proportion.from_json(r[key][split]) for key in ("before", "control"))
+            arms = [Proportion.from_json(arm[split]) for arm in r["after"]]
+            after = pooled(arms)
             for name, cell in (("before", before), ("after", after), ("control", control)):
-                columns[name].append(cell[split]["success"])
-            rises.append(after[split]["success"] - before[split]["success"])
+                columns[name].append(cell.rate or 0.0)
+            rises.append(columns["after"][-1] - columns["before"][-1])
             dream = "-"
             if split == "train_tasks":
-                dream = f"{before['dream_success']['success']:.2f} / {after['dream_success']['success']:.2f}"
-            cells = [Proportion.from_json(arm[split]).cell for arm in (before, after, control)]
+                dream = " / ".join(f"{r[key]:.2f}" for key in ("dream_before", "dream_after"))
             lines.append(
-                f"| {r['seed']} | {title} | {after[split]['n']} | {cells[0]} | {cells[1]} "
-                f"| {rises[-1]:+.2f} | {cells[2]} ({control['real_steps']['train']}) | {dream} |"
+                f"| {r['seed']} | {title} | {after.n} | {before.cell} | {after.cell} "
+                f"| {', '.join(f'{arm.rate or 0.0:.2f}' for arm in arms)} | {rises[-1]:+.2f} "
+                f"| {control.cell} ({r['real_steps']}) | {dream} |"
             )
         mean = {name: sum(values) / len(values) for name, values in columns.items()}
         lines.append(
-            f"| **mean** | {title} | | {mean['before']:.2f} | {mean['after']:.2f} "
+            f"| **mean** | {title} | | {mean['before']:.2f} | {mean['after']:.2f} | "
             f"| **{sum(rises) / len(rises):+.2f}** | {mean['control']:.2f} | |"
         )
     return head + "\n".join(lines) + "\n"

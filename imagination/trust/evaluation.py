@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,16 @@ class Proportion:
         successes = 0 if data["success"] is None else round(data["success"] * data["n"])
         by_task = {str(task): (int(good), int(n)) for task, good, n in data.get("by_task") or ()}
         return cls(successes, int(data["n"]), int(data.get("failures") or 0), by_task)
+
+
+def pooled(parts: Sequence[Proportion]) -> Proportion:
+    """All trials together; those of one task stay trials of one task."""
+    by_task: dict[str, tuple[int, int]] = {}
+    for part in parts:
+        for task, (good, n) in part.by_task.items():
+            before = by_task.get(task, (0, 0))
+            by_task[task] = before[0] + good, before[1] + n
+    return Proportion(sum(p.successes for p in parts), sum(p.n for p in parts), sum(p.failures for p in parts), by_task)
 
 
 def difference_ci95(a: Proportion, b: Proportion) -> Interval | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagination.runs.run_folder import RunFolder
-from imagination.stages.demo import seeds_table
+from imagination.stages.demo import seeds_table, table_row
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
@@ -92,8 +92,14 @@ def test_the_table_of_seeds_has_means_and_rises() -> None:
             },
         }
 
-    table = seeds_table([result(0, 0.2, 0.6), result(1, 0.4, 0.6)])
+    table = seeds_table([table_row(result(0, 0.2, 0.6)), table_row(result(1, 0.4, 0.6))])
     mean = next(line for line in table.splitlines() if "mean" in line and "training" in line)
-    assert "| 0.30 | 0.60 | **+0.30** | 1.00 |" in mean
+    assert "| 0.30 | 0.60 | | **+0.30** | 1.00 |" in mean
     assert "(77)" in table
     assert table.count("held-out") == 3
+    again = {"train_tasks": success(0.2), "heldout_tasks": success(0.1), "dream_success": [0.1, 0.9]}
+    line = seeds_table([table_row({**result(0, 0.2, 0.6), "training_seeds": [again]})]).splitlines()[2]
+    assert "| 20 |" in line
+    assert "0.40 [" in line  # of 20 episodes 6 and 2
+    assert "| 0.60, 0.20 | +0.20 |" in line
+    assert "| 0.50 / 0.70 |" in line
