@@ -106,10 +106,21 @@ class EnsembleWorldModel:
             return 0
         return random.Random(stream_seed("leader", seed)).randrange(len(self.members))
 
+    @property
+    def continues(self) -> bool:
+        """See ``TextWorldModel``."""
+        return self.members[0].continues
+
     async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+        self,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        seed: int,
+        session: object = None,
+        opening: str = "",
     ) -> Prediction:
-        """Predicts what ``action`` does after ``history``.
+        """Predicts what ``action`` does after ``history``; ``opening`` as in ``TextWorldModel``.
 
         Raises:
             PredictionInvalid: the leading member wrote no prediction.
@@ -117,7 +128,7 @@ class EnsembleWorldModel:
             EngineFailure: generation or scoring broke.
         """
         leader = self.leader(seed)
-        written = await self.members[leader].write(start, history, action, seed, session)
+        written = await self.members[leader].write(start, history, action, seed, session, opening)
         scores = await self._scores(written, leader, session)
         whole = [sum(score) for score in scores]
         words = [sum(score[: written.status]) for score in scores]

@@ -136,10 +136,23 @@ class TextWorldModel:
     def _like(self, temperature: float, form: Form) -> TextWorldModel:
         return TextWorldModel(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
 
+    @property
+    def continues(self) -> bool:
+        """Whether it can be given the words that its answer begins with: where it writes whole observations at once."""
+        return isinstance(self.form, WholeText)
+
     async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+        self,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        seed: int,
+        session: object = None,
+        opening: str = "",
     ) -> Prediction:
         """Predicts what ``action`` does after ``history``.
+
+        With an ``opening`` the observation begins with these words, and the confidence is that of the rest given them.
 
         The confidence is that of the very tokens that were written. Where several texts stand for one observation, as
         with edits, it is a lower bound. Where the model reasons first, it is the probability of the prediction given
@@ -152,14 +165,24 @@ class TextWorldModel:
             ContextFull: the history no longer fits the context.
             EngineFailure: generation broke.
         """
-        return (await self.write(start, history, action, seed, session)).prediction()
+        return (await self.write(start, history, action, seed, session, opening)).prediction()
 
     async def write(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+        self,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        seed: int,
+        session: object = None,
+        opening: str = "",
     ) -> Written:
         """``predict`` with the tokens; it raises the same."""
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
-        return self._parsed(prompt, await self.engine.complete(prompt, self.sampling, seed, session), start, history)
+        begun = tuple(self.chat.encode(opening)) if opening else ()
+        told = await self.engine.complete((*prompt, *begun), self.sampling, seed, session)
+        if begun:
+            told = replace(told, ids=(*begun, *told.ids), logprobs=(*[0.0] * len(begun), *told.logprobs))
+        return self._parsed(prompt, told, start, history)
 
     def _parsed(self, prompt: Sequence[int], completion: Completion, start: str, history: Sequence[Turn]) -> Written:
         try:

@@ -54,6 +54,11 @@ class DiffusionWorldModel(TextWorldModel):
         super().__init__(engine, chat, version, max_tokens, temperature, form)
         self._filler, self._inverse = engine, inverse
 
+    @property
+    def continues(self) -> bool:
+        """A canvas is filled from all sides; ``infill`` takes known words."""
+        return False
+
     def _like(self, temperature: float, form: Form) -> DiffusionWorldModel:
         return DiffusionWorldModel(
             self._filler, self.chat, self.version, self.max_tokens, temperature, form, self._inverse

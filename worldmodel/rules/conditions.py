@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from worldmodel.rules.episode import Episode, fill, without_sentences
+from worldmodel.rules.episode import Episode, fill, name_after, without_sentences
 from worldmodel.rules.templates import OTHER, Action
 
 ConditionKind = Literal["text", "is", "last_deed", "did", "done", "paid", "since"]
@@ -58,11 +58,13 @@ class Condition:
             return episode.was_paid(action.text)
         if kind == "done":
             return episode.accepted_at(self.value) > 0
+        if not self.slot:  # the words of the condition stand for themselves, or for what the first text mentions
+            return f" {episode.mentions.get(self.value, self.value)} " in episode.text(self.scope)
         filler = action.fillers[self.slot - 1]
         if kind == "text":
             return f" {self.value.replace('_', filler)} " in episode.text(self.scope)
         if kind == "is":
-            return filler == self.value
+            return filler == episode.mentions.get(self.value, self.value)
         if kind == "last_deed":
             return episode.last_deed(filler) == (self.value, self.other)
         return episode.did(self.value, self.other, filler)
@@ -73,7 +75,8 @@ class Condition:
         if self.kind == "text":
             where = {"start": "the first text", "last": "the last text", "seen": "any text"}
             place = where.get(self.scope, f'the last text that begins "{self.scope}"')
-            return f'{no}"{self.value.replace("_", thing)}" stands in {place}'
+            words = self.value.replace("_", thing) if self.slot else self.value
+            return f'{no}"{words}" stands in {place}'
         if self.kind == "is":
             return f"{thing} is {no}{self.value}"
         if self.kind == "paid":
@@ -134,15 +137,7 @@ class Copy:
     def target(self, episode: Episode, action: Action) -> str | None:
         """The name that stands beside the filler of a ``link``."""
         text = episode.text(self.text)
-        _, found, after = text.partition(f" {action.fillers[self.slot - 1]} {self.between} ")
-        if not found:
-            return None
-        name = []
-        for word in after.split():
-            if not (word[0].isalnum() or word[0] == "_"):
-                break
-            name.append(word)
-        return " ".join(name) or None
+        return name_after(text, f"{action.fillers[self.slot - 1]} {self.between}") or None
 
     def __str__(self) -> str:
         less = f', without sentences on what "{self.without}" was done to since' if self.without else ""

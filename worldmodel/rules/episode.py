@@ -37,12 +37,29 @@ class Language:
         kinds: openings of observations, such as ``you are in``.
         refuses: whether an answer refuses an action.
         inverses: by action, the one that leads back.
+        mentions: words after which the first text names something that later texts of a kind are about: in ``the
+            coin that is located in the pantry`` they are ``located in``. ``{located_in}`` stands for that name.
     """
 
     templates: Templates
     kinds: tuple[str, ...]
     refuses: Callable[[str, str], bool]
     inverses: Mapping[str, str] = field(default_factory=dict)
+    mentions: tuple[str, ...] = ()
+
+    def head(self, start: str) -> str:
+        """The flat first text up to the first line, after line one, that begins a text of a kind."""
+        first, *lines = start.strip().split("\n")
+        own = next((k for k, line in enumerate(lines) if self.segments(line, 0)), len(lines))
+        return flat("\n".join([first, *lines[:own]]))
+
+    def mentioned(self, start: str) -> dict[str, str]:
+        """By placeholder, the names that a first text mentions."""
+        head, found = self.head(start), {}
+        for words_ in self.mentions:
+            if name := name_after(head, words_):
+                found[f"{{{words_.replace(' ', '_')}}}"] = name
+        return found
 
     def segments(self, text: str, time: int) -> dict[str, Segment]:
         """The last segment of each kind in a text."""
@@ -58,6 +75,17 @@ class Language:
                     found[kind] = Segment(rest, flat(rest), name_of(rest, kind), time)
                     break
         return found
+
+
+def name_after(text: str, words_: str) -> str:
+    """What follows these words in a flat text, up to the next punctuation; empty where they do not stand there."""
+    _, found, after = text.partition(f" {words_} ")
+    name: list[str] = []
+    for word in after.split()[: _MOST_NAME + 1] if found else ():
+        if not (word[0].isalnum() or word[0] == "_"):
+            break
+        name.append(word)
+    return " ".join(name)
 
 
 def name_of(text: str, kind: str) -> str:
@@ -76,6 +104,7 @@ class Episode:
     Attributes:
         start, last: flat texts of the first and the latest observation.
         seen: all flat texts, one after the other.
+        mentions: see ``Language``.
         segments: by kind, in the order in which they were seen.
         time: number of turns.
     """
@@ -83,6 +112,7 @@ class Episode:
     def __init__(self, language: Language, start: str) -> None:
         self.language = language
         self.start = self.last = self.seen = flat(start)
+        self.mentions = language.mentioned(start) if language.mentions else {}
         self.segments: dict[str, list[Segment]] = {}
         self.time = 0
         self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when

@@ -7,7 +7,7 @@ and says ``to the east you see {here}`` if {1} is west. A world model is asked a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from worldmodel.rules.templates import Action, flat
 _SLOT = re.compile(r"\{\d\}")
 LONGEST = 7  # words of a phrase
 REFUSAL = "{refusal}"  # in place of a phrase: any answer that refuses
+OPENING = "{opening}"  # in place of a phrase: that the answer is of the kind at all
 OUTCOME = "{outcome}"  # in place of a phrase: any answer that pays or ends
 
 
@@ -31,8 +32,8 @@ class Invariant:
         kind: opening of the answer.
         conditions: all must hold; the slot after the last of the template is the name in the answer.
         phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
-            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``
-            and ``OUTCOME``.
+            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``,
+            ``OPENING`` and ``OUTCOME``.
         required: it must stand in the answer; else it must not.
         link: where ``{there}`` is read.
         turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
@@ -59,6 +60,8 @@ class Invariant:
                 says = turn.terminated or not same_reward(turn.reward or 0.0, 0.0)
             return says and all(c.holds(episode, action) for c in self.conditions)
         text = flat(answer)
+        if self.phrase == OPENING:
+            return not text.startswith(f" {self.kind} ") and all(c.holds(episode, action) for c in self.conditions)
         if not text.startswith(f" {self.kind} "):
             return False
         named = with_name(action, answer, self.kind)
@@ -74,6 +77,9 @@ class Invariant:
         if self.phrase in (REFUSAL, OUTCOME):
             no = "is not refused" if self.phrase == REFUSAL else "pays nothing and ends nothing"
             return f"{self.template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
+        if self.phrase == OPENING:
+            head = f"{self.template}{': if ' * bool(conditions)}{conditions}"
+            return f'{head} the answer begins "{self.kind}" ({n - wrong:,} of {n:,})'
         kind = f'an answer that begins "{self.kind}" {verb} "{self.phrase}"'
         slots = 1 + len(set(_SLOT.findall(self.template)))
         conditions = conditions.replace(f"{{{slots}}}", "{name}")
@@ -89,6 +95,33 @@ class Invariant:
         return Invariant(**{**data, "conditions": conditions, "link": link})
 
 
+def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action) -> str:
+    """The words that an answer surely begins with, as they are written in this episode; empty where none are known."""
+    for sure in invariants:
+        seen = episode.segments.get(sure.kind) if sure.phrase == OPENING else None
+        if not seen or not all(c.holds(episode, action) for c in sure.conditions):
+            continue
+        before = _surface(seen[-1].text, sure.kind)
+        for named in invariants:
+            first, _, rest = named.phrase.removeprefix(f"{sure.kind} ").partition(" ")
+            if named.kind != sure.kind or not named.required or named.conditions or first not in ("{there}", "{here}"):
+                continue
+            if not named.phrase.startswith(f"{sure.kind} {{") or len(rest.split()) > 1:
+                continue
+            name = names_of(episode, with_name(action, "", sure.kind), sure.kind, named.link).get(first)
+            if name and (known := _surface(seen[-1].text, name)):
+                return f"{before} {known}{rest}"
+        return before
+    return ""
+
+
+def _surface(text: str, phrase: str) -> str:
+    """How a text writes a phrase of lower-case words; empty where it does not."""
+    pattern = r"\s*".join(re.escape(word) for word in phrase.split())
+    found = re.search(rf"(?<!\w){pattern}(?!\w)", text, flags=re.IGNORECASE)
+    return found[0] if found else ""
+
+
 def with_name(action: Action, answer: str, kind: str) -> Action:
     """The action with one more filler: the name in the answer."""
     return Action(action.template, (*action.fillers, name_of(answer, kind)), action.text)
@@ -101,6 +134,7 @@ def names_of(episode: Episode, named: Action, kind: str, link: Copy | None) -> d
     plain = Action(named.template, named.fillers[:-1], named.text)
     found["{there}"] = link.target(episode, plain) if link is not None else None
     found["{name}"] = named.fillers[-1]
+    found |= {placeholder: name for placeholder, name in episode.mentions.items() if name not in found.values()}
     found |= {f"{{{slot}}}": filler for slot, filler in enumerate(plain.fillers, start=1)}
     return {placeholder: name for placeholder, name in found.items() if name}
 
@@ -126,4 +160,4 @@ def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
             yield " ".join(words[begin : begin + length])
 
 
-__all__ = ["Invariant", "names_of", "phrases", "spoken", "with_name"]
+__all__ = ["OPENING", "OUTCOME", "REFUSAL", "Invariant", "names_of", "opening_of", "phrases", "spoken", "with_name"]

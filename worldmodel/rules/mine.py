@@ -12,14 +12,15 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
-from worldmodel.rules.episode import Episode, Language, blank, name_of
-from worldmodel.rules.invariants import OUTCOME, REFUSAL, Invariant
+from worldmodel.rules.episode import Episode, Language, blank, name_after, name_of
+from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
 from worldmodel.rules.mine_invariants import PhraseTable, find_link
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
@@ -31,6 +32,7 @@ _SAMPLE = 4000  # turns of a template in which contexts are looked for
 _CONTEXTS = 10  # of a slot and a scope
 _VALUES = 8
 _KINDS = 6
+_MENTIONS = 3
 
 
 def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | None = None) -> RuleSet:
@@ -43,7 +45,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     refusals = learn_refusals(log)
     templates = fold_refused(find_templates(turn.action for t in log for turn in t.turns), log)
     language = Language(templates, find_kinds(log), refusals.refuses)
-    language = replace(language, inverses=find_inverses(log, language))
+    language = replace(language, inverses=find_inverses(log, language), mentions=find_mentions(log, language))
     tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
     texts: dict[tuple[str, str], PhraseTable] = {}
     for _, episode, action, turn in _turns(log, language):
@@ -61,7 +63,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
             name = name_of(turn.observation, kind)
             texts[key].survey(episode, action, turn, _contexts(episode.start, name) if name else iter(()))
     for text in texts.values():
-        text.settle()
+        text.settle([f"{{{mention.replace(' ', '_')}}}" for mention in language.mentions])
     for trajectory, episode, action, turn in _turns(log, language):
         if kind := _kind_of(turn, language):
             texts[action.template, kind].note(episode, action, turn, _held(trajectory.task_id))
@@ -142,6 +144,22 @@ def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
     return tuple(sorted(kinds, key=lambda kind: -kinds[kind])[:_KINDS])
 
 
+def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, ...]:
+    """Two words after which most first texts name what a later text of a kind is about."""
+    said: Counter[str] = Counter()
+    names: set[str] = set()
+    heads = list(dict.fromkeys((t.task_id, t.start) for t in log))
+    for trajectory in log:
+        for turn in trajectory.turns:
+            names |= {s.name for s in language.segments(turn.observation, 1).values() if s.name}
+    for _, start in heads:
+        head = language.head(start)
+        tokens = head.split()
+        said.update({two for two in map(" ".join, pairwise(tokens)) if name_after(head, two) in names})
+    often = [words_ for words_, n in said.most_common() if n >= 0.9 * len(heads)]
+    return tuple(often[:_MENTIONS])
+
+
 def find_removing(log: Sequence[Trajectory], language: Language) -> list[str]:
     """Templates of actions after which the text of the same name no longer has a sentence on what they were done to."""
     gone: Counter[str] = Counter()
@@ -206,6 +224,7 @@ class _Table:
     refusing: set[str] = field(default_factory=set)
     conditions: list[Condition] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
+    _kinds: tuple[str, ...] = ()
     _noted: list[list[bool]] = field(default_factory=list)
     _accepted: list[list[int]] = field(default_factory=list)
     _right: list[list[int]] = field(default_factory=list)  # by copy: -1 where there is none, else when it was seen
@@ -213,6 +232,7 @@ class _Table:
     _outcome: list[int] = field(default_factory=list)
     _held: list[bool] = field(default_factory=list)
     _refused: list[bool] = field(default_factory=list)
+    _said: list[str] = field(default_factory=list)  # the kind of the answer
 
     # first pass: which conditions and answers are worth a look
 
@@ -273,7 +293,7 @@ class _Table:
         self.conditions.append(Condition("paid"))
         self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
         if self.turns >= LEAST:
-            kinds = getattr(self, "_kinds", ())
+            kinds = self._kinds
             hows: tuple[CopyKind, ...] = ("last", "line", "way")
             places = [Copy(how, kind) for how in hows for kind in kinds]
             places += [Copy("link", k, slot, of) for (k, slot, of), n in self.links.most_common(2) if n >= enough]
@@ -297,6 +317,7 @@ class _Table:
             next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, mine[0]) and e == mine[1]), -1)
         )
         self._held.append(held)
+        self._said.append(_kind_of(turn, episode.language) or "")
         self._refused.append(episode.language.refuses(turn.action, turn.observation))
 
     def rules(self) -> list[Rule]:
@@ -349,8 +370,11 @@ class _Table:
         base, held = np.array(self._noted, dtype=bool), np.array(self._held)
         usual = [o for o, _ in self.outcomes.most_common(4)]
         nothing = usual.index((0.0, False)) if (0.0, False) in usual else -2
+        said = np.array(self._said)
+        cases = [(REFUSAL, "", ~np.array(self._refused)), (OUTCOME, "", np.array(self._outcome) == nothing)]
+        cases += [(OPENING, kind, said == kind) for kind in self._kinds]
         found: list[Invariant] = []
-        for phrase, right in ((REFUSAL, ~np.array(self._refused)), (OUTCOME, np.array(self._outcome) == nothing)):
+        for phrase, kind, right in cases:
             covered = np.zeros(len(held), dtype=bool)
             while (right & ~covered).sum() >= LEAST:
                 best = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
@@ -358,7 +382,7 @@ class _Table:
                     break
                 chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
                 counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
-                found.append(Invariant(self.template, "", chosen, phrase, False, None, *counts))
+                found.append(Invariant(self.template, kind, chosen, phrase, phrase == OPENING, None, *counts))
                 covered |= best.covers
         return found
 

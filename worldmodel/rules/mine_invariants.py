@@ -17,7 +17,7 @@ from worldmodel.rules.templates import Action, flat
 
 _SAMPLE = 3000  # turns in which phrases are looked for
 _SHARE = 0.03  # of the answers that have a phrase, at least
-_NAMED, _PLAIN = 60, 150  # phrases that are tried, with and without placeholders
+_NAMED, _PLAIN = 150, 150  # phrases that are tried, with and without placeholders
 _VALUES, _CONTEXTS, _DONE = 6, 8, 12
 _PER_PHRASE = 6
 
@@ -54,13 +54,19 @@ class PhraseTable:
             self.values.setdefault(slot, Counter())[filler] += 1
         self.done.update(episode.accepted_actions())
 
-    def settle(self) -> None:
-        """Chooses the conditions and phrases that are tried."""
+    def settle(self, mentions: Sequence[str]) -> None:
+        """Chooses the conditions and phrases that are tried.
+
+        Args:
+            mentions: placeholders of what the first text mentions.
+        """
         n = min(self.turns, _SAMPLE)
         enough = max(10, _SHARE * n)
         slot_of_name = len(self.values) + 1
         for slot, values in self.values.items():
             self.conditions += [Condition("is", slot, v) for v, k in values.most_common(_VALUES) if k >= enough]
+        self.conditions += [Condition("is", slot_of_name, mention) for mention in mentions]
+        self.conditions += [Condition("text", 0, mention, self.kind) for mention in mentions]
         self.conditions += [Condition("text", slot_of_name, "_", scope) for scope in ("start", "seen")]
         often = [c for c, k in self.contexts.most_common(3 * _CONTEXTS) if k >= enough and c != "_"][:_CONTEXTS]
         self.conditions += [Condition("text", slot_of_name, context, "start") for context in often]

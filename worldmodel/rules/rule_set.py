@@ -13,7 +13,7 @@ from real_envs.trajectory import Turn
 from worldmodel.fidelity.refusals import Refusals
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
-from worldmodel.rules.invariants import Invariant
+from worldmodel.rules.invariants import Invariant, opening_of
 from worldmodel.rules.templates import Templates
 
 FILE = "rules.json"
@@ -47,6 +47,9 @@ class RuleSet:
         self._by_template: dict[str, list[Rule]] = {}
         for rule in self.rules:
             self._by_template.setdefault(rule.template, []).append(rule)
+        self._invariants: dict[str, list[Invariant]] = {}
+        for invariant in self.invariants:
+            self._invariants.setdefault(invariant.template, []).append(invariant)
         self._episodes: dict[object, tuple[str, list[Turn], Episode]] = {}
 
     def answer(
@@ -72,11 +75,17 @@ class RuleSet:
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
         read = self.language.templates.read(answer.action)
-        mine = [i for i in self.invariants if i.template == read.template]
+        mine = self._invariants.get(read.template, ())
         if not mine:
             return []
         episode = self.episode(start, history, session)
         return [invariant for invariant in mine if invariant.broken(episode, read, answer)]
+
+    def opening(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> str:
+        """The words that the answer surely begins with; empty where none are known."""
+        read = self.language.templates.read(action)
+        mine = self._invariants.get(read.template, ())
+        return opening_of(mine, self.episode(start, history, session), read) if mine else ""
 
     def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
         """The words of an episode after ``history``."""
@@ -104,6 +113,7 @@ class RuleSet:
             "templates": self.language.templates.texts,
             "kinds": self.language.kinds,
             "inverses": dict(self.language.inverses),
+            "mentions": self.language.mentions,
             "refusals": sorted(refuses.patterns),
             "rules": [rule.to_json() | {"in_words": str(rule)} for rule in self.rules],
             "invariants": [i.to_json() | {"in_words": str(i)} for i in self.invariants],
@@ -125,7 +135,13 @@ class RuleSet:
             if data["version"] != VERSION:
                 raise RulesInvalid(f"{path}: version {data['version']}, and this program reads {VERSION}")
             refusals = Refusals(frozenset(data["refusals"]))
-            language = Language(Templates(data["templates"]), tuple(data["kinds"]), refusals.refuses, data["inverses"])
+            language = Language(
+                Templates(data["templates"]),
+                tuple(data["kinds"]),
+                refusals.refuses,
+                data["inverses"],
+                tuple(data["mentions"]),
+            )
             rules = [Rule.from_json(_without_words(rule)) for rule in data["rules"]]
             invariants = [Invariant.from_json(_without_words(i)) for i in data["invariants"]]
         except (ValueError, KeyError, TypeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
@@ -15,12 +15,17 @@ if TYPE_CHECKING:  # settings are read before anything heavy is imported
     from policy.lm.engine import Engine
 
 
+def _continues(model: LanguageWorldModel) -> bool:
+    """Whether the model can be given the words that an answer begins with (``TextWorldModel.continues``)."""
+    return bool(getattr(model, "continues", False))
+
+
 class RuledWorldModel:
     """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
-    What a rule is sure of is answered by the rule, in the log's own words and without a token. What breaks an
-    invariant is sampled again. A dream then keeps to what it has said itself: rooms stay as they were seen, and what
-    cannot be done is refused.
+    What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
+    of an answer are known, the model goes on from them, and what breaks an invariant is sampled again. A dream then
+    keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
 
     Args:
         model: what answers the rest.
@@ -80,16 +85,18 @@ class RuledWorldModel:
     async def _repaired(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object
     ) -> Prediction:
-        told = await self.model.predict(start, history, action, seed, session)
         if self.mode == "refuse":
-            return told
+            return await self.model.predict(start, history, action, seed, session)
+        opening = self.rules.opening(start, history, action, session) if _continues(self.model) else ""
+        known: dict[str, Any] = {"opening": opening} if opening else {}
+        told = await self.model.predict(start, history, action, seed, session, **known)
         broken = self._broken(start, history, action, told, session)
         best, fewest, tries = told, broken, 0
         while fewest and tries < self.resamples:
             again = stream_seed("resample", seed, tries)
             tries += 1
             try:
-                told = await self._sampled.predict(start, history, action, again, session)
+                told = await self._sampled.predict(start, history, action, again, session, **known)
             except PredictionInvalid:
                 continue
             broken = self._broken(start, history, action, told, session)
