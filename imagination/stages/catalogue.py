@@ -115,7 +115,7 @@ _ALL = (
         ),
         reads="log/",
         writes="models/rules.json",
-        examples=("imagine rules run=mine", "imagine train run=mine worldmodel.rules=off"),
+        examples=("imagine rules run=mine", "imagine rules run=mine collect.validation=0.2"),
         sections=("worldmodel",),
         function="imagination.stages.rules:rules",
     ),

@@ -33,6 +33,7 @@ _CONTEXTS = 10  # of a slot and a scope
 _VALUES = 8
 _KINDS = 6
 _MENTIONS = 3
+_FEW_TASKS = 10
 
 
 def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | None = None) -> RuleSet:
@@ -43,7 +44,9 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
         on_done: is told how many templates are done, of how many.
     """
     refusals = learn_refusals(log)
-    templates = fold_refused(find_templates(turn.action for t in log for turn in t.turns), log)
+    held = judging_half(log)
+    templates = find_templates(turn.action for t in log for turn in t.turns)
+    templates = fold_refused(templates, [t for t in log if t.id not in held])
     language = Language(templates, find_kinds(log), refusals.refuses)
     language = replace(language, inverses=find_inverses(log, language), mentions=find_mentions(log, language))
     tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
@@ -55,7 +58,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
         table.settle(templates.texts, removing)
     for trajectory, episode, action, turn in _turns(log, language):
         table = tables[action.template]
-        table.note(episode, action, turn, _held(trajectory.task_id))
+        table.note(episode, action, turn, trajectory.id in held)
         if kind := _kind_of(turn, language):
             key = (action.template, kind)
             if key not in texts:
@@ -66,7 +69,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
         text.settle([f"{{{mention.replace(' ', '_')}}}" for mention in language.mentions])
     for trajectory, episode, action, turn in _turns(log, language):
         if kind := _kind_of(turn, language):
-            texts[action.template, kind].note(episode, action, turn, _held(trajectory.task_id))
+            texts[action.template, kind].note(episode, action, turn, trajectory.id in held)
     rules: list[Rule] = []
     invariants: list[Invariant] = []
     total = len(tables) + len(texts)
@@ -91,14 +94,12 @@ def _kind_of(turn: Turn, language: Language) -> str | None:
 def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
     """Without those that always get the same answer, where actions of no template get it too, or most of those do.
 
-    All of them are then one case: what the world has no words for. Looks at the half of the tasks that rules are found
-    in.
+    All of them are then one case: what the world has no words for.
     """
     answers: dict[str, Counter[str]] = {}
     for trajectory in log:
-        if not _held(trajectory.task_id):
-            for turn in trajectory.turns:
-                answers.setdefault(templates.read(turn.action).template, Counter())[turn.observation.strip()] += 1
+        for turn in trajectory.turns:
+            answers.setdefault(templates.read(turn.action).template, Counter())[turn.observation.strip()] += 1
     usual = Counter(answers.get(OTHER, ()))
     for name, counts in answers.items():
         if len(counts) == 1 and name != OTHER:
@@ -112,8 +113,14 @@ def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
     return Templates([text for text in templates.texts if set(answers.get(text, ())) - {answer}])
 
 
-def _held(task_id: str) -> bool:
-    return hashlib.sha256(task_id.encode()).digest()[0] % 2 == 1
+def judging_half(log: Sequence[Trajectory]) -> set[str]:
+    """Ids of the episodes that rules are judged by: those of half of the tasks, of half of all where tasks are few."""
+    few = len({t.task_id for t in log}) < _FEW_TASKS
+
+    def side(name: str) -> bool:
+        return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+
+    return {t.id for t in log if side(t.id if few else t.task_id)}
 
 
 def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Trajectory, Episode, Action, Turn]]:

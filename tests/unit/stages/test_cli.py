@@ -177,7 +177,7 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "refine-world-model"]
+    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "rules", "refine-world-model"]
     names += ["reflect", "relabel", "clone", "fit-critic", "train", "loop", "evaluate"]
     names += ["audit", "audit-table", "ablate", "few-shot"]
     names += ["compare", "serve", "report", "list"]
