@@ -78,7 +78,7 @@ class TrainSettings:
     lr_end: float = 1.0
     weight_decay: float = 0.0
     grad_clip: float = 1.0
-    max_kl: float = 0.03
+    max_kl: float = 0.0
     micro_tokens: int = 4096
     real_share: float | list[list[float]] = 0.0
     expert_share: float | list[list[float]] = 0.1

@@ -33,6 +33,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "imagination/learning/stream.py",
         "imagination/learning/policy_module.py",
         "imagination/learning/supervised_module.py",
+        "imagination/learning/best_policy.py",
         "imagination/learning/self_imitation_buffer.py",
         "imagination/learning/trainer.py",
         "imagination/trust/tripwires/monitor.py",

@@ -188,3 +188,58 @@ def test_good_actions_become_likelier_and_bad_ones_rarer() -> None:
     assert after[1] < before[1] - 0.01
     assert after[2] > before[2] + 0.01
     assert module.updates_done == 5
+
+
+# --- how far an update goes ---
+
+
+def moved(before: PreTrainedModel, after: PreTrainedModel, rows: list[Row]) -> float:
+    """KL(before || after) in nats a sampled token, by k3 = r - 1 - log r (Schulman 2020), in a plain loop."""
+    found: list[float] = []
+    for row in rows:
+        old, new = scored(before, row.ids, 1.0), scored(after, row.ids, 1.0)
+        for k, mine in enumerate(row.action_mask):
+            if mine:
+                log_ratio = new[k].item() - old[k].item()
+                found.append(math.exp(log_ratio) - 1 - log_ratio)
+    return sum(found) / len(found)
+
+
+def stepped(rows: list[Row], **settings: Any) -> tuple[PreTrainedModel, dict[str, float]]:
+    model, recorded = make_model(), list[dict[str, float]]()
+    train = replace(DEFAULTS, lr=0.02, **settings)
+    module = PolicyModule(model, AlgorithmSettings(), train, lambda i, m: recorded.append(dict(m)))
+    fit(module, Update(0, rows, has_credit=True, exact=True))
+    return model, recorded[0]
+
+
+def test_a_step_that_goes_too_far_is_halved() -> None:
+    rows = rollouts(make_model(), 1.0)
+    free, without = stepped(rows)
+    assert "update_kl" not in without
+    far = moved(make_model(), free, rows)
+    held, metrics = stepped(rows, max_kl=far / 3)
+    near = moved(make_model(), held, rows)
+    assert near <= far / 3
+    assert metrics["update_kl"] == pytest.approx(near, rel=1e-3)
+    assert metrics["halved"] >= 1
+    start = dict(make_model().named_parameters())
+    share = 0.5 ** metrics["halved"]
+    for name, weight in held.named_parameters():
+        whole = dict(free.named_parameters())[name]
+        assert torch.allclose(weight, start[name] + share * (whole - start[name]), atol=1e-6)
+    same, metrics = stepped(rows, max_kl=2 * far)
+    assert metrics["halved"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(same.parameters(), free.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("index", "rate"), [(0, 0.02), (2, 0.011), (4, 0.002)])
+def test_the_rate_falls_in_a_straight_line(index: int, rate: float) -> None:
+    """To a tenth at the last of five updates."""
+    model = make_model()
+    train = replace(DEFAULTS, lr=0.02, lr_end=0.1, updates=5)
+    module = PolicyModule(model, AlgorithmSettings(), train, lambda i, m: None)
+    fit(module, Update(index, grpo_rows(model), has_credit=True, exact=True))
+    optimizer = module.optimizers()
+    assert not isinstance(optimizer, list)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
