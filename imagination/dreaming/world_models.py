@@ -157,15 +157,16 @@ def load_world_model(
 
 
 def rules_of(run: RunFolder) -> RuleSet | None:
-    """The rules that were mined from the run's log, ``None`` where there are none.
+    """The rules that were mined from the run's log, ``None`` where none were found.
 
     Raises:
         UserError: their file cannot be read.
     """
     try:
-        return RuleSet.load(run.path / "models")
+        found = RuleSet.load(run.path / "models")
     except RulesInvalid as error:
         raise UserError(f"{error}; run `imagine rules` to find them again, or set worldmodel.rules=off") from error
+    return found if found is not None and (found.rules or found.invariants) else None
 
 
 def guard_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         if settings.rules != "off":
-            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), flush=True)
+            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
         weights, share = weights_of(settings, train)
         run.update({"world_model_form": UNFINISHED})
         told = with_renamed(train, config.fit.renamed, config.seed)
