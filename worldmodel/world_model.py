@@ -29,6 +29,7 @@ class Prediction:
         reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
             Both confidences are then given this very reasoning, and say nothing of how likely it was.
         rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
+        mended: words of it were changed, because they broke an invariant.
         resampled: how many answers were thrown away before this one, because they broke an invariant.
         broken: the invariants that it breaks all the same, in words.
     """
@@ -42,6 +43,7 @@ class Prediction:
     outcome_by: Literal["model", "predicate", "rule"] = "model"
     reasoning: str | None = None
     rule: str | None = None
+    mended: bool = False
     resampled: int = 0
     broken: tuple[str, ...] = ()
 

@@ -165,6 +165,8 @@ def _record(prediction: Prediction) -> dict[str, float | str | bool]:
         info["reasoning"] = prediction.reasoning
     if prediction.rule is not None:
         info["rule"] = prediction.rule
+    if prediction.mended:
+        info["mended"] = True
     if prediction.resampled:
         info["resampled"] = float(prediction.resampled)
     if prediction.broken:

@@ -104,6 +104,7 @@ class Episode:
     Attributes:
         start, last: flat texts of the first and the latest observation.
         seen: all flat texts, one after the other.
+        written: the same as they were written.
         mentions: see ``Language``.
         segments: by kind, in the order in which they were seen.
         time: number of turns.
@@ -112,6 +113,7 @@ class Episode:
     def __init__(self, language: Language, start: str) -> None:
         self.language = language
         self.start = self.last = self.seen = flat(start)
+        self.written = start
         self.mentions = language.mentioned(start) if language.mentions else {}
         self.segments: dict[str, list[Segment]] = {}
         self.time = 0
@@ -139,6 +141,7 @@ class Episode:
         found = self._keep(observation)
         self.last = flat(observation)
         self.seen += self.last
+        self.written += f"\n{observation}"
         self.answers[action.text] = observation, self.time
         if self.language.refuses(action.text, observation):
             return

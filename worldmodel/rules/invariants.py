@@ -101,7 +101,7 @@ def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action
         seen = episode.segments.get(sure.kind) if sure.phrase == OPENING else None
         if not seen or not all(c.holds(episode, action) for c in sure.conditions):
             continue
-        before = _surface(seen[-1].text, sure.kind)
+        before = surface(seen[-1].text, sure.kind)
         for named in invariants:
             first, _, rest = named.phrase.removeprefix(f"{sure.kind} ").partition(" ")
             if named.kind != sure.kind or not named.required or named.conditions or first not in ("{there}", "{here}"):
@@ -109,13 +109,13 @@ def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action
             if not named.phrase.startswith(f"{sure.kind} {{") or len(rest.split()) > 1:
                 continue
             name = names_of(episode, with_name(action, "", sure.kind), sure.kind, named.link).get(first)
-            if name and (known := _surface(seen[-1].text, name)):
+            if name and (known := surface(seen[-1].text, name)):
                 return f"{before} {known}{rest}"
         return before
     return ""
 
 
-def _surface(text: str, phrase: str) -> str:
+def surface(text: str, phrase: str) -> str:
     """How a text writes a phrase of lower-case words; empty where it does not."""
     pattern = r"\s*".join(re.escape(word) for word in phrase.split())
     found = re.search(rf"(?<!\w){pattern}(?!\w)", text, flags=re.IGNORECASE)
@@ -160,4 +160,15 @@ def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
             yield " ".join(words[begin : begin + length])
 
 
-__all__ = ["OPENING", "OUTCOME", "REFUSAL", "Invariant", "names_of", "opening_of", "phrases", "spoken", "with_name"]
+__all__ = [
+    "OPENING",
+    "OUTCOME",
+    "REFUSAL",
+    "Invariant",
+    "names_of",
+    "opening_of",
+    "phrases",
+    "spoken",
+    "surface",
+    "with_name",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from worldmodel.fidelity.refusals import Refusals
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
 from worldmodel.rules.invariants import Invariant, opening_of
+from worldmodel.rules.mend import mend
 from worldmodel.rules.templates import Templates
 
 FILE = "rules.json"
@@ -80,6 +81,20 @@ class RuleSet:
             return []
         episode = self.episode(start, history, session)
         return [invariant for invariant in mine if invariant.broken(episode, read, answer)]
+
+    def mended(
+        self, start: str, history: Sequence[Turn], answer: Turn, session: object = None
+    ) -> tuple[str, Sequence[Invariant]]:
+        """The observation of the last turn with as few words changed as mend it, and what it still breaks."""
+        read = self.language.templates.read(answer.action)
+        mine = self._invariants.get(read.template, ())
+        episode = self.episode(start, history, session)
+
+        def check(text: str) -> list[Invariant]:
+            turn = replace(answer, observation=text)
+            return [invariant for invariant in mine if invariant.broken(episode, read, turn)]
+
+        return mend(answer.observation, check, episode, read)
 
     def opening(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> str:
         """The words that the answer surely begins with; empty where none are known."""

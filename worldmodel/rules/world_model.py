@@ -24,7 +24,8 @@ class RuledWorldModel:
     """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
     What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
-    of an answer are known, the model goes on from them, and what breaks an invariant is sampled again. A dream then
+    of an answer are known, the model goes on from them. What breaks an invariant is mended in as few words as
+    possible (``worldmodel/rules/mend.py``), or sampled again. A dream then
     keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
 
     Args:
@@ -90,25 +91,28 @@ class RuledWorldModel:
         opening = self.rules.opening(start, history, action, session) if _continues(self.model) else ""
         known: dict[str, Any] = {"opening": opening} if opening else {}
         told = await self.model.predict(start, history, action, seed, session, **known)
-        broken = self._broken(start, history, action, told, session)
-        best, fewest, tries = told, broken, 0
-        while fewest and tries < self.resamples:
+        best, broken = self._mended(start, history, action, told, session)
+        tries = 0
+        while broken and tries < self.resamples:
             again = stream_seed("resample", seed, tries)
             tries += 1
             try:
                 told = await self._sampled.predict(start, history, action, again, session, **known)
             except PredictionInvalid:
                 continue
-            broken = self._broken(start, history, action, told, session)
-            if len(broken) < len(fewest):
-                best, fewest = told, broken
-        return replace(best, resampled=tries, broken=fewest) if tries else best
+            other, left = self._mended(start, history, action, told, session)
+            if len(left) < len(broken):
+                best, broken = other, left
+        return replace(best, resampled=tries, broken=broken)
 
-    def _broken(
+    def _mended(
         self, start: str, history: Sequence[Turn], action: str, told: Prediction, session: object
-    ) -> tuple[str, ...]:
+    ) -> tuple[Prediction, tuple[str, ...]]:
+        """The prediction with as few words changed as mend it, and the invariants that it still breaks, in words."""
         turn = Turn(action, told.observation, told.reward, told.terminated)
-        return tuple(map(str, self.rules.broken(start, history, turn, session)))
+        text, broken = self.rules.mended(start, history, turn, session)
+        mended = text != told.observation
+        return replace(told, observation=text, mended=mended) if mended else told, tuple(map(str, broken))
 
     def release(self, session: object) -> None:
         self.rules.release(session)

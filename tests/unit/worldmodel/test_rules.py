@@ -173,21 +173,55 @@ def test_refuse_asks_the_model_for_all_that_is_no_refusal(rules: RuleSet) -> Non
     assert predict(model, rules, world, "look", mode="refuse").observation == "as it likes"
 
 
-def test_an_answer_that_breaks_an_invariant_is_sampled_again(rules: RuleSet) -> None:
-    """The text of a new room begins with the name that the way promised, and shows the way back."""
-    world = RoomsWorld(3)
+def test_an_answer_that_breaks_an_invariant_is_mended(rules: RuleSet) -> None:
+    """The text of a new room has the name that the way promised, and the way back leads back."""
+    world, true = RoomsWorld(3), RoomsWorld(3)
     way = world.exits()[0]
-    true = RoomsWorld(3)
     right, _, _ = true.step(f"go {way}")
+    here, there = world.rooms[world.here], true.rooms[true.here]
     other = next(name for name in ROOMS if name not in right)
-    wrong = right.replace(f"in the {true.rooms[true.here]}", f"in the {other}")
-    model = Liar(wrong, "broken", right, wrong)
-    assert predict(model, rules, world, f"go {way}").observation == right
-    assert model.asked == 3
-    assert predict(Liar(NO, right), rules, world, f"go {way}").observation == right  # there is a way
-    stubborn = Liar(*[wrong] * 3)
-    assert predict(stubborn, rules, world, f"go {way}", resamples=2).observation == wrong
-    assert stubborn.asked == 3
+    for wrong in (right.replace(f"in the {there}", f"in the {other}"), right.replace(f"the {here}", f"the {other}")):
+        assert wrong != right
+        model = Liar(wrong)
+        found = predict(model, rules, world, f"go {way}")
+        assert (found.observation, found.mended, found.broken, model.asked) == (right, True, (), 1)
+    untouched = predict(Liar(right), rules, world, f"go {way}")
+    assert (untouched.observation, untouched.mended, untouched.resampled) == (right, False, 0)
+
+
+def test_what_cannot_be_mended_is_sampled_again(rules: RuleSet) -> None:
+    """There is a way, so no is no answer; what is malformed counts as a try."""
+    world, true = RoomsWorld(3), RoomsWorld(3)
+    way = world.exits()[0]
+    right, _, _ = true.step(f"go {way}")
+    model = Liar(NO, "broken", right, NO)
+    found = predict(model, rules, world, f"go {way}")
+    assert (found.observation, found.resampled, model.asked) == (right, 2, 3)
+    stubborn = Liar(*[NO] * 3)
+    found = predict(stubborn, rules, world, f"go {way}", resamples=2)
+    assert (found.observation, found.resampled, stubborn.asked) == (NO, 2, 3)
+    assert "is not refused" in " ".join(found.broken)
+
+
+def test_the_known_first_words_are_given_to_a_model_that_can_go_on_from_them(rules: RuleSet) -> None:
+    world, true = RoomsWorld(3), RoomsWorld(3)
+    way = world.exits()[0]
+    right, _, _ = true.step(f"go {way}")
+    opening = rules.opening(world.start, (), f"go {way}")
+    assert opening == f"You stand in the {true.rooms[true.here]}."
+    assert right.startswith(opening)
+
+    class Continues(Liar):
+        continues = True
+        opening = ""
+
+        async def predict(self, *args: object, opening: str = "") -> Prediction:  # type: ignore[override]
+            self.opening = opening
+            return await super().predict(*args)  # type: ignore[arg-type]
+
+    model = Continues(right)
+    predict(model, rules, world, f"go {way}")
+    assert model.opening == opening
 
 
 def dreamed(turns: list[tuple[str, str, float]], start: str) -> Trajectory:
