@@ -21,6 +21,7 @@ from real_envs.files import write_atomically
 from real_envs.manifest import StoreError
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
+from worldmodel.rules.rule_set import FILE
 
 STARTS = "starts.json"
 
@@ -49,6 +50,8 @@ def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) 
     for folder in (*theirs.model("worldmodel").parent.glob("worldmodel*"), theirs.model(policy)):
         target = run.model("policy-clone" if folder.name == policy else folder.name)
         copy_folder(folder, target)
+    if theirs.model(FILE).exists():
+        shutil.copy(theirs.model(FILE), run.model(FILE))
     copy_folder(theirs.log, run.origin)
     run.update({key: theirs.summary[key] for key in ("world_model_form", "best_return") if key in theirs.summary})
 
