@@ -213,6 +213,10 @@ def fill(pattern: str, fillers: Sequence[str]) -> str:
 _SENTENCE = re.compile(r"(?<=[.!?;]) +")
 
 
+def split_sentences(line: str) -> list[str]:
+    return _SENTENCE.split(line)
+
+
 def without_sentences(text: str, names: Sequence[str]) -> str:
     """The text without sentences that hold one of the names; lines that become empty go.
 
@@ -223,7 +227,7 @@ def without_sentences(text: str, names: Sequence[str]) -> str:
         return text
     lines = []
     for line in text.split("\n"):
-        sentences = _SENTENCE.split(line)
+        sentences = split_sentences(line)
         kept = [s for s in sentences if not any(f" {name} " in flat(s) for name in names)]
         if kept or not sentences:
             lines.append(" ".join(kept))
@@ -238,4 +242,14 @@ def blank(text: str, fillers: Sequence[str]) -> str:
     return text
 
 
-__all__ = ["Episode", "Language", "Segment", "blank", "fill", "name_of", "without_sentences"]
+__all__ = [
+    "Episode",
+    "Language",
+    "Segment",
+    "blank",
+    "fill",
+    "name_after",
+    "name_of",
+    "split_sentences",
+    "without_sentences",
+]

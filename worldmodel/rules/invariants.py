@@ -35,6 +35,7 @@ class Invariant:
             template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``,
             ``OPENING`` and ``OUTCOME``.
         required: it must stand in the answer; else it must not.
+        once: it may stand there, but not twice.
         link: where ``{there}`` is read.
         turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
     """
@@ -45,6 +46,7 @@ class Invariant:
     phrase: str
     required: bool
     link: Copy | None = None
+    once: bool = False
     turns: int = 0
     exceptions: int = 0
     held_turns: int = 0
@@ -68,11 +70,13 @@ class Invariant:
         if not all(c.holds(episode, named) for c in self.conditions):
             return False
         phrase = spoken(self.phrase, names_of(episode, named, self.kind, self.link))
-        return phrase is not None and (f" {phrase} " in text) != self.required
+        if phrase is None:
+            return False
+        return text.count(f" {phrase} ") > 1 if self.once else (f" {phrase} " in text) != self.required
 
     def __str__(self) -> str:
         conditions = " and ".join(str(c) for c in self.conditions)
-        verb = "has" if self.required else "has no"
+        verb = "has at most once" if self.once else "has" if self.required else "has no"
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         if self.phrase in (REFUSAL, OUTCOME):
             no = "is not refused" if self.phrase == REFUSAL else "pays nothing and ends nothing"

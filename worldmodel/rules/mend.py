@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from worldmodel.rules.episode import Episode, without_sentences
+from worldmodel.rules.episode import Episode, split_sentences, without_sentences
 from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant, names_of, spoken, surface, with_name
-from worldmodel.rules.templates import NEWLINE, Action
+from worldmodel.rules.templates import NEWLINE, Action, flat
 
 _ROUNDS = 4
 _NAME = r"[\w' -]+?"
@@ -45,6 +45,9 @@ def _changes(answer: str, broken: Sequence[Invariant], episode: Episode, action:
             continue
         names = names_of(episode, with_name(action, answer, invariant.kind), invariant.kind, invariant.link)
         words = invariant.phrase.split()
+        if invariant.once:
+            yield from _without_one(answer, spoken(invariant.phrase, names) or "")
+            continue
         if not invariant.required:
             phrase = spoken(invariant.phrase, names) or ""
             yield without_sentences(answer, [phrase.strip(f" .,;:!?{NEWLINE}")])
@@ -60,6 +63,18 @@ def _changes(answer: str, broken: Sequence[Invariant], episode: Episode, action:
             written = surface(episode.written, name) or name
             for found in re.finditer(rf"{_pattern(before)}\s+({_NAME})(?=\s*(?:{end}))", answer, flags=re.IGNORECASE):
                 yield answer[: found.start(1)] + written + answer[found.end(1) :]
+
+
+def _without_one(answer: str, phrase: str) -> Iterator[str]:
+    """The text without one of the sentences that have a phrase."""
+    lines = [split_sentences(line) for line in answer.split("\n")]
+    for row, line in enumerate(lines):
+        for k, sentence in enumerate(line):
+            if f" {phrase} " in flat(sentence):
+                rest = [*line[:k], *line[k + 1 :]]
+                yield "\n".join(
+                    " ".join(rest if r == row else other) for r, other in enumerate(lines) if r != row or rest
+                )
 
 
 def _pattern(phrase: str) -> str:

@@ -389,7 +389,7 @@ class _Table:
                     break
                 chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
                 counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
-                found.append(Invariant(self.template, kind, chosen, phrase, phrase == OPENING, None, *counts))
+                found.append(Invariant(self.template, kind, chosen, phrase, phrase == OPENING, None, False, *counts))
                 covered |= best.covers
         return found
 

@@ -12,7 +12,7 @@ from real_envs.trajectory import Turn
 from worldmodel.rules.conditions import Condition, Copy
 from worldmodel.rules.episode import Episode
 from worldmodel.rules.invariants import Invariant, names_of, phrases, spoken, with_name
-from worldmodel.rules.search import find_conjunctions
+from worldmodel.rules.search import PRECISION, find_conjunctions, lower_bound
 from worldmodel.rules.templates import Action, flat
 
 _SAMPLE = 3000  # turns in which phrases are looked for
@@ -40,6 +40,7 @@ class PhraseTable:
     _rows: list[list[bool]] = field(default_factory=list)
     _said: list[list[int]] = field(default_factory=list)  # by phrase: 1 it stands there, 0 not, -1 a name is missing
     _held: list[bool] = field(default_factory=list)
+    _twice: list[list[bool]] = field(default_factory=list)  # by phrase
 
     def survey(self, episode: Episode, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
         """First pass. ``contexts``: of the name of the answer in the first text."""
@@ -88,6 +89,7 @@ class PhraseTable:
         names, text = names_of(episode, named, self.kind, self.link), flat(turn.observation)
         self._rows.append([c.holds(episode, named) for c in self.conditions])
         said = [spoken(phrase, names) for phrase in self.phrases]
+        self._twice.append([phrase is not None and text.count(f" {phrase} ") > 1 for phrase in said])
         self._said.append([-1 if phrase is None else int(f" {phrase} " in text) for phrase in said])
         self._held.append(held)
 
@@ -111,7 +113,21 @@ class PhraseTable:
                     ]
                     if not any((covers & ~c).sum() < self.least for c in within):
                         kept.append((invariant, covers))
-        return [invariant for invariant, _ in kept]
+        return [*(invariant for invariant, _ in kept), *self._once(said, held)]
+
+    def _once(self, said: np.ndarray, held: np.ndarray) -> Iterator[Invariant]:
+        """Phrases of three words without a name that stand in many answers, and in none twice."""
+        twice = np.array(self._twice).any(axis=0).reshape(-1)
+        taken: list[np.ndarray] = []
+        for k, phrase in enumerate(self.phrases):
+            has = said[:, k] == 1
+            plain = "{" not in phrase and len(phrase.split()) == 3 and all(word.isalpha() for word in phrase.split())
+            if twice[k] or not plain or any((has == other).all() for other in taken):
+                continue
+            counts = int((has & ~held).sum()), int((has & held).sum())
+            if counts[0] >= self.least and lower_bound(counts[1], counts[1]) >= PRECISION:
+                taken.append(has)
+                yield Invariant(self.template, self.kind, (), phrase, False, None, True, counts[0], 0, counts[1], 0)
 
     def _of(
         self, k: int, required: bool, table: np.ndarray, said: np.ndarray, held: np.ndarray
@@ -128,7 +144,7 @@ class PhraseTable:
             counts = (found.turns, found.exceptions, found.held_turns, found.held_exceptions)
             uses_link = self.link if "{there}" in self.phrases[k] else None
             yield (
-                Invariant(self.template, self.kind, conditions, self.phrases[k], required, uses_link, *counts),
+                Invariant(self.template, self.kind, conditions, self.phrases[k], required, uses_link, False, *counts),
                 found.covers,
             )
             covered |= found.covers
