@@ -188,9 +188,9 @@ class Episode:
         """When an action of the template, or this very action, was last accepted; 0 is never."""
         return self._accepted.get(template, 0)
 
-    def accepted_actions(self) -> set[str]:
+    def accepted_actions(self) -> list[str]:
         """Templates and actions that were accepted."""
-        return set(self._accepted)
+        return list(self._accepted)
 
     def way(self, kind: str, action: str) -> str | None:
         """The name of where the action led from here before, or where one that it undoes came from."""

@@ -162,7 +162,7 @@ def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, .
     for _, start in heads:
         head = language.head(start)
         tokens = head.split()
-        said.update({two for two in map(" ".join, pairwise(tokens)) if name_after(head, two) in names})
+        said.update(two for two in dict.fromkeys(map(" ".join, pairwise(tokens))) if name_after(head, two) in names)
     often = [words_ for words_, n in said.most_common() if n >= 0.9 * len(heads)]
     return tuple(often[:_MENTIONS])
 
@@ -259,7 +259,7 @@ class _Table:
             if deed := episode.last_deed(filler):
                 self.deeds.setdefault(slot, Counter())[deed] += 1
             for scope in ("start", "last", *self._kinds):
-                found = set(_contexts(episode.text(scope), filler))
+                found = dict.fromkeys(_contexts(episode.text(scope), filler))
                 self.contexts.setdefault((slot, scope), Counter()).update((context, refused) for context in found)
             if not refused:
                 self._survey_link(episode, slot, filler, turn.observation)

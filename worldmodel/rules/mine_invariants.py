@@ -49,8 +49,8 @@ class PhraseTable:
             return
         named = with_name(action, turn.observation, self.kind)
         names = names_of(episode, named, self.kind, self.link)
-        self.counts.update(set(phrases(turn.observation, names)))
-        self.contexts.update(set(contexts))
+        self.counts.update(list(dict.fromkeys(phrases(turn.observation, names))))
+        self.contexts.update(list(dict.fromkeys(contexts)))
         for slot, filler in enumerate(action.fillers, start=1):
             self.values.setdefault(slot, Counter())[filler] += 1
         self.done.update(episode.accepted_actions())
