@@ -42,8 +42,6 @@ def fit_world_model(config: Config, folder: Path) -> None:
         form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-        if settings.rules != "off":
-            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
         weights, share = weights_of(settings, train)
         run.update({"world_model_form": UNFINISHED})
         told = with_renamed(train, config.fit.renamed, config.seed)
@@ -88,6 +86,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
             if diffusion:
                 mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, member_folder(run, member))
+        if settings.rules != "off":
+            print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
         threshold = solved_at(run, config.worldmodel.goal)
         worth = 1.0 if threshold is None else threshold
         best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
