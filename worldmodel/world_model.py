@@ -29,7 +29,8 @@ class Prediction:
         reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
             Both confidences are then given this very reasoning, and say nothing of how likely it was.
         rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
-        mended: words of it were changed, because they broke an invariant.
+        mended: words of it were changed, because they broke an invariant. Both confidences are those of the answer
+            before.
         resampled: how many answers were thrown away before this one, because they broke an invariant.
         broken: the invariants that it breaks all the same, in words.
     """
