@@ -31,6 +31,7 @@ from worldmodel.form import Form, WholeText
 from worldmodel.outcome import GoalWorldModel
 from worldmodel.reasoning import INSTRUCTION, Reasoned
 from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.text import TextWorldModel
@@ -152,6 +153,8 @@ def load_world_model(
     model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
     rules = rules_of(run) if settings.rules != "off" else None
     if rules is not None and settings.rules != "off":
+        if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
+            rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
         model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
     return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
