@@ -14,7 +14,7 @@ from imagination.settings import Config, EnvSettings
 # or starts others from it, decide nothing that is made.
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
-    *("imports", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve"),
+    *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve"),
 )
 
 
@@ -62,10 +62,8 @@ def fingerprint(config: Config, stage: str = "") -> str:
         value = reduce(getattr, name.split("."), config)
         chosen[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         if name == "worldmodel" and stage in _FITS:
-            del (
-                chosen[name]["rules"],
-                chosen[name]["resamples"],
-            )  # they answer beside the model, and are mined whatever it is fitted to
+            # they answer beside the model, and are mined whatever it is fitted to
+            del chosen[name]["rules"], chosen[name]["resamples"]
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]

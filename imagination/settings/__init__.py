@@ -5,6 +5,7 @@ from imagination.settings.config import Config, LoggerName
 from imagination.settings.critic import CriticSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
+from imagination.settings.importing import RulesSettings
 from imagination.settings.looping import ChoiceWeights, LoopSettings
 from imagination.settings.measuring import (
     AblationSettings,
@@ -38,6 +39,7 @@ __all__ = [
     "LoopSettings",
     "ProgressSettings",
     "RefineSettings",
+    "RulesSettings",
     "SelfImitationSettings",
     "TrainSettings",
     "TripwireSettings",

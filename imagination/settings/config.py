@@ -9,7 +9,7 @@ from imagination.settings.algorithm import AlgorithmSettings
 from imagination.settings.critic import CriticSettings
 from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.importing import ImportSettings
+from imagination.settings.importing import ImportSettings, RulesSettings
 from imagination.settings.looping import LoopSettings
 from imagination.settings.measuring import (
     AblationSettings,
@@ -59,6 +59,7 @@ class Config:
     imports: ImportSettings = field(default_factory=ImportSettings)
     worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
     fit: FitSettings = field(default_factory=FitSettings)
+    rules: RulesSettings = field(default_factory=RulesSettings)
     refine: RefineSettings = field(default_factory=RefineSettings)
     policy: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)

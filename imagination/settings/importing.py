@@ -3,39 +3,91 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from real_envs.errors import UserError
 from worldmodel.outcome import Goal
+
+if TYPE_CHECKING:
+    from real_envs.chat_server import ChatServer
 
 
 @dataclass
-class JudgeSettings:
-    """A language model that decides success where a log says nothing of it.
+class ChatServerSettings:
+    """A server that speaks OpenAI's chat completions.
 
     Attributes:
-        url: of a server that speaks OpenAI's chat completions, such as http://localhost:8000/v1; empty asks nobody.
+        url: of its API, such as http://localhost:8000/v1; empty asks nobody.
         model: its name there.
         key_env: name of the environment variable that holds the key; empty sends none.
-        checked: episodes of known success that it judges first, to measure how often it is right.
         timeout: seconds for one answer.
         retries: further attempts where nobody answers.
-        at_once: questions at the same time.
-        characters: of an episode that it is shown; what is longer loses its middle.
     """
 
     url: str = ""
     model: str = ""
     key_env: str = ""
-    checked: int = 50
     timeout: float = 60.0
     retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.timeout <= 0:
+            raise ValueError("retries is 0 or more, timeout above 0")
+
+    def open(self, section: str) -> ChatServer:
+        """
+        Args:
+            section: where these settings stand, for messages.
+
+        Raises:
+            UserError: the model or its key is missing.
+        """
+        from real_envs.chat_server import ChatServer
+
+        if not self.model:
+            raise UserError(f"{section}.model is missing: the name that the server has for it")
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        if self.key_env and not key:
+            raise UserError(f"the environment has no {self.key_env}, which {section}.key_env names")
+        return ChatServer(self.url, self.model, key, timeout=self.timeout, retries=self.retries)
+
+
+@dataclass
+class JudgeSettings(ChatServerSettings):
+    """A language model that decides success where a log says nothing of it.
+
+    Attributes:
+        checked: episodes of known success that it judges first, to measure how often it is right.
+        at_once: questions at the same time.
+        characters: of an episode that it is shown; what is longer loses its middle.
+    """
+
+    checked: int = 50
     at_once: int = 8
     characters: int = 24_000
 
     def __post_init__(self) -> None:
-        if self.checked < 0 or self.retries < 0 or self.at_once < 1 or self.timeout <= 0 or self.characters < 100:
-            raise ValueError("checked and retries are 0 or more, at_once 1, timeout above 0, characters 100 or more")
+        super().__post_init__()
+        if self.checked < 0 or self.at_once < 1 or self.characters < 100:
+            raise ValueError("checked is 0 or more, at_once 1, characters 100 or more")
+
+
+@dataclass
+class RulesSettings(ChatServerSettings):
+    """A language model that proposes rules beside those that are counted; they are judged by the same test.
+
+    Attributes:
+        questions: how many times it is asked, each time shown other turns that no rule answers.
+    """
+
+    questions: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.questions < 1:
+            raise ValueError("questions is 1 or more")
 
 
 @dataclass

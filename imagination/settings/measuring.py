@@ -119,6 +119,7 @@ class CompareSettings:
         temperature: at which the policy plays; 0 is greedy.
         guard: end dreams where the world model is unsure, as in training; false shows what it would go on to say.
         pairs: that the terminal shows, those that part earliest.
+        signals: also judge what tells a false turn of a dream without the real world, such as its likelihood.
         show: id of one pair of the last comparison, to print it; nothing is played then.
     """
 
@@ -129,6 +130,7 @@ class CompareSettings:
     temperature: float = 1.0
     guard: bool = True
     pairs: int = 3
+    signals: bool = False
     show: str = ""
 
 

@@ -111,12 +111,16 @@ _ALL = (
             "Finds by counting when an action is refused and what its answer repeats, in the words of the episode\n"
             "itself, and keeps what is right on at least 99 % of the turns of other tasks (the lower end of the 95 %\n"
             "interval). `fit-world-model` does the same; here a run from before there were rules gets them. Dreams\n"
-            "then answer by rule what a rule knows and ask the model for the rest (worldmodel.rules)."
+            "then answer by rule what a rule knows and ask the model for the rest (worldmodel.rules).\n"
+            "With rules.url and rules.model a language model proposes further ones, which must pass the same test."
         ),
         reads="log/",
         writes="models/rules.json",
-        examples=("imagine rules run=mine", "imagine rules run=mine collect.validation=0.2"),
-        sections=("worldmodel",),
+        examples=(
+            "imagine rules run=mine",
+            "imagine rules run=mine rules.url=http://localhost:8000/v1 rules.model=qwen",
+        ),
+        sections=("rules", "worldmodel"),
         function="imagination.stages.rules:rules",
     ),
     Stage(

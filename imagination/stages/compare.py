@@ -34,6 +34,7 @@ from imagination.stages.screens import compare_screens
 from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.trust.compare.play import ComparisonPlayer, Ledger
+from imagination.trust.compare.signals import signal_table
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
@@ -105,7 +106,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     splits = _splits(config, store, reality)
     ledger = Ledger(Meter())
     engines = Engines(config.engine, ledger.meter)
-    train = read_log(run, config.collect.validation)[0] if store else []
+    train, held = read_log(run, config.collect.validation) if store else ([], [])
     world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
     guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else NO_GUARD
     player = ComparisonPlayer(
@@ -146,6 +147,9 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
             if found := [pair for pair in of_split if pair.source == source]:
                 aligned.append({"source": source, "split": split, **statistics(found)})
         pairs += of_split
+    signals: list[dict[str, Any]] = []
+    if config.compare.signals and train:
+        signals = await signal_table(pairs, run, config.worldmodel, world, train, held, config.seed)
     return {
         "format": "imagination-comparison",
         "version": 1,
@@ -161,6 +165,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         "notes": notes,
         "aligned": aligned,
         "free": free,
+        "signals": signals,
         "cost": ledger.cost,
         "pairs": [pair_json(pair) for pair in pairs],
     }

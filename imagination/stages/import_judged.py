@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 from imagination.settings import UserError
 from imagination.settings.importing import ImportSettings
 from imagination.trust.evaluation import Proportion
+from real_envs.chat_server import UNREACHABLE
 from real_envs.importers.drafts import LOG
-from real_envs.importers.judge import UNREACHABLE, LogJudge, Verdict
+from real_envs.importers.judge import LogJudge, Verdict
 from real_envs.trajectory import Trajectory
 from worldmodel.outcome import Goal
 
@@ -79,15 +79,8 @@ class Outcomes:
         if asked.url:
             if self._goal is not None:
                 raise UserError("imports.goal and imports.judge.url both decide success: declare one of them")
-            if not asked.model:
-                raise UserError("imports.judge.model is missing: the name that the server has for it")
-            key = os.environ.get(asked.key_env, "") if asked.key_env else ""
-            if asked.key_env and not key:
-                raise UserError(f"the environment has no {asked.key_env}, which imports.judge.key_env names")
-            self._judge = LogJudge(
-                asked.url, asked.model, key, folder / VERDICTS,
-                timeout=asked.timeout, retries=asked.retries, at_once=asked.at_once, characters=asked.characters,
-            )  # fmt: skip
+            server = asked.open("imports.judge")
+            self._judge = LogJudge(server, folder / VERDICTS, at_once=asked.at_once, characters=asked.characters)
 
     @property
     def by(self) -> str | None:

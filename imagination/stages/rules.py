@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import Config
+from imagination.settings import Config, RulesSettings, UserError
+from real_envs.chat_server import ChatServer
 from real_envs.trajectory import Trajectory
 from worldmodel.outcome import Goal
 from worldmodel.rules.check import check_rules
 from worldmodel.rules.mine import mine_rules
+from worldmodel.rules.propose import ask_for_rules
 from worldmodel.rules.rule_set import FILE, RuleSet
 
 
@@ -23,7 +26,7 @@ def rules(config: Config, folder: Path) -> None:
     run = open_run(config, folder, "rules")
     with run.timed("rules"):
         train, held = read_log(run, config.collect.validation)
-        found, measured = find_rules(run, config.worldmodel.goal, train, held)
+        found, measured = find_rules(run, config.worldmodel.goal, train, held, config.rules, config.seed)
     for number, rule in enumerate(found.rules, start=1):
         print(f"{number:3}. {rule}")
     for number, invariant in enumerate(found.invariants, start=len(found.rules) + 1):
@@ -34,21 +37,52 @@ def rules(config: Config, folder: Path) -> None:
 
 
 def find_rules(
-    run: RunFolder, goal: Goal, train: Sequence[Trajectory], held: Sequence[Trajectory]
+    run: RunFolder,
+    goal: Goal,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    ask: RulesSettings | None = None,
+    seed: int = 0,
 ) -> tuple[RuleSet, dict[str, Any]]:
-    """The rules of a log, saved, and how they do on episodes that they were not mined from."""
+    """The rules of a log, saved, and how they do on episodes that they were not mined from.
+
+    Args:
+        ask: a language model that proposes further ones, where it has a ``url``.
+
+    Raises:
+        UserError: the model or its key is missing, or no question was answered.
+    """
+    server = ask.open("rules") if ask is not None and ask.url else None
+    paid = goal.paid_log(train)
     with Bar("mine rules", 1) as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total
             bar.advance(done)
 
-        found = mine_rules(goal.paid_log(train), advance)
+        found = mine_rules(paid, advance)
+    if ask is not None and server is not None:
+        found = _with_proposed(found, paid, server, ask.questions, seed)
     (run.path / "models").mkdir(parents=True, exist_ok=True)
     found.save(run.path / "models")
     measured = check_rules(found, goal.paid_log(held))
     run.update({"rules": measured})
     return found, measured
+
+
+def _with_proposed(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int) -> RuleSet:
+    try:
+        asked = ask_for_rules(rules, log, server, questions, seed)
+    finally:
+        server.close()
+    if asked.failed and asked.failed == asked.questions:
+        raise UserError(f"rules.url: no question was answered: {asked.reason}")
+    print(
+        f"{server.model} proposed {asked.proposed} rules in {asked.questions - asked.failed} answers, "
+        f"{asked.invalid} lines were none; {len(asked.rules)} hold on the log",
+        file=sys.stderr,
+    )
+    return RuleSet(rules.language, [*rules.rules, *asked.rules], rules.invariants)
 
 
 def rules_sentence(measured: dict[str, Any]) -> str:

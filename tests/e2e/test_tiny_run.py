@@ -81,8 +81,10 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())[0]["arms"]["short"] == arm
 
     words = ["run=tiny", f"output={tmp_path}"]
-    assert main(["compare", *words, "compare.episodes=4", "compare.logged=2"]) == 0
+    assert main(["compare", *words, "compare.episodes=4", "compare.logged=2", "compare.signals=true"]) == 0
     compared = json.loads((folder / "compare.json").read_text())
+    told = {row["name"] for row in compared["signals"]}
+    assert told >= {"likelihood", "n-gram support", "nearest transition"}
     kinds = {(row["source"], row["split"]): row for row in compared["aligned"]}
     assert set(kinds) == {(source, split) for source in ("dream", "log") for split in ("train", "heldout")}
     for row in kinds.values():

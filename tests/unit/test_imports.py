@@ -25,7 +25,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
-    "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py", "real_envs/importers/judge.py"),
+    "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py", "real_envs/chat_server.py"),
     "openenv": ("real_envs/openenv.py",),
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/", "worldmodel/synther/"),
     "lightning": (

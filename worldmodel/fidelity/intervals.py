@@ -190,7 +190,15 @@ def bootstrap(
         return None
     drawn = np.random.default_rng(stream_seed("bootstrap", seed)).multinomial(many, [1 / many] * many, size=resamples)
     values = [value for total in drawn @ sums if (value := statistic(total)) is not None]
-    if len(values) < resamples / 2:
+    return interval_of(values, many, bounds, resamples)
+
+
+def interval_of(
+    values: Sequence[float], many: int, bounds: Interval = ANYWHERE, resamples: int = RESAMPLES
+) -> Interval | None:
+    """The interval of ``bootstrap``, from the values of the statistic in those resamples of ``many`` clusters that
+    define it."""
+    if many < 2 or len(values) < resamples / 2:
         return None
     low, middle, high = np.quantile(values, [0.025, 0.5, 0.975])
     wider = math.sqrt(many / (many - 1)) * student_quantile(many - 1) / Z95

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from real_envs.trajectory import Trajectory, same_reward
+from real_envs.trajectory import Trajectory
 from worldmodel.rules.rule_set import RuleSet
 
 
@@ -32,11 +32,7 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
             answered += 1
             rule = found.rule
             used[str(rule)] += 1
-            right = (
-                found.observation.strip() == turn.observation.strip()
-                and same_reward(rule.reward, turn.reward)
-                and rule.terminated == turn.terminated
-            )
+            right = rule.is_right(found.observation, turn)
             wrong += not right
             errors[str(rule)] += not right
             refused_by_rule += refuses and rule.refuses

@@ -5,10 +5,12 @@ All are plain data, so a rule found by counting, or proposed by anybody, is JSON
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from worldmodel.rules.episode import Episode, fill, name_after, without_sentences
+from real_envs.trajectory import Turn, same_reward
+from worldmodel.rules.episode import Episode, Language, fill, name_after, without_sentences
 from worldmodel.rules.templates import OTHER, Action
 
 ConditionKind = Literal["text", "is", "last_deed", "did", "done", "paid", "since"]
@@ -193,12 +195,42 @@ class Rule:
             return None
         return made[0]
 
+    def is_right(self, answer: str, turn: Turn) -> bool:
+        """Whether the world answered so: words, reward and end. What it paid must be known."""
+        said = answer.strip() == turn.observation.strip()
+        return said and same_reward(self.reward, turn.reward or 0.0) and self.terminated == turn.terminated
+
     def __str__(self) -> str:
         conditions = " and ".join(str(c) for c in self.conditions)
         outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         head = ("any other action" if self.template == OTHER else self.template) + ": if " * bool(conditions)
         return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
+
+    def check(self, language: Language) -> None:
+        """
+        Raises:
+            ValueError: it speaks of a template, a slot or a kind of text that the language does not have.
+        """
+        templates, scopes = {*language.templates.texts, OTHER}, {"start", "last", "seen", *language.kinds}
+        slots = _slots(self.template)
+        named = [self.template, *([self.copy.without] if self.copy.without else [])]
+        used = {self.copy.slot, *_slots(self.copy.text)} if self.copy.kind == "say" else {self.copy.slot}
+        for c in self.conditions:
+            used.add(c.slot)
+            named += c.value.split(" | ") if c.kind in ("last_deed", "did", "done", "since") else []
+            if c.kind == "text" and c.scope not in scopes:
+                raise ValueError(f"no text is {c.scope!r}: one of {', '.join(sorted(scopes))}")
+            if c.kind in ("is", "last_deed", "did") and not c.slot:
+                raise ValueError(f"{c.kind} needs a slot")
+        if unknown := sorted(set(named) - templates):
+            raise ValueError(f"no action is {unknown[0]!r}")
+        if wrong := sorted(used - slots - {0}):
+            raise ValueError(f"{self.template!r} has no slot {wrong[0]}")
+        if self.copy.kind in ("last", "line", "link", "way") and self.copy.text not in language.kinds:
+            raise ValueError(f"no texts begin {self.copy.text!r}")
+        if self.copy.kind == "link" and not self.copy.slot:
+            raise ValueError("link needs a slot")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -207,6 +239,10 @@ class Rule:
     def from_json(data: dict[str, Any]) -> Rule:
         conditions = tuple(Condition(**c) for c in data["conditions"])
         return Rule(**{**data, "conditions": conditions, "copy": Copy(**data["copy"])})
+
+
+def _slots(text: str) -> set[int]:
+    return {int(slot) for slot in re.findall(r"\{(\d)\}", text)}
 
 
 __all__ = ["Condition", "Copy", "Rule"]

@@ -158,6 +158,8 @@ class RuleSet:
                 tuple(data["mentions"]),
             )
             rules = [Rule.from_json(_without_words(rule)) for rule in data["rules"]]
+            for rule in rules:
+                rule.check(language)
             invariants = [Invariant.from_json(_without_words(i)) for i in data["invariants"]]
         except (ValueError, KeyError, TypeError) as error:
             raise RulesInvalid(f"{path}: no rules can be read from it: {error!r}") from error

@@ -114,6 +114,7 @@ def _head(comparison: Mapping[str, Any]) -> str:
 <div class="tables">
 {_aligned(comparison["aligned"])}
 {"".join(_free(split) for split in comparison["free"])}
+{_signals(comparison.get("signals", ()))}
 {_cost(comparison["cost"])}
 </div>
 </details>
@@ -211,6 +212,20 @@ def _actions(split: Mapping[str, Any]) -> str:
     ]
     lead = f"{actions['distinct_dream']} distinct actions in the dream, {actions['distinct_real']} for real."
     return _table(f"What it does most: {escape(split['split'])}", lead, ["", "in the dream", "for real"], rows)
+
+
+def _signals(signals: Sequence[Mapping[str, Any]]) -> str:
+    if not signals:
+        return ""
+    rows = []
+    for row in signals:
+        cells = [f"{number(row[k]['value'])} {interval(row[k]['ci95'])}" for k in ("auroc", "average_precision")]
+        rows.append([escape(row["name"]), f"{row['false']} of {row['n']}", *cells])
+    lead = (
+        "Without the real world: how well does each signal tell the first false turn of a dream from the true ones "
+        "before it? A signal that knows nothing has an AUROC of 0.5 and the share of false turns as average precision."
+    )
+    return _table("What tells a false turn", lead, ["", "false turns", "AUROC", "average precision"], rows)
 
 
 def _cost(cost: Mapping[str, Mapping[str, float]]) -> str:

@@ -58,6 +58,8 @@ def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
         parts.append(table)
     if comparison["free"]:
         parts.append(_free_table(comparison["free"]))
+    if comparison.get("signals"):
+        parts.append(_signal_table(comparison["signals"]))
     parts += [Text(f"note: {printable(note)}", style="yellow") for note in comparison["notes"]]
     return Group(*parts)
 
@@ -78,6 +80,23 @@ def _free_table(free: Sequence[Mapping[str, Any]]) -> Table:
         if gap["value"] is not None:
             table.add_row("dreamed minus real", Text(f"{signed(gap['value'])} {interval(gap['ci95'], with_sign=True)}"))
         table.add_section()
+    return table
+
+
+def _signal_table(signals: Sequence[Mapping[str, Any]]) -> Table:
+    chance = signals[0]["false"] / signals[0]["n"]
+    table = Table(
+        title="Which signal tells the turn where a dream parts from reality?",
+        caption=f"a signal that knows nothing: AUROC 0.5, average precision {number(chance)}; 95 % intervals",
+        title_style="bold",
+    )
+    for title in ("", "false turns", "AUROC", "average precision"):
+        table.add_column(title, justify="right" if title else "left")
+    for row in signals:
+        measured = [
+            f"{number(row[key]['value'])} {interval(row[key]['ci95'])}" for key in ("auroc", "average_precision")
+        ]
+        table.add_row(row["name"], f"{row['false']} of {row['n']}", *map(Text, measured))
     return table
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from real_envs.chat_server import ChatServer
 from real_envs.importers.judge import LogJudge, Verdict, shown
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.judging import Answer, judge, says
@@ -18,7 +19,9 @@ def episode(start: str = "Find the key.", turns: int = 1, seen: str = "A key.") 
 
 
 def ask(url: str, tmp_path: Path, *episodes: Trajectory, **settings: Any) -> tuple[list[Verdict], dict[str, int]]:
-    asking = LogJudge(url, "m", "", tmp_path / "judge.jsonl", backoff=0.0, **settings)
+    limits = {key: settings.pop(key) for key in ("timeout", "retries") if key in settings}
+    server = ChatServer(url, "m", backoff=0.0, **limits)
+    asking = LogJudge(server, tmp_path / "judge.jsonl", **settings)
     try:
         return asking.judge(episodes), dict(asking.counts)
     finally:

@@ -1,0 +1,86 @@
+"""If these fail, a rule that a language model made up answers in dreams, or a true one is thrown away."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagination.cli import main
+from real_envs.chat_server import ChatServer
+from real_envs.store import TrajectoryStore
+from tests.support.judging import judge, says
+from tests.support.rooms_world import rooms_log
+from worldmodel.rules.mine import mine_rules
+from worldmodel.rules.propose import ask_for_rules, judged, read_proposals, unanswered
+from worldmodel.rules.rule_set import RuleSet
+
+LOG = rooms_log(100)
+WALL = {
+    "template": "go {1}",
+    "conditions": [{"kind": "text", "slot": 1, "value": "to the _", "scope": "you stand in", "negated": True}],
+    "copy": {"kind": "say", "text": "You cannot do that."},
+}
+EVERY_MOVE = WALL | {"conditions": []}  # refused now and then, not always
+UNKNOWN = WALL | {"template": "fly {1}"}
+NO_SLOT = WALL | {"copy": {"kind": "say", "text": "No {2}."}}
+
+
+@pytest.fixture(scope="module")
+def fewer() -> RuleSet:
+    """The rules of the rooms without those that refuse a move."""
+    rules = mine_rules(LOG)
+    kept = [rule for rule in rules.rules if not (rule.template == "go {1}" and rule.refuses)]
+    assert len(kept) < len(rules.rules)
+    return RuleSet(rules.language, kept, rules.invariants)
+
+
+def test_only_what_the_language_can_say_is_read(fewer: RuleSet) -> None:
+    lines = [json.dumps(WALL), json.dumps(UNKNOWN), json.dumps(NO_SLOT), '{"template": 3}', "import os", "{broken}"]
+    rules, wrong = read_proposals(fewer, "Here they are:\n" + "\n".join(lines))
+    assert [rule.template for rule in rules] == ["go {1}"]
+    assert rules[0].refuses
+    assert wrong == 4
+
+
+def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
+    proposed, _ = read_proposals(fewer, f"{json.dumps(EVERY_MOVE)}\n{json.dumps(WALL)}")
+    kept = judged(fewer, proposed, LOG)
+    assert [str(rule).split(" -> ")[0] for rule in kept] == [
+        'go {1}: if not "to the {1}" stands in the last text that begins "you stand in"'
+    ]
+    assert (kept[0].exceptions, kept[0].held_exceptions) == (0, 0)
+    refused = [turn for t in LOG for turn in t.turns if turn.action[:2] == "go" and "cannot" in turn.observation]
+    assert kept[0].turns + kept[0].held_turns == len(refused), "plain counting over the log"
+
+
+def test_what_the_evidence_says_is_counted_and_never_believed(fewer: RuleSet) -> None:
+    boast = EVERY_MOVE | {"turns": 10_000, "held_turns": 10_000}
+    rules, _ = read_proposals(fewer, json.dumps(boast))
+    assert rules[0].turns == 0
+    assert judged(fewer, rules, LOG) == []
+
+
+def test_it_is_shown_turns_that_no_rule_answers(fewer: RuleSet) -> None:
+    for episode, k in unanswered(fewer, LOG)[::50]:
+        assert fewer.answer(episode.start, episode.turns[:k], episode.turns[k].action) is None
+    with judge(lambda asked: says(json.dumps(WALL))) as server:
+        found = ask_for_rules(fewer, LOG, ChatServer(server.url, "m", backoff=0.0), 2, seed=0)
+    assert (found.questions, found.failed, found.proposed, len(found.rules)) == (2, 0, 1, 1)
+    assert "go {1}" in server.asked[0]
+    assert server.asked[0].count("The action to foretell: ") == 12
+
+
+def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine" / "log"
+    tasks = sorted({t.task_id for t in LOG})
+    store = TrajectoryStore.create(folder, {"train": tasks, "heldout": []}, meta={"environment": "rooms"})
+    store.append(LOG)
+    words = ["rules", "run=mine", f"output={tmp_path}", "rules.model=m", "rules.retries=0", "rules.questions=1"]
+    assert main([*words, "rules.url=http://127.0.0.1:9/v1"]) == 2
+    assert "rules.url: no question was answered: http://127.0.0.1:9/v1" in capsys.readouterr().err
+    with judge(lambda asked: says(json.dumps(WALL))) as server:
+        assert main([*words, f"rules.url={server.url}"]) == 0
+    assert "m proposed 1 rules in 1 answers" in capsys.readouterr().err
+    assert RuleSet.load(tmp_path / "mine" / "models") is not None
