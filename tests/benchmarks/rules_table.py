@@ -1,0 +1,183 @@
+"""What rules mined from the log are worth, world by world: dreams without them, with those that refuse, with all.
+
+    python -m tests.benchmarks.rules_table --worlds demo coin gymnasium --seeds 0 1 --training-seeds 1 2
+    python -m tests.benchmarks.rules_table --worlds demo --modes off refuse repair real
+
+A world is a preset, or the demo's preset with another game of TextWorldExpress. Each seed has one log, one world model,
+one clone. Its rules are mined from the log and judged on held-back episodes of it; 100 dreams of the clone a mode, from
+the beginnings of held-out tasks, say how often turns contradict their own dream; and the clone is trained in
+dreams of each mode (``real``: in the real games) by every training seed and then played on the held-out tasks.
+
+What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.dreaming.dream_env import DreamEnv, starts_from_log
+from imagination.dreaming.engines import Engines, make_agent
+from imagination.dreaming.rollout import Provenance, plan, play_all
+from imagination.dreaming.world_models import guard_of, load_world_model, rules_of
+from imagination.runs.log import read_log
+from imagination.runs.memory import give_back_memory
+from imagination.runs.models import load_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.stages.seed_runs import prepared_run
+from imagination.stages.variants import play_clone, train_arm
+from imagination.trust.evaluation import Proportion, pooled
+from imagination.trust.held_out import heldout_tasks
+from real_envs.env import Task
+from real_envs.errors import told_in_a_line
+from real_envs.files import write_atomically
+from real_envs.trajectory import Source
+from tests.benchmarks.arguments import options_and_settings, settings_of
+from worldmodel.fidelity.contradictions import contradiction_metrics
+
+GAMES = {  # of TextWorldExpress, at their own sizes
+    "coin": ["preset=demo", "env.options.game=coin", "env.options.params=''"],
+    "twc": ["preset=demo", "env.options.game=twc", "env.options.params=''"],
+    "sorting": ["preset=demo", "env.options.game=sorting", "env.options.params=''"],
+}
+MODES = ("off", "refuse", "repair", "real")
+DREAMS = 100
+PART = "rules_part.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/rules"))
+    parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--training-seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "repair"])
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
+    failed = 0
+    for seed, world in [] if options.table else [(s, w) for s in options.seeds for w in options.worlds]:
+        print(f"== {world}, seed {seed}", flush=True)
+        mine = settings_of(world, settings, options.worlds)
+        config = load_config([*GAMES.get(world, [f"preset={world}"]), *mine, f"seed={seed}"], Config)
+        try:
+            make_part(config, options.out / world, seed, options.modes, options.training_seeds)
+        except Exception as error:
+            if not told_in_a_line(error):
+                raise
+            print(f"error: {world}, seed {seed}: {error}", file=sys.stderr)
+            failed = 1
+        write_table(options.out)
+    print(write_table(options.out))
+    return failed
+
+
+def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], training_seeds: Sequence[int]) -> None:
+    """One world and seed; what is there already is kept."""
+    path = prepared_run(config, folder, seed, until="clone")
+    run = RunFolder(path, seed)
+    place = path / PART
+    part: dict[str, Any] = json.loads(place.read_text()) if place.exists() else {"contradictions": {}, "arms": {}}
+
+    def keep() -> None:
+        write_atomically(place, json.dumps(part, indent=1))
+        give_back_memory()
+
+    part |= {"seed": seed, "world": folder.name, "rules": run.summary["rules"], "hardware": run.summary["hardware"]}
+    config = deepcopy(config)
+    config.seed = seed
+    if "clone" not in part:
+        part["clone"] = play_clone(config, path)["heldout_tasks"]
+        keep()
+    for mode in modes:
+        mine = deepcopy(config)
+        if mode != "real":
+            mine.worldmodel.rules = mode  # type: ignore[assignment]
+            if mode not in part["contradictions"]:
+                part["contradictions"][mode] = asyncio.run(_contradictions(mine, run))
+                keep()
+        mine.train.world = "real" if mode == "real" else "dream"
+        for k in training_seeds:
+            mine.train.seed = k
+            name = f"{mode}-{k}"
+            if name not in part["arms"]:
+                print(f"{folder.name}, seed {seed}: {name}", flush=True)
+                arm = train_arm(mine, path, path / name)
+                part["arms"][name] = {key: arm[key] for key in ("heldout_tasks", "dream_success", "stopped_by")}
+                keep()
+
+
+async def _contradictions(config: Config, run: RunFolder) -> dict[str, Any] | None:
+    """How often dreams of the clone, from beginnings of held-out tasks, contradict themselves; ``None`` where the log
+    has no rules."""
+    rules = rules_of(run)
+    if rules is None:
+        return None
+    train, _ = read_log(run, config.collect.validation)
+    engines = Engines(config.engine)
+    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
+    guard = guard_of(run, config.worldmodel, config.dream)
+    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
+    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
+    starts = {start.task_id: start for start in starts_from_log(heldout_tasks(run), branch=False).values()}
+    tasks = [Task(name, {"start": name}) for name in sorted(starts)]
+    episodes = plan(tasks, -(-DREAMS // len(tasks)), "contradictions", config.seed)
+    stamp = Provenance(Source.DREAM, None, world.version)
+    played = await play_all(episodes, lambda: DreamEnv(world, starts, guard), agent, stamp, config.dream.max_turns)
+    return contradiction_metrics(played, rules)
+
+
+def write_table(out: Path) -> str:
+    """``table.md`` of all parts that are there; what it says."""
+    parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-*/{PART}"))]
+    lines = [
+        "| world | seed | rules (that refuse) | of held-back turns they answer | wrongly | contradicting turns, off / "
+        "refuse / repair | cloned | off | refuse | repair | real games |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_line(part) for part in parts]
+    found = "\n".join(lines) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", found)
+    return found
+
+
+def _line(part: dict[str, Any]) -> str:
+    rules, share = part["rules"], part["rules"]["answered"] / max(1, part["rules"]["turns"])
+    rates = [_rate(part["contradictions"].get(mode)) for mode in MODES[:3]]
+    arms = [_arms([arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")]) for mode in MODES]
+    cells = [
+        part["world"],
+        part["seed"],
+        f"{rules['rules']} ({rules['refusing']})",
+        f"{share:.2f}",
+        f"{rules['wrong']} of {rules['answered']}",
+        " / ".join(rates),
+        Proportion.from_json(part["clone"]).cell,
+        *arms,
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _rate(found: dict[str, Any] | None) -> str:
+    value = found["rate"]["value"] if found else None
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _arms(arms: Iterable[dict[str, Any]]) -> str:
+    """The training seeds pooled, and one by one."""
+    told = [Proportion.from_json(arm["heldout_tasks"]) for arm in arms]
+    if not told:
+        return "–"
+    return f"{pooled(told).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in told)})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
