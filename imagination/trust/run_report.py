@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,8 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
 
     Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on
     train tasks) with ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams
-    replayed in the real game), ``money`` (what was spent: ``ledger``, and ``without_dreams``),
+    replayed in the real game), ``answered_by_rule`` (see there; not without rules), ``money`` (what was spent:
+    ``ledger``, and ``without_dreams``),
     ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in the same folder) and
     ``partial``.
 
@@ -131,10 +133,37 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
         "false_success": sum(t.false_success for t in twins),
         "still_true": [list(point) for point in still_true(twins)],
     }
+    if (by_rule := answered_by_rule(run.rollouts)) is not None:
+        report["answered_by_rule"] = by_rule
     report["money"] = {**ledger(run.summary, machine_price), **_against_control(run, report)}
     if looped and report["dreamed_turns"] is None:
         report["dreamed_turns"] = loop_dreams(report)
     return report
+
+
+def answered_by_rule(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Who answered the dreamed turns that the run kept; ``None`` where no rule did.
+
+    Returns:
+        ``turns``; how many of them were ``answered`` by a rule, had words ``mended``, or are ``inconsistent`` all the
+        same; ``by_rule``: ``[rule in words, turns]``, the most frequent first.
+    """
+    dreamed = [
+        turn["info"]
+        for row in rollouts
+        if row.get("source") == "dream"
+        for turn in row["turns"][int(row.get("prefix_turns") or 0) :]
+    ]
+    used = Counter(info["rule"] for info in dreamed if "rule" in info)
+    if not used:
+        return None
+    return {
+        "turns": len(dreamed),
+        "answered": sum(used.values()),
+        "mended": sum("mended" in info for info in dreamed),
+        "inconsistent": sum("broken" in info for info in dreamed),
+        "by_rule": [list(item) for item in used.most_common()],
+    }
 
 
 def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from imagination.pages.report.text import (
     calibration_sentence,
     language_sentence,
     plain,
+    rules_sentence,
     tripwire_note,
 )
 from imagination.pages.style import document
@@ -194,7 +195,19 @@ def _audit(report: Mapping[str, Any]) -> str:
 <thead><tr><td></td>{"".join(f'<th class="right">{column}</th>' for column in columns)}</tr></thead>
 <tbody>{"".join(body)}</tbody>
 </table>
-{notes}{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
+{notes}{_rules(report)}
+{_more(report, "audit.html", "The audit, with intervals, a verdict and the mistakes to read")}</section>"""
+
+
+def _rules(report: Mapping[str, Any]) -> str:
+    """Which rules answered in dreams, and how often."""
+    rules = report.get("answered_by_rule")
+    if not rules:
+        return ""
+    rows = "".join(f'<tr><td>{escape(rule)}</td><td class="num right">{n:,}</td></tr>' for rule, n in rules["by_rule"])
+    return f"""<p class="note">{escape(rules_sentence(rules))}</p>
+<details><summary>By rule</summary><table class="audit"><tbody>{rows}</tbody></table></details>
+"""
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:

@@ -124,6 +124,9 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
     for sentence in notes:
         lines += ["", sentence]
+    if rules := report.get("answered_by_rule"):
+        lines += ["", rules_sentence(rules), "", "| rule | dreamed turns |", "|---|--:|"]
+        lines += [f"| {_cell(rule)} | {n:,} |" for rule, n in rules["by_rule"]]
     twins = report["twins"]
     if twins["n"]:
         lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
@@ -172,6 +175,15 @@ def calibration_sentence(report: Mapping[str, Any]) -> str:
         f"Sampled as in dreams, {number(found['right'])} of {found['n']:,} held-out turns are exactly right; the gap "
         f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
         f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
+    )
+
+
+def rules_sentence(rules: Mapping[str, Any]) -> str:
+    """How much of the dreams was answered by rule (see ``answered_by_rule``)."""
+    share, mended, left = (rules[key] / rules["turns"] for key in ("answered", "mended", "inconsistent"))
+    return (
+        f"Of {count(rules['turns'], 'dreamed turn')} that are kept, rules of the log answered {share:.1%}, and words "
+        f"of {mended:.1%} were mended; {left:.1%} break a rule all the same."
     )
 
 

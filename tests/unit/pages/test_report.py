@@ -436,3 +436,34 @@ def test_a_thought_is_shown_with_the_dreamed_turn_and_not_with_a_logged_one(tmp_
     shown = page(tmp_path / "run")
     assert "thought before it</summary>Zounds 1<" in shown
     assert "Zounds 0" not in shown
+
+
+def test_what_rules_answered_is_counted_by_rule(tmp_path: Path) -> None:
+    """Logged turns that a dream began with were answered by nobody; without rules nothing is said of them."""
+
+    def dream(name: str, infos: list[Json], prefix: int = 0) -> Json:
+        turns = [{"action": "go", "observation": "x", "reward": 0, "terminated": False, "info": i} for i in infos]
+        return {
+            "id": name, "stage": "train", "which": "update", "step": 0, "source": "dream", "split": "train",
+            "task_id": "t", "group_id": "g", "start": "s", "turns": turns, "stop": "turn_limit", "solved": False,
+            "prefix_turns": prefix,
+        }  # fmt: skip
+
+    rule, other = {"rule": 'go: if "<b>" -> again'}, {"rule": "go -> no"}
+    rows = [dream("a", [rule, rule, {"mended": True}]), dream("b", [{}, other, {"broken": "x"}], prefix=1)]
+    run = load_run(write_run(tmp_path / "run", summary(), rows))
+    found = build_report(run)["answered_by_rule"]
+    assert found == {
+        "turns": 5,
+        "answered": 3,
+        "mended": 1,
+        "inconsistent": 1,
+        "by_rule": [[rule["rule"], 2], ["go -> no", 1]],
+    }
+    write_report(tmp_path / "run")
+    shown = page(tmp_path / "run")
+    assert "rules of the log answered 60.0%" in shown
+    assert "go: if &quot;&lt;b&gt;&quot; -&gt; again" in shown
+    assert "answered_by_rule" not in build_report(
+        load_run(write_run(tmp_path / "other", summary(), [dream("a", [{}])]))
+    )
