@@ -48,6 +48,28 @@ class Prediction:
     resampled: int = 0
     broken: tuple[str, ...] = ()
 
+    def record(self) -> dict[str, float | str | bool]:
+        """What is written down of the turn: how sure the model was, who decided reward and end, what was thought
+        before, what rules did."""
+        info: dict[str, float | str | bool] = {
+            "confidence": self.confidence,
+            "outcome_confidence": self.outcome_confidence,
+            "outcome_by": self.outcome_by,
+        }
+        if self.disagreement is not None:
+            info["disagreement"] = self.disagreement
+        if self.reasoning is not None:
+            info["reasoning"] = self.reasoning
+        if self.rule is not None:
+            info["rule"] = self.rule
+        if self.mended:
+            info["mended"] = True
+        if self.resampled:
+            info["resampled"] = float(self.resampled)
+        if self.broken:
+            info["broken"] = "; ".join(self.broken)
+        return info
+
 
 class InvalidReason(StrEnum):
     """What was wrong with what a world model wrote."""

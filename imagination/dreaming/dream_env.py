@@ -131,7 +131,7 @@ class DreamEnv:
         except EngineFailure as error:
             self._ended = True
             raise EnvFailure(StopReason.ENGINE_FAILED, str(error)) from error
-        info = _record(prediction)
+        info = prediction.record()
         if self._calibration is not None:
             info["probability"] = self._calibration.probability(prediction)
             info["outcome_probability"] = self._calibration.outcome_probability(prediction)
@@ -150,28 +150,6 @@ class DreamEnv:
     async def close(self) -> None:
         self._model.release(("dream", self._session))
         self._ended = True
-
-
-def _record(prediction: Prediction) -> dict[str, float | str | bool]:
-    """What is written down of a dreamed turn: how sure it was, who decided reward and end, what was thought before."""
-    info: dict[str, float | str | bool] = {
-        "confidence": prediction.confidence,
-        "outcome_confidence": prediction.outcome_confidence,
-        "outcome_by": prediction.outcome_by,
-    }
-    if prediction.disagreement is not None:
-        info["disagreement"] = prediction.disagreement
-    if prediction.reasoning is not None:
-        info["reasoning"] = prediction.reasoning
-    if prediction.rule is not None:
-        info["rule"] = prediction.rule
-    if prediction.mended:
-        info["mended"] = True
-    if prediction.resampled:
-        info["resampled"] = float(prediction.resampled)
-    if prediction.broken:
-        info["broken"] = "; ".join(prediction.broken)
-    return info
 
 
 def starts_from_log(log: Sequence[Trajectory], branch: bool) -> dict[str, Start]:

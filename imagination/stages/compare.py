@@ -35,6 +35,7 @@ from imagination.trust.compare.free_play import free_play
 from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.trust.compare.play import ComparisonPlayer, Ledger
 from imagination.trust.compare.signals import signal_table
+from imagination.trust.held_out import heldout_tasks
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
@@ -149,7 +150,9 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         pairs += of_split
     signals: list[dict[str, Any]] = []
     if config.compare.signals and train:
-        signals = await signal_table(pairs, run, config.worldmodel, world, train, held, config.seed)
+        unseen = heldout_tasks(run)
+        shown = world.excluding(unseen)
+        signals = await signal_table(pairs, run, config.worldmodel, shown, train, held, unseen, config.seed)
     return {
         "format": "imagination-comparison",
         "version": 1,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,16 +10,13 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from policy.lm.batch import padded
-from policy.lm.engine import ContextFull, EngineFailure
 from policy.lm.forward import encode, evaluating, micro_batches
 from policy.lm.render import ChatFormat
-from real_envs.streams import stream_seed
-from real_envs.trajectory import Owner, Trajectory, Turn
-from worldmodel.fidelity.signals import DreamedTurn
+from real_envs.trajectory import Owner, Trajectory
+from worldmodel.fidelity.signals import DreamedTurn, answered, upto
+from worldmodel.fidelity.transitions import Judged
 from worldmodel.form import Form, episode_tokens
-from worldmodel.world_model import PredictionInvalid, WorldModel
 
-_AT_ONCE = 64  # predictions asked for together
 _PENALTY = 0.01  # weight of the squared weights
 _STEPS = 200  # of LBFGS at most
 
@@ -70,56 +64,33 @@ class Discriminator:
         self._states, self._centre, self._spread, self._weight = states, centre, spread, weight
 
     @classmethod
-    async def fit(
-        cls, states: AnswerStates, world: WorldModel, log: Sequence[Trajectory], turns: int, seed: int
-    ) -> Discriminator | None:
+    def fit(cls, states: AnswerStates, log: Sequence[Trajectory], judged: Sequence[Judged]) -> Discriminator | None:
         """
         Args:
-            world: samples its answers at temperature 1, without rules.
             log: episodes that the world model was not trained on, for of those it knows the answers.
-            turns: at most so many are asked for.
+            judged: its own answers to their actions, sampled without rules (``transitions.judge``).
 
         Returns:
             ``None`` where the model answers everything as the log does.
         """
-        places = [(t, k) for t in log for k, turn in enumerate(t.turns) if turn.reward is not None]
-        chosen = random.Random(stream_seed("discriminator", seed)).sample(places, min(turns, len(places)))
-        limit = asyncio.Semaphore(_AT_ONCE)
-
-        async def own(at: int, episode: Trajectory, k: int) -> Turn | None:
-            async with limit:
-                session = ("discriminator", at)
-                action = episode.turns[k].action
-                try:
-                    told = await world.predict(episode.start, episode.turns[:k], action, seed + at, session)
-                except (PredictionInvalid, ContextFull, EngineFailure):
-                    return None
-                finally:
-                    world.release(session)
-                return Turn(action, told.observation, told.reward, told.terminated)
-
-        answers = await asyncio.gather(*(own(at, t, k) for at, (t, k) in enumerate(chosen)))
-        pairs = [
-            (replace(t, turns=t.turns[: k + 1]), replace(t, turns=(*t.turns[:k], answer)))
-            for (t, k), answer in zip(chosen, answers, strict=True)
-            if answer is not None and not _same(answer, t.turns[k])
+        by_id = {t.id: t for t in log}
+        wrong = [
+            (upto(by_id[j.trajectory_id], j.index, j.turn), answered(by_id[j.trajectory_id], j))
+            for j in judged
+            if j.predicted is not None and not j.exact
         ]
-        if not pairs:
+        if not wrong:
             return None
-        read = states([episode for pair in pairs for episode in pair])
-        labels = torch.tensor([0.0, 1.0]).repeat(len(pairs))
+        read = states([episode for pair in wrong for episode in pair])
+        labels = torch.tensor([0.0, 1.0]).repeat(len(wrong))
         centre, spread = read.mean(0), read.std(0).clamp(min=1e-6)
         return cls(states, centre, spread, _logistic((read - centre) / spread, labels))
 
     def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
         if not turns:
             return []
-        read = self._states([replace(t.dream, turns=t.dream.turns[: t.index + 1]) for t in turns])
+        read = self._states([upto(t.dream, t.index, t.turn) for t in turns])
         return list(_with_bias((read - self._centre) / self._spread).matmul(self._weight).tolist())
-
-
-def _same(a: Turn, b: Turn) -> bool:
-    return (a.observation.strip(), a.reward, a.terminated) == (b.observation.strip(), b.reward, b.terminated)
 
 
 def _with_bias(x: Tensor) -> Tensor:

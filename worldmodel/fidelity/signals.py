@@ -1,8 +1,8 @@
 """What tells a false turn of a dream without a simulator? Signals behind one protocol, and how well each tells.
 
-Each is judged on turns whose truth is known: of a dream whose actions were replayed in the real world, the first turn
-that the world answered differently is false, and those before it are true. Later ones are not judged: the two worlds
-are then in different states.
+Each is judged on turns whose truth is known. Of a dream whose actions were replayed in the real world, the first turn
+that the world answered differently is false, and those before it are true; later ones are not judged, as the two
+worlds are then in different states. Of answers to logged actions, given the real history, all are judged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.fidelity.contradictions import contradictions_of
 from worldmodel.fidelity.intervals import RESAMPLES, Estimate, clusters, interval_of
-from worldmodel.fidelity.transitions import token_f1
+from worldmodel.fidelity.transitions import Judged, token_f1
 from worldmodel.retrieval import TransitionIndex
 from worldmodel.rules.rule_set import RuleSet
 
@@ -44,6 +44,25 @@ class DreamedTurn:
     @property
     def history(self) -> Sequence[Turn]:
         return self.dream.turns[: self.index]
+
+
+def upto(episode: Trajectory, index: int, turn: Turn) -> Trajectory:
+    """The episode up to a turn, which is put in place of its own, as a dream that begins there."""
+    turns = (*episode.turns[:index], turn)
+    return replace(episode, id=f"{episode.id}/{index}", turns=turns, prefix_turns=index, trace=None)
+
+
+def answered(episode: Trajectory, judged: Judged) -> Trajectory:
+    """The episode up to a turn, as the world model answered it.
+
+    Raises:
+        ValueError: it wrote nothing that could be read.
+    """
+    said = judged.predicted
+    if said is None:
+        raise ValueError(f"turn {judged.index} of {episode.id} has no answer")
+    turn = Turn(judged.turn.action, said.observation, said.reward, said.terminated, said.record())
+    return upto(episode, judged.index, turn)
 
 
 class Signal(Protocol):

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from imagination.pages.compare.text import KINDS, SOURCES
+from imagination.pages.compare.text import KINDS, SIGNALS_ON, SOURCES
 from imagination.pages.scripted import picture_address, scripted_page
 from imagination.trust.compare.pairs import NEVER
 from imagination.trust.format import count, interval, number, signed
@@ -220,10 +220,11 @@ def _signals(signals: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for row in signals:
         cells = [f"{number(row[k]['value'])} {interval(row[k]['ci95'])}" for k in ("auroc", "average_precision")]
-        rows.append([escape(row["name"]), f"{row['false']} of {row['n']}", *cells])
+        name = f"{escape(row['name'])}<small>{escape(SIGNALS_ON[row['on']])}</small>"
+        rows.append([name, f"{row['false']} of {row['n']}", *cells])
     lead = (
-        "Without the real world: how well does each signal tell the first false turn of a dream from the true ones "
-        "before it? A signal that knows nothing has an AUROC of 0.5 and the share of false turns as average precision."
+        "Without the real world: how well does each signal tell false turns from true ones? A signal that knows "
+        "nothing has an AUROC of 0.5 and the share of false turns as average precision."
     )
     return _table("What tells a false turn", lead, ["", "false turns", "AUROC", "average precision"], rows)
 

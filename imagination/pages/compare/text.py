@@ -28,6 +28,11 @@ KINDS = {
     NEVER: "never parts",
 }
 SOURCES = {"dream": "the policy's dreams", "log": "logged episodes"}
+SIGNALS_ON = {
+    "replays": "the policy's dreams, where replays part",
+    "answers": "answers given the real history, not exact",
+    "refusals": "the same, refused or accepted wrongly",
+}
 STYLES = {"state": "red", "reward": "magenta", "end": "yellow", "invalid": "bold red", "wording": "cyan"}
 AROUND = 1  # turns before the first divergence that a brief view shows
 
@@ -84,15 +89,19 @@ def _free_table(free: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _signal_table(signals: Sequence[Mapping[str, Any]]) -> Table:
-    chance = signals[0]["false"] / signals[0]["n"]
     table = Table(
-        title="Which signal tells the turn where a dream parts from reality?",
-        caption=f"a signal that knows nothing: AUROC 0.5, average precision {number(chance)}; 95 % intervals",
+        title="Which signal tells a false turn without the real world?",
+        caption="a signal that knows nothing: AUROC 0.5, average precision = share of false turns; 95 % intervals",
         title_style="bold",
     )
     for title in ("", "false turns", "AUROC", "average precision"):
         table.add_column(title, justify="right" if title else "left")
+    told = ""
     for row in signals:
+        if row["on"] != told:
+            told = row["on"]
+            table.add_section()
+            table.add_row(Text(SIGNALS_ON[told], style="bold"))
         measured = [
             f"{number(row[key]['value'])} {interval(row[key]['ci95'])}" for key in ("auroc", "average_precision")
         ]

@@ -7,7 +7,7 @@
     notes                  sentences on what could not be compared
     aligned                [{"source", "split", and the keys of ``statistics``}, ...], one a source and split
     free                   [{"split", and the keys of ``free_play``, "replayed", "consistency"}, ...], one a split
-    signals                see ``worldmodel.fidelity.signals.judge_signals``; empty where nobody asked
+    signals                see ``compare.signals.signal_table``; empty where nobody asked
     cost                   see ``stages.compare``
     pairs                  [pair, ...]; a pair is
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from worldmodel.fidelity.signals import (
     average_precision,
     judge_signals,
 )
+from worldmodel.fidelity.transitions import Judged
 from worldmodel.form import WholeText
 from worldmodel.retrieval import TransitionIndex
 from worldmodel.rules.mine import mine_rules
@@ -101,18 +102,8 @@ def test_violations_are_found_by_rules_of_the_log() -> None:
     assert scores == [0.0] * k + [1.0]
 
 
-class Babbler:
-    """A world model that answers everything with the same words, which the log never says."""
-
-    version = "babbler"
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        return Prediction("word word word", 0.0, False, 0.5, 0.5)
-
-    def release(self, session: object) -> None:
-        pass
+def _right(turn: Turn) -> Prediction:
+    return Prediction(turn.observation, turn.reward or 0.0, turn.terminated, 1.0, 1.0)
 
 
 def test_a_discriminator_tells_made_up_answers_from_logged_ones() -> None:
@@ -122,7 +113,10 @@ def test_a_discriminator_tells_made_up_answers_from_logged_ones() -> None:
     sizes = ModelSettings(hidden=32, layers=2, heads=2, kv_heads=1, mlp=64, context=1024)
     model = build_model(sizes, tokenizer, seed=0)
     states = AnswerStates(model, ChatFormat(tokenizer), WholeText())
-    head = asyncio.run(Discriminator.fit(states, Babbler(), log[:16], 200, seed=0))
+    made = Prediction("word word word", 0.0, False, 0.5, 0.5)
+    judged = [Judged(t.id, k, turn, made, t.task_id) for t in log[:16] for k, turn in enumerate(t.turns)]
+    judged += [replace(judged[0], predicted=None), replace(judged[1], predicted=_right(judged[1].turn))]
+    head = Discriminator.fit(states, log[:16], judged)
     assert head is not None
     true = log[-1]
     false = dream("d", Turn(true.turns[0].action, "word word word", 0.0, False), start=true.start)
