@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from real_envs.trajectory import StopReason, Trajectory, Turn, same_reward
+from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.fidelity.intervals import clusters, proportion
 from worldmodel.rules.rule_set import Answer, RuleSet
 
@@ -34,9 +34,10 @@ def contradiction(found: Answer | None, turn: Turn, rules: RuleSet) -> Contradic
     if found is None:
         return None
     rule, refused = found.rule, rules.language.refuses(turn.action, turn.observation)
+    if rule.is_right(found.observation, turn):
+        return None
     if turn.observation.strip() == found.observation.strip():
-        right = same_reward(turn.reward or 0.0, rule.reward) and turn.terminated == rule.terminated
-        return None if right else Contradiction.OUTCOME
+        return Contradiction.OUTCOME
     if rule.refuses:
         return None if refused else Contradiction.ACCEPTED
     if refused:
@@ -55,6 +56,7 @@ def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradict
         if k >= trajectory.prefix_turns:
             start, history = trajectory.start, trajectory.turns[:k]
             answer = rules.answer(start, history, turn.action, session)
+            answer = answer or rules.words(start, history, turn.action, session)
             kind = contradiction(answer, turn, rules)
             if answer is None and rules.broken(start, history, turn, session):
                 kind = Contradiction.INVARIANT

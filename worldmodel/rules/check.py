@@ -14,10 +14,11 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
     """
     Returns:
         ``rules``, ``refusing``: how many there are; ``turns`` with a known reward, ``answered`` of them by a rule,
-        ``wrong`` of those (text, reward or end); ``refused`` turns and ``refused_by_rule``; ``by_rule``: turns and
+        ``wrong`` of those (text, reward or end); ``worded`` further ones whose words a rule knows and not the outcome,
+        ``misworded`` of those; ``refused`` turns and ``refused_by_rule``; ``by_rule``: turns and
         errors of each that answered.
     """
-    turns = answered = wrong = refused = refused_by_rule = 0
+    turns = answered = wrong = refused = refused_by_rule = worded = misworded = 0
     used, errors = Counter[str](), Counter[str]()
     for trajectory in episodes:
         for k, turn in enumerate(trajectory.turns):
@@ -26,8 +27,12 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
             turns += 1
             refuses = rules.language.refuses(turn.action, turn.observation)
             refused += refuses
-            found = rules.answer(trajectory.start, trajectory.turns[:k], turn.action, trajectory.id)
+            before = (trajectory.start, trajectory.turns[:k], turn.action, trajectory.id)
+            found = rules.answer(*before)
             if found is None:
+                if (said := rules.words(*before)) is not None:
+                    worded += 1
+                    misworded += not said.rule.is_right(said.observation, turn)
                 continue
             answered += 1
             rule = found.rule
@@ -43,6 +48,8 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
         "turns": turns,
         "answered": answered,
         "wrong": wrong,
+        "worded": worded,
+        "misworded": misworded,
         "refused": refused,
         "refused_by_rule": refused_by_rule,
         "by_rule": {text: {"turns": n, "wrong": errors[text]} for text, n in used.most_common()},

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from real_envs.trajectory import Turn, same_reward
-from worldmodel.rules.episode import Episode, Language, fill, name_after, without_sentences
-from worldmodel.rules.templates import OTHER, Action
+from worldmodel.rules.episode import Episode, Language, name_after, without_sentences
+from worldmodel.rules.pages import Change, apply
+from worldmodel.rules.templates import OTHER, Action, fill
 
 ConditionKind = Literal["text", "is", "last_deed", "did", "done", "paid", "since"]
-CopyKind = Literal["say", "last", "line", "again", "link", "way"]
+CopyKind = Literal["say", "last", "line", "again", "link", "way", "page", "edit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,12 @@ class Copy:
         kind: ``say``: a pattern with the fillers; ``last``: the last text of a kind; ``line``: its first line;
             ``again``: the answer to the same action before; ``link``: the last text of a kind whose name stands beside
             the filler in the text now; ``way``: the last text of a kind of the place to which this action led before,
-            or that a step came from which it undoes.
+            or that a step came from which it undoes; ``page``: the last page, behind a notice; ``edit``: the last page
+            with a ``Change``.
         text: the pattern, or the kind.
         slot, between: of ``link``: the filler, and the words between it and the name.
         without: a template. Sentences that name what such an action was done to since the text was seen are left out.
+        named: of ``edit``; ``text``, ``slot``, ``between``, ``without`` and this are the parts of the ``Change``.
     """
 
     kind: CopyKind
@@ -112,6 +115,7 @@ class Copy:
     slot: int = 0
     between: str = ""
     without: str = ""
+    named: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(CopyKind):
@@ -123,6 +127,9 @@ class Copy:
             return fill(self.text, action.fillers), 0
         if self.kind == "again":
             return episode.answers.get(action.text)
+        if self.kind in ("page", "edit"):
+            text = apply(self.change, episode.page, action.written)
+            return None if text is None else (text, episode.time)
         if self.kind in ("last", "line"):
             seen = episode.segments.get(self.text)
             found = seen[-1] if seen else None
@@ -136,12 +143,18 @@ class Copy:
             text = without_sentences(text, episode.done_to(self.without, found.time))
         return text, found.time
 
+    @property
+    def change(self) -> Change:
+        return Change(self.slot, self.text, self.between, self.without, self.named)
+
     def target(self, episode: Episode, action: Action) -> str | None:
         """The name that stands beside the filler of a ``link``."""
         text = episode.text(self.text)
         return name_after(text, f"{action.fillers[self.slot - 1]} {self.between}") or None
 
     def __str__(self) -> str:
+        if self.kind in ("page", "edit"):
+            return str(self.change)
         less = f', without sentences on what "{self.without}" was done to since' if self.without else ""
         return less.join((self._plainly(), ""))
 
@@ -165,7 +178,7 @@ class Rule:
         template: of the action.
         conditions: all must hold.
         copy: where the words of the answer come from.
-        reward, terminated: the outcome.
+        reward, terminated: the outcome; where the reward is ``None``, the rule knows the words alone.
         refuses: the answer refuses the action.
         turns, exceptions: how often it applied in the episodes that it was found in, and was wrong.
         held_turns, held_exceptions: the same in those that it was not.
@@ -174,7 +187,7 @@ class Rule:
     template: str
     conditions: tuple[Condition, ...]
     copy: Copy
-    reward: float
+    reward: float | None
     terminated: bool
     refuses: bool
     turns: int = 0
@@ -196,13 +209,18 @@ class Rule:
         return made[0]
 
     def is_right(self, answer: str, turn: Turn) -> bool:
-        """Whether the world answered so: words, reward and end. What it paid must be known."""
-        said = answer.strip() == turn.observation.strip()
-        return said and same_reward(self.reward, turn.reward or 0.0) and self.terminated == turn.terminated
+        """Whether the world answered so: words and, where the rule knows them, reward and end."""
+        if answer.strip() != turn.observation.strip():
+            return False
+        if self.reward is None:
+            return True
+        return same_reward(self.reward, turn.reward or 0.0) and self.terminated == turn.terminated
 
     def __str__(self) -> str:
         conditions = " and ".join(str(c) for c in self.conditions)
-        outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
+        outcome = ", whatever it pays"
+        if self.reward is not None:
+            outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         head = ("any other action" if self.template == OTHER else self.template) + ": if " * bool(conditions)
         return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
@@ -214,8 +232,10 @@ class Rule:
         """
         templates, scopes = {*language.templates.texts, OTHER}, {"start", "last", "seen", *language.kinds}
         slots = _slots(self.template)
-        named = [self.template, *([self.copy.without] if self.copy.without else [])]
-        used = {self.copy.slot, *_slots(self.copy.text)} if self.copy.kind == "say" else {self.copy.slot}
+        named = [self.template, *([self.copy.without] if self.copy.without and self.copy.kind != "edit" else [])]
+        used = {self.copy.slot}
+        if self.copy.kind in ("say", "page", "edit"):
+            used |= _slots(self.copy.text) | _slots(self.copy.named)
         for c in self.conditions:
             used.add(c.slot)
             named += c.value.split(" | ") if c.kind in ("last_deed", "did", "done", "since") else []
@@ -229,8 +249,10 @@ class Rule:
             raise ValueError(f"{self.template!r} has no slot {wrong[0]}")
         if self.copy.kind in ("last", "line", "link", "way") and self.copy.text not in language.kinds:
             raise ValueError(f"no texts begin {self.copy.text!r}")
-        if self.copy.kind == "link" and not self.copy.slot:
-            raise ValueError("link needs a slot")
+        if self.copy.kind in ("link", "edit") and not self.copy.slot:
+            raise ValueError(f"{self.copy.kind} needs a slot")
+        if self.copy.kind in ("page", "edit") and language.notices is None:
+            raise ValueError("the log has no pages")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from worldmodel.rules.pages import page_of
 from worldmodel.rules.templates import NEWLINE, Action, Templates, flat, words
 
 _MOST_NAME = 6  # words
@@ -39,6 +40,7 @@ class Language:
         inverses: by action, the one that leads back.
         mentions: words after which the first text names something that later texts of a kind are about: in ``the
             coin that is located in the pantry`` they are ``located in``. ``{located_in}`` stands for that name.
+        notices: openings of lines before a page that are no part of it; ``None`` where texts are no pages.
     """
 
     templates: Templates
@@ -46,6 +48,7 @@ class Language:
     refuses: Callable[[str, str], bool]
     inverses: Mapping[str, str] = field(default_factory=dict)
     mentions: tuple[str, ...] = ()
+    notices: tuple[str, ...] | None = None
 
     def head(self, start: str) -> str:
         """The flat first text up to the first line, after line one, that begins a text of a kind."""
@@ -107,6 +110,7 @@ class Episode:
         written: the same as they were written.
         mentions: see ``Language``.
         segments: by kind, in the order in which they were seen.
+        page: the latest page without notices; empty where texts are none.
         time: number of turns.
     """
 
@@ -116,6 +120,7 @@ class Episode:
         self.written = start
         self.mentions = language.mentioned(start) if language.mentions else {}
         self.segments: dict[str, list[Segment]] = {}
+        self.page = ""
         self.time = 0
         self.answers: dict[str, tuple[str, int]] = {}  # by action: its last answer, and when
         self._last_deed: dict[str, tuple[str, int]] = {}  # by filler: template and slot of the last accepted action
@@ -130,6 +135,8 @@ class Episode:
         found = self.language.segments(text, self.time)
         for kind, segment in found.items():
             self.segments.setdefault(kind, []).append(segment)
+        if self.language.notices is not None:
+            self.page = page_of(text, self.language.notices)[1]
         return found
 
     def add(self, action: Action, observation: str, reward: float | None = None) -> None:
@@ -202,14 +209,6 @@ class Episode:
         return next((s for s in reversed(self.segments.get(kind, ())) if s.name == name), None)
 
 
-_SLOTS = re.compile(r"\{(\d)\}")
-
-
-def fill(pattern: str, fillers: Sequence[str]) -> str:
-    """``You take the {1}.`` with its slots filled."""
-    return _SLOTS.sub(lambda m: fillers[int(m[1]) - 1] if int(m[1]) <= len(fillers) else m[0], pattern)
-
-
 _SENTENCE = re.compile(r"(?<=[.!?;]) +")
 
 
@@ -234,20 +233,10 @@ def without_sentences(text: str, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def blank(text: str, fillers: Sequence[str]) -> str:
-    """The text with a slot wherever a filler stands, the longest filler first: the inverse of ``fill``."""
-    for slot, filler in sorted(enumerate(fillers, start=1), key=lambda item: -len(item[1])):
-        words_ = r"\s+".join(re.escape(word) for word in filler.split())
-        text = re.sub(rf"(?<![\w{{]){words_}(?![\w}}])", f"{{{slot}}}", text, flags=re.IGNORECASE)
-    return text
-
-
 __all__ = [
     "Episode",
     "Language",
     "Segment",
-    "blank",
-    "fill",
     "name_after",
     "name_of",
     "split_sentences",

@@ -19,12 +19,13 @@ import numpy as np
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
-from worldmodel.rules.episode import Episode, Language, blank, name_after, name_of
+from worldmodel.rules.episode import Episode, Language, name_after, name_of
 from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
 from worldmodel.rules.mine_invariants import PhraseTable, find_link
+from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
-from worldmodel.rules.templates import OTHER, Action, Templates, find_templates, flat, words
+from worldmodel.rules.templates import OTHER, Action, Templates, blank, find_templates, flat, words
 
 LEAST = 30  # turns that a rule must answer in the half that it is found in
 _PATTERNS = 4  # answers with slots, of a template
@@ -33,6 +34,7 @@ _CONTEXTS = 10  # of a slot and a scope
 _VALUES = 8
 _KINDS = 6
 _MENTIONS = 3
+_CHANGES = 8  # of pages, by the actions of a template
 _FEW_TASKS = 10
 
 
@@ -47,7 +49,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     held = judging_half(log)
     templates = find_templates(turn.action for t in log for turn in t.turns)
     templates = fold_refused(templates, [t for t in log if t.id not in held])
-    language = Language(templates, find_kinds(log), refusals.refuses)
+    language = Language(templates, find_kinds(log), refusals.refuses, notices=find_notices(log))
     language = replace(language, inverses=find_inverses(log, language), mentions=find_mentions(log, language))
     tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
     texts: dict[tuple[str, str], PhraseTable] = {}
@@ -228,6 +230,7 @@ class _Table:
     values: dict[int, Counter[str]] = field(default_factory=dict)
     deeds: dict[int, Counter[tuple[str, int]]] = field(default_factory=dict)
     links: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    changes: Counter[Copy] = field(default_factory=Counter)
     refusing: set[str] = field(default_factory=set)
     conditions: list[Condition] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
@@ -252,6 +255,12 @@ class _Table:
             self.refusing.add(shape)
         self.outcomes[round(turn.reward or 0.0, 6), turn.terminated] += 1
         self._kinds = tuple(episode.language.kinds)
+        if episode.page and episode.language.notices is not None:
+            notice, page = page_of(turn.observation, episode.language.notices)
+            if change := describe(episode.page, notice, page, action.written):
+                kind: CopyKind = "edit" if change.slot else "page"
+                parts = change.sets, change.slot, change.drops, change.others, change.named
+                self.changes[Copy(kind, *parts)] += 1
         if self.turns > _SAMPLE:
             return
         for slot, filler in enumerate(action.fillers, start=1):
@@ -306,6 +315,7 @@ class _Table:
             places += [Copy("link", k, slot, of) for (k, slot, of), n in self.links.most_common(2) if n >= enough]
             less = [replace(copy, without=name) for copy in places if copy.kind != "line" for name in removing]
             self.copies += [Copy("again"), *places, *less]
+            self.copies += [copy for copy, n in self.changes.most_common(_CHANGES) if n >= LEAST]
 
     # second pass: what held, and what was right
 
@@ -368,6 +378,24 @@ class _Table:
             counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
             found.append(Rule(self.template, chosen, self.copies[c], reward, terminated, refuses, *counts))
             covered |= best.covers
+        return found + self._words(base, times, equal, covered, held)
+
+    def _words(
+        self, base: np.ndarray, times: np.ndarray, equal: np.ndarray, covered: np.ndarray, held: np.ndarray
+    ) -> list[Rule]:
+        """Where the page after an action is known, whatever it pays."""
+        found: list[Rule] = []
+        for c, copy in enumerate(self.copies):
+            if copy.kind not in ("page", "edit"):
+                continue
+            while True:
+                best = find_conjunctions(base, equal[:, c], times[:, c] >= 0, covered, held, LEAST)
+                if best is None:
+                    break
+                chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
+                counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
+                found.append(Rule(self.template, chosen, copy, None, False, False, *counts))
+                covered = covered | best.covers
         return found
 
     def always(self) -> list[Invariant]:

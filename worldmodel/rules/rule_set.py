@@ -28,7 +28,7 @@ class RulesInvalid(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a rule answers."""
+    """What a rule answers; one whose reward is ``None`` knows the words alone."""
 
     observation: str
     rule: Rule
@@ -56,22 +56,31 @@ class RuleSet:
     def answer(
         self, start: str, history: Sequence[Turn], action: str, session: object = None, refusals_only: bool = False
     ) -> Answer | None:
-        """What the world answers, where a rule knows.
+        """What the world answers, where a rule knows words and outcome.
 
         Args:
             session: names the episode, so that its words are not read again at every turn.
             refusals_only: ask only the rules that refuse.
         """
-        read = self.language.templates.read(action)
-        asked = [r for r in self._by_template.get(read.template, ()) if r.refuses or not refusals_only]
-        if not asked:
+        answering = (r for r in self._of(action) if r.reward is not None and (r.refuses or not refusals_only))
+        return self._first(list(answering), start, history, action, session)
+
+    def words(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> Answer | None:
+        """What the world says, where a rule knows the words and not what they pay."""
+        return self._first([r for r in self._of(action) if r.reward is None], start, history, action, session)
+
+    def _of(self, action: str) -> Sequence[Rule]:
+        return self._by_template.get(self.language.templates.read(action).template, ())
+
+    def _first(
+        self, rules: Sequence[Rule], start: str, history: Sequence[Turn], action: str, session: object
+    ) -> Answer | None:
+        """The answer of the first that applies."""
+        if not rules:
             return None
-        episode = self.episode(start, history, session)
-        for rule in asked:
-            text = rule.answer(episode, read)
-            if text is not None:
-                return Answer(text, rule)
-        return None
+        episode, read = self.episode(start, history, session), self.language.templates.read(action)
+        made = ((rule.answer(episode, read), rule) for rule in rules)
+        return next((Answer(text, rule) for text, rule in made if text is not None), None)
 
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
@@ -129,6 +138,7 @@ class RuleSet:
             "kinds": self.language.kinds,
             "inverses": dict(self.language.inverses),
             "mentions": self.language.mentions,
+            "notices": self.language.notices,
             "refusals": sorted(refuses.patterns),
             "rules": [rule.to_json() | {"in_words": str(rule)} for rule in self.rules],
             "invariants": [i.to_json() | {"in_words": str(i)} for i in self.invariants],
@@ -156,6 +166,7 @@ class RuleSet:
                 refusals.refuses,
                 data["inverses"],
                 tuple(data["mentions"]),
+                None if data.get("notices") is None else tuple(data["notices"]),
             )
             rules = [Rule.from_json(_without_words(rule)) for rule in data["rules"]]
             for rule in rules:

@@ -74,6 +74,18 @@ class Action:
     fillers: tuple[str, ...]
     text: str
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The fillers as they were written, in upper and lower case."""
+        match = _surface_pattern(self.template).fullmatch(self.text.strip()) if self.fillers else None
+        return match.groups() if match else self.fillers
+
+
+@lru_cache(maxsize=1024)
+def _surface_pattern(template: str) -> re.Pattern[str]:
+    tokens = (r"(.+?)" if _SLOT.fullmatch(token) else re.escape(token) for token in template.split())
+    return re.compile(r"\s*".join(tokens), flags=re.IGNORECASE)
+
 
 class Templates:
     """The templates of a log's actions.
@@ -149,3 +161,16 @@ def _with_constants(shape: tuple[str, ...], values: dict[tuple[tuple[str, ...], 
 
 
 __all__ = ["NEWLINE", "OTHER", "Action", "Templates", "find_templates", "flat", "words"]
+
+
+def fill(pattern: str, fillers: Sequence[str]) -> str:
+    """``You take the {1}.`` with its slots filled."""
+    return _SLOT.sub(lambda m: fillers[int(m[1]) - 1] if int(m[1]) <= len(fillers) else m[0], pattern)
+
+
+def blank(text: str, fillers: Sequence[str]) -> str:
+    """The text with a slot wherever a filler stands, the longest filler first: the inverse of ``fill``."""
+    for slot, filler in sorted(enumerate(fillers, start=1), key=lambda item: -len(item[1])):
+        words_ = r"\s+".join(re.escape(word) for word in filler.split())
+        text = re.sub(rf"(?<![\w{{]){words_}(?![\w}}])", f"{{{slot}}}", text, flags=re.IGNORECASE)
+    return text

@@ -72,6 +72,7 @@ class RuledWorldModel:
         if found is None:
             return await self._repaired(start, history, action, seed, session)
         rule = found.rule
+        assert rule.reward is not None  # of those that answer
         return Prediction(
             observation=found.observation,
             reward=rule.reward,
@@ -88,9 +89,13 @@ class RuledWorldModel:
     ) -> Prediction:
         if self.mode == "refuse":
             return await self.model.predict(start, history, action, seed, session)
-        opening = self.rules.opening(start, history, action, session) if _continues(self.model) else ""
-        known: dict[str, Any] = {"opening": opening} if opening else {}
+        sure = self.rules.words(start, history, action, session)
+        opening = sure.observation if sure is not None else self.rules.opening(start, history, action, session)
+        known: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
         told = await self.model.predict(start, history, action, seed, session, **known)
+        if sure is not None:  # the outcome is the model's
+            mended = told.observation.strip() != sure.observation.strip()
+            return replace(told, observation=sure.observation, mended=mended, rule=str(sure.rule))
         best, broken = self._mended(start, history, action, told, session)
         tries = 0
         while broken and tries < self.resamples:

@@ -19,12 +19,11 @@ from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
 from worldmodel.fidelity.contradictions import Contradiction, contradiction_metrics, contradictions_of
 from worldmodel.rules.check import check_rules
 from worldmodel.rules.conditions import Condition, Copy, Rule
-from worldmodel.rules.episode import blank, fill
 from worldmodel.rules.invariants import REFUSAL
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid
 from worldmodel.rules.search import find_conjunctions, lower_bound
-from worldmodel.rules.templates import OTHER, find_templates, words
+from worldmodel.rules.templates import OTHER, blank, fill, find_templates, words
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
