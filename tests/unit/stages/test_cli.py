@@ -119,6 +119,7 @@ class Config:
     collect: Other = field(default_factory=Other)
     imports: Imports = field(default_factory=Imports)
     worldmodel: Other = field(default_factory=Other)
+    rules: Other = field(default_factory=Other)
     fit: Other = field(default_factory=Other)
     refine: Other = field(default_factory=Other)
     policy: Other = field(default_factory=Other)
