@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.fidelity.contradictions import contradictions_of
 from worldmodel.fidelity.intervals import RESAMPLES, Estimate, clusters, interval_of
@@ -210,7 +211,7 @@ def _estimate(
     np.add.at(counts, (np.asarray(labels, int), cluster, at), 1.0)
     value = float(measure(counts[1].sum(0), counts[0].sum(0)))
     many = counts.shape[1]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(stream_seed("signals", seed))
     drawn = rng.multinomial(many, [1 / many] * many, size=RESAMPLES).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
         values = measure(drawn @ counts[1], drawn @ counts[0])
