@@ -45,6 +45,8 @@ class Condition:
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConditionKind):
             raise ValueError(f"{self.kind!r} is no condition: one of {', '.join(get_args(ConditionKind))}")
+        _check_types(self, str, "value", "scope")
+        _check_types(self, int, "slot", "other", "negated")
 
     def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
         """
@@ -120,6 +122,8 @@ class Copy:
     def __post_init__(self) -> None:
         if self.kind not in get_args(CopyKind):
             raise ValueError(f"{self.kind!r} is no answer: one of {', '.join(get_args(CopyKind))}")
+        _check_types(self, str, "text", "between", "without", "named")
+        _check_types(self, int, "slot")
 
     def make(self, episode: Episode, action: Action) -> tuple[str, int] | None:
         """The answer, and when the text was seen that it copies; ``None`` where there is none."""
@@ -261,6 +265,12 @@ class Rule:
     def from_json(data: dict[str, Any]) -> Rule:
         conditions = tuple(Condition(**c) for c in data["conditions"])
         return Rule(**{**data, "conditions": conditions, "copy": Copy(**data["copy"])})
+
+
+def _check_types(part: Condition | Copy, kind: type, *names: str) -> None:
+    """What was read from a file, or proposed, may be anything."""
+    if wrong := [name for name in names if not isinstance(getattr(part, name), kind)]:
+        raise ValueError(f"{wrong[0]} must be {kind.__name__}, not {getattr(part, wrong[0])!r}")
 
 
 def _slots(text: str) -> set[int]:

@@ -181,7 +181,8 @@ def apply(change: Change, page: str, fillers: Sequence[str]) -> str | None:
     if len(target) != 1 or (gained and not named):
         return None
     chosen = named[0] if gained else target[0]
-    role = next(e.role for e in (elements[chosen],) if e is not None)
+    acted = elements[chosen]
+    assert acted is not None
     for k, element in enumerate(elements):
         if element is None:
             continue
@@ -192,7 +193,7 @@ def apply(change: Change, page: str, fillers: Sequence[str]) -> str | None:
             lines[k] = line
         elif k == chosen:
             lines[k] = _changed(element, gained, "") or lines[k]
-        elif change.others and element.role == role:
+        elif change.others and element.role == acted.role:
             kept = tuple(pair for pair in element.attributes if pair[0] not in change.others.split())
             lines[k] = replace(element, attributes=kept).line()
     return "\n".join(lines)

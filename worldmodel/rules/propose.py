@@ -16,7 +16,7 @@ from real_envs.chat_server import ChatServer
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.rules.conditions import Rule
-from worldmodel.rules.mine import LEAST, judging_half
+from worldmodel.rules.language import LEAST, judging_half
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, lower_bound
 
@@ -150,13 +150,13 @@ def judged(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) 
     for trajectory in log:
         for k, turn in enumerate(trajectory.turns):
             action, history = rules.language.templates.read(turn.action), trajectory.turns[:k]
-            mine = [rule for rule in answered if rule.template == action.template]
-            if turn.reward is None or not mine:
+            candidates = [rule for rule in answered if rule.template == action.template]
+            if turn.reward is None or not candidates:
                 continue
             if rules.answer(trajectory.start, history, turn.action, trajectory.id) is not None:
                 continue
             episode = rules.episode(trajectory.start, history, trajectory.id)
-            for rule in mine:
+            for rule in candidates:
                 if (answer := rule.answer(episode, action)) is not None:
                     answered[rule][trajectory.id, k] = rule.is_right(answer, turn)
         rules.release(trajectory.id)
@@ -176,14 +176,14 @@ def judged(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) 
 
 
 def _counted(rule: Rule, turns: Mapping[tuple[str, int], bool], held: Container[str]) -> Rule:
-    mine = [right for (name, _), right in turns.items() if name not in held]
-    there = [right for (name, _), right in turns.items() if name in held]
+    one_half = [right for (name, _), right in turns.items() if name not in held]
+    other_half = [right for (name, _), right in turns.items() if name in held]
     return replace(
         rule,
-        turns=len(mine),
-        exceptions=mine.count(False),
-        held_turns=len(there),
-        held_exceptions=there.count(False),
+        turns=len(one_half),
+        exceptions=one_half.count(False),
+        held_turns=len(other_half),
+        held_exceptions=other_half.count(False),
     )
 
 

@@ -160,9 +160,6 @@ def _with_constants(shape: tuple[str, ...], values: dict[tuple[tuple[str, ...], 
     return " ".join(parts)
 
 
-__all__ = ["NEWLINE", "OTHER", "Action", "Templates", "find_templates", "flat", "words"]
-
-
 def fill(pattern: str, fillers: Sequence[str]) -> str:
     """``You take the {1}.`` with its slots filled."""
     return _SLOT.sub(lambda m: fillers[int(m[1]) - 1] if int(m[1]) <= len(fillers) else m[0], pattern)
@@ -174,3 +171,6 @@ def blank(text: str, fillers: Sequence[str]) -> str:
         words_ = r"\s+".join(re.escape(word) for word in filler.split())
         text = re.sub(rf"(?<![\w{{]){words_}(?![\w}}])", f"{{{slot}}}", text, flags=re.IGNORECASE)
     return text
+
+
+__all__ = ["NEWLINE", "OTHER", "Action", "Templates", "blank", "fill", "find_templates", "flat", "words"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.rules.rule_set import RuleSet
+from worldmodel.rules.rule_set import Answer, RuleSet
 from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid
 
 if TYPE_CHECKING:  # settings are read before anything heavy is imported
@@ -93,10 +93,7 @@ class RuledWorldModel:
         opening = sure.observation if sure is not None else self.rules.opening(start, history, action, session)
         known: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
         told = await self.model.predict(start, history, action, seed, session, **known)
-        if sure is not None:  # the outcome is the model's
-            mended = told.observation.strip() != sure.observation.strip()
-            return replace(told, observation=sure.observation, mended=mended, rule=str(sure.rule))
-        best, broken = self._mended(start, history, action, told, session)
+        best, broken = self._mended(start, history, action, told, session, sure)
         tries = 0
         while broken and tries < self.resamples:
             again = stream_seed("resample", seed, tries)
@@ -105,15 +102,31 @@ class RuledWorldModel:
                 told = await self._sampled.predict(start, history, action, again, session, **known)
             except PredictionInvalid:
                 continue
-            other, left = self._mended(start, history, action, told, session)
+            other, left = self._mended(start, history, action, told, session, sure)
             if len(left) < len(broken):
                 best, broken = other, left
         return replace(best, resampled=tries, broken=broken)
 
     def _mended(
-        self, start: str, history: Sequence[Turn], action: str, told: Prediction, session: object
+        self,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        told: Prediction,
+        session: object,
+        sure: Answer | None,
     ) -> tuple[Prediction, tuple[str, ...]]:
-        """The prediction with as few words changed as mend it, and the invariants that it still breaks, in words."""
+        """The prediction with as few words changed as mend it, and the invariants that it still breaks, in words.
+
+        Args:
+            sure: the words, where a rule knows them; the outcome is then the model's.
+        """
+        if sure is not None:
+            turn = Turn(action, sure.observation, told.reward, told.terminated)
+            left = self.rules.broken(start, history, turn, session)
+            mended = told.observation.strip() != sure.observation.strip()
+            told = replace(told, observation=sure.observation, mended=mended, rule=str(sure.rule))
+            return told, tuple(map(str, left))
         turn = Turn(action, told.observation, told.reward, told.terminated)
         text, broken = self.rules.mended(start, history, turn, session)
         mended = text != told.observation

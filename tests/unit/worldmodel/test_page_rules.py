@@ -13,6 +13,7 @@ import tests
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.rules.check import check_rules
+from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.pages import Change, apply, describe, find_notices, page_of, read_element
 from worldmodel.rules.rule_set import RuleSet
@@ -183,3 +184,12 @@ def test_other_texts_are_no_pages() -> None:
     rooms = [Turn("go", "You are in the hall [1].", 0.0, False)] * 40
     log = [Trajectory("a", "a", "a", Source.REAL, "x", 0, "A hall.", tuple(rooms), StopReason.TURN_LIMIT)]
     assert find_notices(log) is None
+
+
+def test_known_words_do_not_excuse_an_outcome_that_the_log_never_has(rules: RuleSet) -> None:
+    """What pays nothing by an invariant is asked again, also where the words are known."""
+    nothing = Invariant("click ( ' {1} ' )", "", (), OUTCOME, False)
+    world, episode = RuledWorldModel(Confused(), RuleSet(rules.language, rules.rules, [nothing])), played(2000, 0)
+    told = asyncio.run(world.predict(episode.start, (), "click('6')", 0))
+    assert told.resampled == world.resamples
+    assert told.broken

@@ -24,6 +24,7 @@ WALL = {
 }
 EVERY_MOVE = WALL | {"conditions": []}  # refused now and then, not always
 UNKNOWN = WALL | {"template": "fly {1}"}
+NO_TEXT = WALL | {"conditions": [{"kind": "text", "slot": 1, "value": ["to the _"], "scope": "last"}]}
 NO_SLOT = WALL | {"copy": {"kind": "say", "text": "No {2}."}}
 
 
@@ -37,11 +38,19 @@ def fewer() -> RuleSet:
 
 
 def test_only_what_the_language_can_say_is_read(fewer: RuleSet) -> None:
-    lines = [json.dumps(WALL), json.dumps(UNKNOWN), json.dumps(NO_SLOT), '{"template": 3}', "import os", "{broken}"]
+    lines = [
+        json.dumps(WALL),
+        json.dumps(UNKNOWN),
+        json.dumps(NO_SLOT),
+        json.dumps(NO_TEXT),
+        '{"template": 3}',
+        "import os",
+        "{broken}",
+    ]
     rules, wrong = read_proposals(fewer, "Here they are:\n" + "\n".join(lines))
     assert [rule.template for rule in rules] == ["go {1}"]
     assert rules[0].refuses
-    assert wrong == 4
+    assert wrong == 5
 
 
 def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
