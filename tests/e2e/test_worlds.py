@@ -46,8 +46,9 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
 
     # tasks that nothing was fitted to, by two logged episodes each
     fitted = (folder / "models" / "worldmodel" / "model.safetensors").read_bytes()
-    arms = ["few_shot.episodes=2", "few_shot.updates=1", "train.groups=2", "train.group_size=4"]
-    arms += ["train.real_share=0", "train.expert_share=0"]
+    arms = ["few_shot.episodes=2", "few_shot.updates=1", "train.groups=2", "train.group_size=8"]
+    # dreams of one turn: not one of sixteen would be readable only if the model had learned no ends of answers at all
+    arms += ["train.real_share=0", "train.expert_share=0", "dream.max_turns=1"]
     assert main(["few-shot", "run=tiny", *arms, f"output={tmp_path}"]) == 0
     result = json.loads((folder / "few-shot.json").read_text())
     assert (result["tasks"], result["episodes"]) == (2, 4)
