@@ -51,8 +51,9 @@ def draw_distinct(
     start_of: Callable[[T], str],
     progress: Callable[[int, int], None],
     too_few: Callable[[str, int], str],
+    belongs: Callable[[str, str], bool] = lambda split, start: True,
 ) -> dict[str, list[T]]:
-    """The first candidates that start differently from all before them, of whichever split.
+    """The first candidates that belong and start differently from all before them, of whichever split.
 
     Args:
         counts: how many by split.
@@ -60,6 +61,7 @@ def draw_distinct(
         start_of: what is first seen of one.
         progress: called with tasks done and tasks in all.
         too_few: what to say of a split in which only so many were found.
+        belongs: whether a task that starts so may be in a split.
 
     Raises:
         UserError: there are not so many.
@@ -74,7 +76,7 @@ def draw_distinct(
                 candidate = next(left)
             except StopIteration:
                 raise UserError(too_few(split, len(chosen))) from None
-            if (start := start_of(candidate)) not in starts:
+            if (start := start_of(candidate)) not in starts and belongs(split, start):
                 starts.add(start)
                 chosen.append(candidate)
                 progress(sum(map(len, splits.values())), sum(counts.values()))

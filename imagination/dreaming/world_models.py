@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from transformers import AutoTokenizer
-
 from imagination.dreaming.dream_env import Guard
 from imagination.dreaming.engines import Engines, drafts_from
 from imagination.dreaming.reasoning_checks import check_room
@@ -17,6 +15,7 @@ from imagination.runs.lifecycle import need
 from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
+from policy.lm.backbone import load_tokenizer
 from policy.lm.engine import Engine, EngineCannotScore, EngineUnavailable
 from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.render import ChatFormat
@@ -251,7 +250,7 @@ def _member(
     elsewhere: bool,
 ) -> TextWorldModel:
     if elsewhere:
-        chat = ChatFormat(AutoTokenizer.from_pretrained(need(folder, STAGE)))
+        chat = ChatFormat(load_tokenizer(need(folder, STAGE)))
         engine: Engine = OpenAIEngine(settings.context, engines.settings)
         version = f"served/{engines.settings.served_model}"
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from imagination.dreaming.world_models import form_of
 from imagination.runs.models import adapted
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings
-from policy.lm.backbone import build_model, load_checkpoint
+from policy.lm.backbone import build_model, load_checkpoint, load_tokenizer
 from policy.lm.render import ChatFormat, prediction_text, status_line
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -82,11 +81,4 @@ def run_tokenizer(
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
         train_tokenizer(sorted(texts), vocab_size, phrases, mask).save_pretrained(folder)
         run.update(made)
-    return _load_tokenizer(folder)
-
-
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    return tokenizer
+    return load_tokenizer(folder)

@@ -65,12 +65,17 @@ class SupervisedBatches:
         return collate(self._epochs[epoch_index][step - self._first_step[epoch_index]], self._pad)
 
     def _make_epoch(self, epoch: int) -> list[list[Row]]:
-        rng = random.Random(stream_seed("batches", self._seed, epoch))
-        shuffled = list(self._rows)
-        rng.shuffle(shuffled)
-        batches: list[list[Row]] = []
-        for start in range(0, len(shuffled), 512):  # sorted by length within a window only, so that epochs differ
-            window = shuffled[start : start + 512]
-            batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], self._batch_tokens))
-        rng.shuffle(batches)
-        return batches
+        return epoch_of(self._rows, self._batch_tokens, stream_seed("batches", self._seed, epoch))
+
+
+def epoch_of(rows: Sequence[Row], batch_tokens: int, seed: int) -> list[list[Row]]:
+    """All rows once, in batches of similar length with about ``batch_tokens`` tokens, in random order."""
+    rng = random.Random(seed)
+    shuffled = list(rows)
+    rng.shuffle(shuffled)
+    batches: list[list[Row]] = []
+    for start in range(0, len(shuffled), 512):  # sorted by length within a window only, so that epochs differ
+        window = shuffled[start : start + 512]
+        batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], batch_tokens))
+    rng.shuffle(batches)
+    return batches

@@ -74,9 +74,6 @@ def supervise(
     are random; it then learns to copy first (``settings.copying_steps``), from rows that ``copying`` makes.
     Then, before ``rows``, come ``first_steps`` more steps on the rows ``first``.
     """
-    state, done = resume_from(run, stage)
-    run.forget(stage, done)
-    noise_seed = seed if noise_seed is None else noise_seed
     words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
     repeats: list[Row] = []
     if from_scratch and settings.copying_steps:
@@ -85,18 +82,7 @@ def supervise(
         repeats = copying(words, max(1, int(share)), random.Random(stream_seed("copying", seed)))
         settings = replace(settings, steps=settings.steps + settings.copying_steps)
     settings = replace(settings, steps=settings.steps + first_steps)
-    bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
-
-    def move(tokens: int, share: float) -> None:
-        bar.count(tokens)
-        bar.within(share)
-
-    record = partial(run.record, stage)
-    module = SupervisedModule(
-        model, settings, record, noise_seed, from_scratch=from_scratch, objective=objective, on_tokens=move
-    )
-    pad = tokenizer.pad_token_id
-    pad = pad if isinstance(pad, int) else 0
+    pad = pad_of(tokenizer)
     batches: Callable[[int], TokenBatch] = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
     if first_steps:
         before = SupervisedBatches([*first, *repeats], settings.batch_tokens, stream_seed("first", seed), pad)
@@ -106,8 +92,43 @@ def supervise(
         nonsense = copying(words, settings.copying_steps * settings.batch_tokens, rng)
         alone = SupervisedBatches(nonsense, settings.batch_tokens, seed, pad)
         batches = one_after_the_other(alone, settings.copying_steps, batches)
+    module_seed = seed if noise_seed is None else noise_seed
+    train_on(run, logger, stage, model, tokenizer, batches, settings, module_seed, keep_every, from_scratch, objective)
+
+
+def train_on(
+    run: RunFolder,
+    logger: LoggerName,
+    stage: str,
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    batches: Callable[[int], TokenBatch],
+    settings: FitSettings,
+    seed: int,
+    keep_every: int = 0,
+    from_scratch: bool = False,
+    objective: Objective | None = None,
+    save_every: int = 0,
+) -> None:
+    """Trains ``model`` in place on the batch of each step; goes on from a saved training state if there is one.
+
+    Args:
+        seed: of what is random beside the batches.
+        save_every: steps between two training states; 0 saves five.
+    """
+    state, done = resume_from(run, stage)
+    run.forget(stage, done)
+    bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
+
+    def move(tokens: int, share: float) -> None:
+        bar.count(tokens)
+        bar.within(share)
+
+    record = partial(run.record, stage)
+    module = SupervisedModule(
+        model, settings, record, seed, from_scratch=from_scratch, objective=objective, on_tokens=move
+    )
     stream = StepStream(settings.steps, lambda: module.global_step, batches)
-    every = max(1, settings.steps // 5)
     keep = KeepCheckpoints(
         run.model("kept"),
         stage,
@@ -116,6 +137,13 @@ def supervise(
         lambda: module.global_step,
         lambda folder: save_checkpoint(model, tokenizer, folder),
     )
-    precision = chosen_precision(settings.precision, model, batches(0), run, stage)
+    precision = chosen_precision(settings.precision, model, batches(min(done, settings.steps - 1)), run, stage)
+    every = save_every or max(1, settings.steps // 5)
     trainer = make_trainer(run, stage, every, precision, lambda: module.global_step, [keep], bar=bar, logger=logger)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+
+
+def pad_of(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that fills up a batch."""
+    pad = tokenizer.pad_token_id
+    return pad if isinstance(pad, int) else 0

@@ -14,7 +14,7 @@ from imagination.settings import Config, EnvSettings
 # or starts others from it, decide nothing that is made.
 _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
-    *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve"),
+    *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain"),
 )
 
 
@@ -43,6 +43,7 @@ READS = {
     "fit_critic": (*_CLONE, "algorithm", "dream.max_turns", "train.reward_tiers", "critic"),
     "train": _TRAIN,
     "loop": (*_TRAIN, "loop"),
+    "pretrain": ("seed", "vocab_size", "pretrain"),
 }
 
 

@@ -20,6 +20,7 @@ from imagination.settings.measuring import (
     ListingSettings,
 )
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
+from imagination.settings.pretraining import PretrainSettings
 from imagination.settings.serving import ServeSettings
 from imagination.settings.supplements import HindsightSettings, ReflectSettings
 from imagination.settings.training import TrainSettings
@@ -79,3 +80,4 @@ class Config:
     ablation: AblationSettings = field(default_factory=AblationSettings)
     listing: ListingSettings = field(default_factory=ListingSettings)
     serve: ServeSettings = field(default_factory=ServeSettings)
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)

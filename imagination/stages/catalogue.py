@@ -43,6 +43,22 @@ _ALL = (
         preset="demo",
     ),
     Stage(
+        name="pretrain",
+        summary="a base model that has read many worlds, for runs to start from",
+        help=(
+            "Scripted agents of all skills play training tasks of many worlds without end, with sizes drawn anew; a\n"
+            "model that starts from nothing reads each episode once, as world model and as policy. Stopped, it goes\n"
+            "on where it was. Other runs start from it by worldmodel.model=<run>/models/base."
+        ),
+        reads="nothing",
+        writes="models/base, tokenizer/, corpus.json (what it has read)",
+        examples=("imagine pretrain", "imagine pretrain run=small pretrain.steps=2000 pretrain.model.layers=4"),
+        sections=("pretrain",),
+        function="imagination.stages.pretrain:pretrain",
+        run="base",
+        preset="base",
+    ),
+    Stage(
         name="collect",
         summary="generate the games and log scripted agents of many skills in them",
         help=(

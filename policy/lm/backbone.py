@@ -88,6 +88,12 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     return model, tokenizer
 
 
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder that holds one."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
+
+
 def with_lora(model: PreTrainedModel, settings: LoraSettings) -> Any:
     """Wraps the model with trainable low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
     from peft import LoraConfig, get_peft_model

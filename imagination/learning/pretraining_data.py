@@ -1,0 +1,128 @@
+"""Batches of a corpus that is never stored: shard after shard, each played and put into tokens while others train."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from imagination.learning.copying import copying_rows
+from imagination.learning.corpus import play_shard
+from imagination.learning.experience import imitation_row
+from imagination.learning.stream import epoch_of
+from imagination.learning.supervise import cut
+from imagination.settings import UserError
+from imagination.settings.pretraining import CorpusWorld, PretrainSettings
+from policy.lm.backbone import load_tokenizer
+from policy.lm.batch import Row, TokenBatch, collate
+from policy.lm.render import ChatFormat
+from real_envs.files import write_atomically
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory
+from worldmodel.facts import FactIndex, WithFacts
+from worldmodel.form import WholeText
+from worldmodel.objective import world_model_row
+
+INDEX = "corpus.json"
+_COUNTED = ("episodes", "tokens")
+
+
+@dataclass(slots=True)
+class Shard:
+    """A part of the corpus as rows, and by world how many episodes and tokens of it there are."""
+
+    rows: list[Row]
+    episodes: dict[str, int]
+    tokens: dict[str, int]
+
+
+def make_shard(
+    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], tokenizer: Path, seed: int, number: int
+) -> Shard:
+    """The rows of a shard: each episode as the world model reads it, those to imitate also as the policy does, and
+    random tokens to copy (``settings.copying_share``)."""
+    chat = ChatFormat(load_tokenizer(tokenizer))
+    played = play_shard(worlds, settings.shard_characters, settings.renamed_share, seed, number)
+    shard = Shard([], {}, {})
+    for name, episodes in played.items():
+        rows = [row for episode in episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
+        kept = [short for short in (cut(row, settings.model.context) for row in rows) if any(short.ce_weight)]
+        shard.rows += kept
+        shard.episodes[name], shard.tokens[name] = len(episodes), sum(len(row.ids) for row in kept)
+    if settings.copying_share:
+        words = [i for i in range(len(chat.tokenizer)) if i not in chat.tokenizer.all_special_ids]
+        tokens = max(1, int(settings.copying_share * sum(shard.tokens.values())))
+        shard.rows += copying_rows(words, tokens, random.Random(stream_seed("corpus copying", seed, number)))
+    return shard
+
+
+def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agents: Sequence[str]) -> list[Row]:
+    form = WholeText()
+    known = world.facts and stream_seed("corpus facts", episode.seed) % 2
+    weights = [float(turn.reward is not None) for turn in episode.turns]
+    shown = WithFacts(FactIndex([episode]), world.facts, form) if known else form
+    rows = [world_model_row(chat, episode, weights, shown)]
+    if episode.agent.startswith(tuple(agents)):
+        rows.append(imitation_row(chat, episode))
+    return rows
+
+
+class CorpusBatches:
+    """The batch of a step, in the order of the steps.
+
+    Args:
+        make: a shard by its number, called in ``executor``.
+        ahead: shards that are made while one is trained on.
+        path: of ``corpus.json``, which notes the shards, so that a stopped run goes on in the right one.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Shard],
+        executor: Executor,
+        ahead: int,
+        path: Path,
+        batch_tokens: int,
+        seed: int,
+        pad: int,
+    ) -> None:
+        self._make, self._executor, self._ahead, self._path = make, executor, ahead, path
+        self._batch_tokens, self._seed, self._pad = batch_tokens, seed, pad
+        self._noted: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+        self._futures: dict[int, Future[Shard]] = {}
+        self._first, self._batches = 0, list[list[Row]]()
+
+    def __call__(self, step: int) -> TokenBatch:
+        """
+        Raises:
+            UserError: the shard of the step is not what it was when the run was stopped.
+        """
+        while not 0 <= step - self._first < len(self._batches):
+            ends = (noted["first_step"] + noted["steps"] for noted in self._noted)
+            self._open(next((number for number, end in enumerate(ends) if step < end), len(self._noted)))
+        return collate(self._batches[step - self._first], self._pad)
+
+    def _open(self, number: int) -> None:
+        shard = self._taken(number)
+        before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
+        self._first = before["first_step"] + before["steps"]
+        self._batches = epoch_of(shard.rows, self._batch_tokens, stream_seed("corpus batches", self._seed, number))
+        note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
+        if number == len(self._noted):
+            self._noted.append(note)
+            write_atomically(self._path, json.dumps(self._noted))
+        elif self._noted[number] != note:
+            raise UserError(
+                f"{self._path}: shard {number} was {self._noted[number]} and now is {note}: the worlds have changed "
+                "since this run was stopped; begin with another run="
+            )
+
+    def _taken(self, number: int) -> Shard:
+        for later in range(number, number + self._ahead + 1):
+            if later not in self._futures:
+                self._futures[later] = self._executor.submit(self._make, later)
+        return self._futures.pop(number).result()

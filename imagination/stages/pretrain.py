@@ -1,0 +1,105 @@
+"""Stage ``pretrain``: a base model reads endless episodes of many worlds, as world model and as policy."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import random
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from imagination.learning.copying import copying_rows, one_after_the_other
+from imagination.learning.corpus import known_worlds, play_shard
+from imagination.learning.pretraining_data import INDEX, CorpusBatches, make_shard
+from imagination.learning.stream import SupervisedBatches
+from imagination.learning.supervise import pad_of, train_on
+from imagination.runs.lifecycle import finish, open_run
+from imagination.settings import Config, UserError
+from imagination.settings.pretraining import CorpusWorld
+from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
+from policy.lm.induction import plant_induction
+from policy.lm.render import prediction_text, status_line
+from policy.lm.tokenizer import train_tokenizer
+from real_envs.streams import stream_seed
+from worldmodel.facts import KNOWN, NOW
+
+_SAMPLE = 4  # shards' worth of text that the tokenizer is trained on
+_COMMON = 0.02  # of the turns of the sample: reward lines that are one token
+
+
+def pretrain(config: Config, folder: Path) -> None:
+    """Trains the base model from nothing; stopped, it goes on. Writes ``models/base``.
+
+    Raises:
+        UserError: no world of the corpus can be played, or one gives no episodes.
+    """
+    run = open_run(config, folder, "pretrain")
+    settings = config.pretrain
+    if not settings.worlds:
+        raise UserError("pretrain.worlds is empty: take preset=base, or declare pretrain.worlds.<name>.env=...")
+    with run.timed("pretrain"):
+        worlds, missing = known_worlds(settings.worlds)
+        for line in missing:
+            print(line, file=sys.stderr, flush=True)
+        place = run.path / "tokenizer"
+        tokenizer = _tokenizer(config, place, worlds)
+        model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
+        plant_induction(model, config.seed)
+        with ProcessPoolExecutor(settings.makers, mp_context=multiprocessing.get_context("spawn")) as makers:
+            make = partial(make_shard, settings, worlds, place, config.seed)
+            order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
+            path = run.path / INDEX
+            corpus = CorpusBatches(make, makers, settings.makers, path, settings.batch_tokens, order, pad)
+            steps = settings.copying_steps
+            words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+            rng = random.Random(stream_seed("copying", config.seed))
+            nonsense = copying_rows(words, max(1, steps * settings.batch_tokens), rng)
+            alone = SupervisedBatches(nonsense, settings.batch_tokens, order, pad)
+            train_on(
+                run,
+                config.logger,
+                "pretrain",
+                model,
+                tokenizer,
+                one_after_the_other(alone, steps, corpus),
+                replace(settings, steps=settings.steps + steps),
+                order,
+                from_scratch=True,
+                save_every=settings.save_every,
+            )
+        save_checkpoint(model, tokenizer, run.model("base"))
+        run.update({"real_steps": {"pretrain": 0}, "base": {"parameters": model.num_parameters(), **_read(path)}})
+    finish(run, "pretrain")
+
+
+def _tokenizer(config: Config, place: Path, worlds: Mapping[str, CorpusWorld]) -> PreTrainedTokenizerBase:
+    """Trained on a sample of the corpus; made once."""
+    if not (place / "tokenizer.json").exists():
+        settings = config.pretrain
+        sample = play_shard(worlds, _SAMPLE * settings.shard_characters, settings.renamed_share, config.seed, -1)
+        episodes = [episode for played in sample.values() for episode in played]
+        turns = [turn for episode in episodes for turn in episode.turns]
+        lines = Counter(status_line(turn.reward, turn.terminated) for turn in turns)
+        phrases = [line for line, count in sorted(lines.items()) if count >= _COMMON * len(turns)]
+        texts = {episode.start for episode in episodes} | {turn.action for turn in turns}
+        texts |= {prediction_text(turn) for turn in turns}
+        texts |= {fact for episode in episodes for fact in episode.world_facts}
+        train_tokenizer(sorted(texts), config.vocab_size, [*phrases, KNOWN, NOW]).save_pretrained(place)
+    return load_tokenizer(place)
+
+
+def _read(index: Path) -> dict[str, Any]:
+    """What the model has read: episodes and tokens by world."""
+    total: dict[str, Counter[str]] = {"episodes": Counter(), "tokens": Counter()}
+    for shard in json.loads(index.read_text()):
+        for what, counts in total.items():
+            counts.update(shard[what])
+    return {what: dict(counts) for what, counts in total.items()}
