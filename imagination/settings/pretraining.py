@@ -29,7 +29,7 @@ class CorpusWorld:
     options: dict[str, Option] = field(default_factory=dict)
     tasks: int = 8
     episodes: int = 4
-    max_turns: int = 30
+    max_turns: int = 24
     facts: int = 0
 
     def __post_init__(self) -> None:
