@@ -16,8 +16,15 @@ Names are imported when they are first used, so ``import imagination`` itself is
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# OpenMP's threads spin while they wait for work, and so take the cores from whoever has some: beside a busy process a
+# stage took ten times as long. Threads that soon go to sleep cost nothing (docs/log/). It is read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 if TYPE_CHECKING:
     from imagination.settings import Config as Config

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,17 @@ def _set_up_torch(seed: int) -> None:
 
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores())
+    _tell_threads(torch.get_num_threads(), cores())
     torch.manual_seed(seed)  # lightning's seed_everything does no more, and costs three seconds of imports
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     disable_progress_bar()  # of transformers, for models that load in a moment
+
+
+@lru_cache
+def _tell_threads(threads: int, cores: int) -> None:
+    """Once in a process."""
+    print(f"threads {threads}, cores {cores}; OMP_NUM_THREADS takes another number", file=sys.stderr, flush=True)
 
 
 def need(path: Path, stage: str) -> Path:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from pathlib import Path
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def cores(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processor cores that this process may use: those it is bound to, and no more than its container is given."""
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota(control_groups)
+    return bound if quota == math.inf else max(1, min(bound, math.ceil(quota)))
+
+
+def _quota(control_groups: Path) -> float:
+    """Processors' worth of time that the container may use (cgroup v2, then v1); infinite where nothing limits it."""
+    places = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
+    for files in places:
+        try:
+            words = " ".join((control_groups / name).read_text() for name in files).split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):  # not there, or "max"
+            continue
+        if quota > 0 and period > 0:
+            return quota / period
+    return math.inf
 
 
 def processor() -> str:

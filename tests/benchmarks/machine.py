@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,17 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from imagination.runs.machine import cores, processor
 from policy.lm.compiled import native_attention
 from policy.lm.native.products import linear
 
 # FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
 NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 MUCH_STOLEN = 0.05  # more of the machine's time than this makes its numbers doubtful
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class StolenTime:
@@ -51,11 +46,7 @@ def hardware(device: str = "cpu") -> str:
     """The processor with its number of cores, or the card, as results are labelled."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return f"{name}, {cores()} cores"
+    return f"{processor()}, {cores()} cores"
 
 
 def nominal_peak(card: str) -> float | None:

@@ -16,7 +16,8 @@ from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
-from tests.benchmarks.machine import MUCH_STOLEN, StolenTime, cores
+from imagination.runs.machine import cores
+from tests.benchmarks.machine import MUCH_STOLEN, StolenTime
 
 disable_progress_bar()  # models load in a moment
 ROOT = Path(__file__).resolve().parents[2]
