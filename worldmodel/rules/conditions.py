@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from real_envs.trajectory import Turn, same_reward
-from worldmodel.rules.episode import Episode, Language, name_after, without_sentences
+from worldmodel.rules.episode import SCOPES, Episode, Language, name_after, without_sentences
 from worldmodel.rules.pages import Change, apply
 from worldmodel.rules.templates import OTHER, Action, fill
 
@@ -64,7 +64,8 @@ class Condition:
         if kind == "done":
             return episode.accepted_at(self.value) > 0
         if not self.slot:  # the words of the condition stand for themselves, or for what the first text mentions
-            return f" {episode.mentions.get(self.value, self.value)} " in episode.text(self.scope)
+            said = " ".join(episode.mentions.get(word, word) for word in self.value.split())
+            return f" {said} " in episode.text(self.scope)
         filler = action.fillers[self.slot - 1]
         if kind == "text":
             return f" {self.value.replace('_', filler)} " in episode.text(self.scope)
@@ -79,6 +80,7 @@ class Condition:
         thing = f"{{{self.slot}}}"
         if self.kind == "text":
             where = {"start": "the first text", "last": "the last text", "seen": "any text"}
+            where["state"] = "the last text that refused nothing"
             place = where.get(self.scope, f'the last text that begins "{self.scope}"')
             words = self.value.replace("_", thing) if self.slot else self.value
             return f'{no}"{words}" stands in {place}'
@@ -234,7 +236,7 @@ class Rule:
         Raises:
             ValueError: it speaks of a template, a slot or a kind of text that the language does not have.
         """
-        templates, scopes = {*language.templates.texts, OTHER}, {"start", "last", "seen", *language.kinds}
+        templates, scopes = {*language.templates.texts, OTHER}, {*SCOPES, *language.kinds}
         slots = _slots(self.template)
         named = [self.template, *([self.copy.without] if self.copy.without and self.copy.kind != "edit" else [])]
         used = {self.copy.slot}

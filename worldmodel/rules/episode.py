@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from worldmodel.rules.pages import page_of
 from worldmodel.rules.templates import NEWLINE, Action, Templates, flat, words
 
+SCOPES = ("start", "last", "state", "seen")  # texts of an episode that are of no kind
 _MOST_NAME = 6  # words
 
 
@@ -106,6 +107,7 @@ class Episode:
 
     Attributes:
         start, last: flat texts of the first and the latest observation.
+        state: of the latest observation that refused nothing.
         seen: all flat texts, one after the other.
         written: the same as they were written.
         mentions: see ``Language``.
@@ -116,7 +118,7 @@ class Episode:
 
     def __init__(self, language: Language, start: str) -> None:
         self.language = language
-        self.start = self.last = self.seen = flat(start)
+        self.start = self.last = self.state = self.seen = flat(start)
         self.written = start
         self.mentions = language.mentioned(start) if language.mentions else {}
         self.segments: dict[str, list[Segment]] = {}
@@ -152,6 +154,7 @@ class Episode:
         self.answers[action.text] = observation, self.time
         if self.language.refuses(action.text, observation):
             return
+        self.state = self.last
         self._accepted[action.template] = self._accepted[" ".join(words(action.text))] = self.time
         self._done_to.append((self.time, action.template, action.fillers))
         for slot, filler in enumerate(action.fillers, start=1):
@@ -164,13 +167,9 @@ class Episode:
                     self._ways.setdefault((kind, segment.name, back), before[kind])
 
     def text(self, scope: str) -> str:
-        """The flat text that a condition looks at: ``start``, ``last``, ``seen``, or the last one of a kind."""
-        if scope == "start":
-            return self.start
-        if scope == "last":
-            return self.last
-        if scope == "seen":
-            return self.seen
+        """The flat text that a condition looks at: ``start``, ``last``, ``state``, ``seen``, or the last of a kind."""
+        if scope in SCOPES:
+            return str(getattr(self, scope))
         seen = self.segments.get(scope)
         return seen[-1].flat if seen else ""
 
@@ -234,6 +233,7 @@ def without_sentences(text: str, names: Sequence[str]) -> str:
 
 
 __all__ = [
+    "SCOPES",
     "Episode",
     "Language",
     "Segment",

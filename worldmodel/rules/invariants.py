@@ -20,7 +20,7 @@ _SLOT = re.compile(r"\{\d\}")
 LONGEST = 7  # words of a phrase
 REFUSAL = "{refusal}"  # in place of a phrase: any answer that refuses
 OPENING = "{opening}"  # in place of a phrase: that the answer is of the kind at all
-OUTCOME = "{outcome}"  # in place of a phrase: any answer that pays or ends
+OUTCOME = "{outcome}"  # in place of a phrase: what the answer pays, and whether it ends the episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Invariant:
         required: it must stand in the answer; else it must not.
         once: it may stand there, but not twice.
         link: where ``{there}`` is read.
+        reward, terminated: of an ``OUTCOME``; where it is not required, they are nothing.
         turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
     """
 
@@ -51,16 +52,18 @@ class Invariant:
     exceptions: int = 0
     held_turns: int = 0
     held_exceptions: int = 0
+    reward: float = 0.0
+    terminated: bool = False
 
     def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
         """Whether the answer of a turn breaks it. One of another kind breaks nothing."""
         answer = turn.observation
         if self.phrase in (REFUSAL, OUTCOME):
             if self.phrase == REFUSAL:
-                says = episode.language.refuses(action.text, answer)
+                wrong = episode.language.refuses(action.text, answer)
             else:
-                says = turn.terminated or not same_reward(turn.reward or 0.0, 0.0)
-            return says and all(c.holds(episode, action) for c in self.conditions)
+                wrong = turn.terminated != self.terminated or not same_reward(turn.reward or 0.0, self.reward)
+            return wrong and all(c.holds(episode, action) for c in self.conditions)
         text = flat(answer)
         if self.phrase == OPENING:
             return not text.startswith(f" {self.kind} ") and all(c.holds(episode, action) for c in self.conditions)
@@ -79,7 +82,9 @@ class Invariant:
         verb = "has at most once" if self.once else "has" if self.required else "has no"
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         if self.phrase in (REFUSAL, OUTCOME):
-            no = "is not refused" if self.phrase == REFUSAL else "pays nothing and ends nothing"
+            no = f"has reward {self.reward:g}{' and is the end' * self.terminated}"
+            no = no if self.required else "pays nothing and ends nothing"
+            no = "is not refused" if self.phrase == REFUSAL else no
             return f"{self.template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
         if self.phrase == OPENING:
             head = f"{self.template}{': if ' * bool(conditions)}{conditions}"

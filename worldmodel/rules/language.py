@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from real_envs.trajectory import Trajectory
 from worldmodel.rules.episode import Episode, Language, name_after
-from worldmodel.rules.templates import OTHER, Templates, words
+from worldmodel.rules.templates import OTHER, Templates, flat, words
 
 LEAST = 30  # turns that a rule must answer in the half that it is found in
 _KINDS = 6
@@ -67,18 +67,28 @@ def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
 
 
 def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, ...]:
-    """Two words after which most first texts name what a later text of a kind is about."""
+    """Two words after which most first texts name what a later text of a kind is about; where there are none, after
+    which they name something else that differs from task to task and that later texts speak of, such as a goal."""
     said: Counter[str] = Counter()
+    told: dict[str, list[str]] = {}  # by two words, the names after them that texts of the task speak of
     names: set[str] = set()
-    heads = list(dict.fromkeys((t.task_id, t.start) for t in log))
+    later: dict[str, str] = {}
     for trajectory in log:
-        for turn in trajectory.turns:
-            names |= {s.name for s in language.segments(turn.observation, 1).values() if s.name}
+        texts = [turn.observation for turn in trajectory.turns]
+        names |= {s.name for text in texts for s in language.segments(text, 1).values() if s.name}
+        later[trajectory.start] = later.get(trajectory.start, "") + "".join(map(flat, texts))
+    heads = list(dict.fromkeys((t.task_id, t.start) for t in log))
     for _, start in heads:
         head = language.head(start)
-        tokens = head.split()
-        said.update(two for two in dict.fromkeys(map(" ".join, pairwise(tokens))) if name_after(head, two) in names)
-    often = [words_ for words_, n in said.most_common() if n >= 0.9 * len(heads)]
+        for two in dict.fromkeys(map(" ".join, pairwise(head.split()))):
+            name = name_after(head, two)
+            said[two] += name in names
+            if name and f" {name} " in later[start]:
+                told.setdefault(two, []).append(name)
+    often = [two for two, n in said.most_common() if n >= 0.9 * len(heads)]
+    if not often:
+        differ = {two: found for two, found in told.items() if len(found) >= 0.9 * len(heads) and len(set(found)) >= 5}
+        often = sorted(differ, key=lambda two: (-sum(len(name.split()) for name in differ[two]), two))[:1]
     return tuple(often[:_MENTIONS])
 
 

@@ -116,6 +116,7 @@ class _Table:
     patterns: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[tuple[float, bool]] = field(default_factory=Counter)
     contexts: dict[tuple[int, str], Counter[tuple[str, bool]]] = field(default_factory=dict)
+    paying: Counter[tuple[str, bool]] = field(default_factory=Counter)  # contexts of what the first text mentions
     values: dict[int, Counter[str]] = field(default_factory=dict)
     deeds: dict[int, Counter[tuple[str, int]]] = field(default_factory=dict)
     links: Counter[tuple[str, int, str]] = field(default_factory=Counter)
@@ -152,11 +153,14 @@ class _Table:
                 self.changes[Copy(kind, *parts)] += 1
         if self.turns > _SAMPLE:
             return
+        for placeholder, name in episode.mentions.items():
+            told = dict.fromkeys(context.replace("_", placeholder) for context in _contexts(episode.state, name, 4))
+            self.paying.update((context, bool(turn.reward)) for context in ("", *told))
         for slot, filler in enumerate(action.fillers, start=1):
             self.values.setdefault(slot, Counter())[filler] += 1
             if deed := episode.last_deed(filler):
                 self.deeds.setdefault(slot, Counter())[deed] += 1
-            for scope in ("start", "last", *self._kinds):
+            for scope in ("start", "last", "state", *self._kinds):
                 found = dict.fromkeys(_contexts(episode.text(scope), filler))
                 self.contexts.setdefault((slot, scope), Counter()).update((context, refused) for context in found)
             if not refused:
@@ -194,6 +198,11 @@ class _Table:
             often_done = [deed for deed, n in self.deeds.get(slot, Counter()).items() if n >= enough]
             self.conditions += [Condition("last_deed", slot, name, other=other) for name, other in often_done]
             self.conditions += [Condition("did", slot, name, other=other) for name, other in often_done]
+        paid, unpaid = (max(1, self.paying["", pays]) for pays in (True, False))
+        telling = {c: self.paying[c, True] / paid - self.paying[c, False] / unpaid for c, _ in self.paying if c}
+        often = [c for c in telling if self.paying[c, True] + self.paying[c, False] >= 10]
+        ranked = sorted(often, key=lambda c: (-abs(telling[c]), len(c.split()), c))[:_CONTEXTS]
+        self.conditions += [Condition("text", 0, context, "state") for context in ranked]
         self.conditions += [Condition("done", value=name) for name in self._templates]
         self.conditions.append(Condition("paid"))
         self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
@@ -288,25 +297,34 @@ class _Table:
         return found
 
     def always(self) -> list[Invariant]:
-        """When an action of the template is not refused, and when it pays and ends nothing."""
+        """When an action of the template is not refused, what it pays and ends, and what kind of text answers it."""
         if not self._noted or self.template == OTHER:
             return []
         base, held = np.array(self._noted, dtype=bool), np.array(self._held)
-        usual = [o for o, _ in self.outcomes.most_common(4)]
-        nothing = usual.index((0.0, False)) if (0.0, False) in usual else -2
-        said = np.array(self._said)
-        cases = [(REFUSAL, "", ~np.array(self._refused)), (OUTCOME, "", np.array(self._outcome) == nothing)]
-        cases += [(OPENING, kind, said == kind) for kind in self._kinds]
+        said, outcome = np.array(self._said), np.array(self._outcome)
+        cases = [(Invariant(self.template, "", (), REFUSAL, False), ~np.array(self._refused))]
+        for k, (reward, terminated) in enumerate(o for o, _ in self.outcomes.most_common(4)):
+            paid = bool(reward or terminated)
+            wanted = Invariant(self.template, "", (), OUTCOME, paid, reward=reward, terminated=terminated)
+            cases.append((wanted, outcome == k))
+        cases += [(Invariant(self.template, kind, (), OPENING, True), said == kind) for kind in self._kinds]
         found: list[Invariant] = []
-        for phrase, kind, right in cases:
+        for invariant, right in cases:
             covered = np.zeros(len(held), dtype=bool)
             while (right & ~covered).sum() >= LEAST:
                 best = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
                 if best is None:
                     break
-                chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
-                counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
-                found.append(Invariant(self.template, kind, chosen, phrase, phrase == OPENING, None, False, *counts))
+                found.append(
+                    replace(
+                        invariant,
+                        conditions=tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals),
+                        turns=best.turns,
+                        exceptions=best.exceptions,
+                        held_turns=best.held_turns,
+                        held_exceptions=best.held_exceptions,
+                    )
+                )
                 covered |= best.covers
         return found
 
@@ -338,12 +356,12 @@ class _Table:
         return np.stack(columns, axis=1), conditions
 
 
-def _contexts(text: str, filler: str) -> Iterator[str]:
-    """Up to three words before, two after, or one on both sides of where a filler stands."""
+def _contexts(text: str, filler: str, most: int = 2) -> Iterator[str]:
+    """Up to three words before, ``most`` after, or one on both sides of where a filler stands."""
     begin = text.find(f" {filler} ")
     while begin >= 0:
         before = text[max(0, begin - 60) : begin].split()[-3:]
-        after = text[begin + len(filler) + 2 : begin + len(filler) + 60].split()[:2]
+        after = text[begin + len(filler) + 2 : begin + len(filler) + 60].split()[:most]
         yield "_"
         for k in range(1, len(before) + 1):
             yield " ".join([*before[-k:], "_"])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
+from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.rule_set import Answer, RuleSet
 from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid
 
@@ -25,7 +26,7 @@ class RuledWorldModel:
 
     What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
     of an answer are known, the model goes on from them. What breaks an invariant is mended in as few words as
-    possible (``worldmodel/rules/mend.py``), or sampled again. A dream then
+    possible (``worldmodel/rules/mend.py``), or sampled again; an outcome that stays wrong is put right. A dream then
     keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
 
     Args:
@@ -105,7 +106,10 @@ class RuledWorldModel:
             other, left = self._mended(start, history, action, told, session, sure)
             if len(left) < len(broken):
                 best, broken = other, left
-        return replace(best, resampled=tries, broken=broken)
+        if broken and all(invariant.phrase == OUTCOME for invariant in broken):  # the words are as they should be
+            reward, terminated = broken[0].reward, broken[0].terminated
+            best, broken = replace(best, reward=reward, terminated=terminated, mended=True, outcome_by="rule"), ()
+        return replace(best, resampled=tries, broken=tuple(map(str, broken)))
 
     def _mended(
         self,
@@ -115,8 +119,8 @@ class RuledWorldModel:
         told: Prediction,
         session: object,
         sure: Answer | None,
-    ) -> tuple[Prediction, tuple[str, ...]]:
-        """The prediction with as few words changed as mend it, and the invariants that it still breaks, in words.
+    ) -> tuple[Prediction, Sequence[Invariant]]:
+        """The prediction with as few words changed as mend it, and the invariants that it still breaks.
 
         Args:
             sure: the words, where a rule knows them; the outcome is then the model's.
@@ -126,11 +130,11 @@ class RuledWorldModel:
             left = self.rules.broken(start, history, turn, session)
             mended = told.observation.strip() != sure.observation.strip()
             told = replace(told, observation=sure.observation, mended=mended, rule=str(sure.rule))
-            return told, tuple(map(str, left))
+            return told, left
         turn = Turn(action, told.observation, told.reward, told.terminated)
         text, broken = self.rules.mended(start, history, turn, session)
         mended = text != told.observation
-        return replace(told, observation=text, mended=mended) if mended else told, tuple(map(str, broken))
+        return replace(told, observation=text, mended=mended) if mended else told, broken
 
     def release(self, session: object) -> None:
         self.rules.release(session)
