@@ -1,0 +1,118 @@
+"""What a reward needs is found in the log. If this fails, dreams pay for what the world does not, or pay nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.rules.conditions import Condition
+from worldmodel.rules.episode import Episode, Language
+from worldmodel.rules.invariants import OUTCOME, Invariant
+from worldmodel.rules.mine import mine_rules
+from worldmodel.rules.rule_set import RuleSet
+from worldmodel.rules.templates import Templates
+from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.world_model import Prediction
+
+NO = "Unknown action."
+THINGS = [f"{colour} {thing}" for colour in ("red", "blue", "grey") for thing in ("ball", "key", "box")]
+ACTIONS = {"walk on": 10, "walk back": 2, "wait": 2, "dance": 1, "sing": 1, "jump": 1}
+
+
+def walk(seed: int) -> Trajectory:
+    """A corridor with two things ahead; who stands before the one that the task names is paid, and the walk is over."""
+    rng = random.Random(seed)
+    goal, other = rng.sample(THINGS, 2)
+    ahead = {goal: rng.randint(2, 5), other: rng.randint(2, 5)}
+
+    def view() -> str:
+        return "\n".join([*(f"a {thing}: {n} ahead" for thing, n in ahead.items() if n > 0), "You carry nothing."])
+
+    start, turns = f"Go to the {goal}.\n{view()}", list[Turn]()
+    while len(turns) < 10 and not (turns and turns[-1].terminated):
+        action = rng.choices(list(ACTIONS), list(ACTIONS.values()))[0]
+        step = {"walk on": -1, "walk back": 1}.get(action, 0)
+        ahead = {thing: n + step for thing, n in ahead.items()}
+        paid = action == "walk on" and ahead[goal] == 1
+        turns.append(Turn(action, NO if action in ("dance", "sing", "jump") else view(), float(paid), paid))
+    stop = StopReason.TERMINATED if turns[-1].terminated else StopReason.TURN_LIMIT
+    return Trajectory(
+        f"e{seed}", f"t{seed}", f"t{seed}", Source.REAL, "walker", seed, start, tuple(turns), stop, prefix_turns=0
+    )
+
+
+@pytest.fixture(scope="module")
+def rules() -> RuleSet:
+    return mine_rules([walk(seed) for seed in range(1000)])
+
+
+def outcomes(rules: RuleSet) -> list[Invariant]:
+    return [i for i in rules.invariants if i.phrase == OUTCOME]
+
+
+def test_what_a_reward_needs_is_found_in_the_words_of_the_task(rules: RuleSet) -> None:
+    assert rules.language.mentions == ("to the",)
+    paying = [i for i in outcomes(rules) if i.required]
+    assert paying
+    assert {(i.reward, i.terminated) for i in paying} == {(1.0, True)}
+    assert all("{to_the} : 2" in str(i) and "has reward 1 and is the end" in str(i) for i in paying)
+    said = 'walk on: if not "{to_the} : 2" stands in the last text that refused nothing pays nothing and ends nothing'
+    assert any(str(i).startswith(said) for i in outcomes(rules))
+
+
+def test_no_real_episode_breaks_what_was_found_and_every_false_outcome_does(rules: RuleSet) -> None:
+    for episode in map(walk, range(2000, 2040)):
+        for k, turn in enumerate(episode.turns):
+            before = episode.turns[:k]
+            assert rules.broken(episode.start, before, turn) == []
+            false = replace(turn, reward=1.0 - (turn.reward or 0.0), terminated=not turn.terminated)
+            known = rules.answer(episode.start, before, turn.action)  # what is refused is never asked of a model
+            assert known or rules.broken(episode.start, before, false), (episode.start, before, turn)
+
+
+def test_the_last_text_that_refused_nothing_is_still_the_state() -> None:
+    language = Language(Templates(["walk {1}"]), (), lambda action, answer: answer == NO, mentions=("to the",))
+    episode = Episode(language, "Go to the red ball.\na red ball: 2 ahead")
+    action = language.templates.read("walk on")
+    near = Condition("text", 0, "{to_the} : 2 ahead", "state")
+    assert near.holds(episode, action)
+    assert str(near) == '"{to_the} : 2 ahead" stands in the last text that refused nothing'
+    episode.add(action, NO)
+    assert near.holds(episode, action)
+    assert not replace(near, scope="last").holds(episode, action)
+    episode.add(action, "a red ball: 1 ahead")
+    assert not near.holds(episode, action)
+    assert not Condition("text", 0, "{in_the} : 2 ahead", "start").holds(episode, action)  # the task mentions no such
+
+
+class Pays:
+    """A world model that always pays and ends."""
+
+    version, temperature, engines = "pays", 1.0, ()
+    asked = 0
+
+    async def predict(
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
+    ) -> Prediction:
+        self.asked += 1
+        return Prediction("a red ball: 4 ahead\nYou carry nothing.", 1.0, True, 0.5, 0.9)
+
+    def release(self, session: object) -> None: ...
+
+
+def test_an_outcome_that_stays_wrong_is_put_right(rules: RuleSet, tmp_path: Path) -> None:
+    rules.save(tmp_path)
+    loaded = RuleSet.load(tmp_path)
+    assert loaded is not None
+    assert loaded.invariants == rules.invariants
+    start, model = "Go to the red ball.\na red ball: 5 ahead\na blue key: 3 ahead\nYou carry nothing.", Pays()
+    ruled = RuledWorldModel(model, loaded, resamples=3)  # type: ignore[arg-type]
+    found = asyncio.run(ruled.predict(start, (), "walk on", 7, "s"))
+    assert (found.reward, found.terminated, found.broken, found.resampled) == (0.0, False, (), 3)
+    assert (found.mended, found.outcome_by, model.asked) == (True, "rule", 4)
