@@ -77,6 +77,7 @@ class CorpusBatches:
     Args:
         make: a shard by its number, called in ``executor``.
         ahead: shards that are made while one is trained on.
+        passes: over each shard, each in another order.
         path: of ``corpus.json``, which notes the shards, so that a stopped run goes on in the right one.
     """
 
@@ -85,12 +86,13 @@ class CorpusBatches:
         make: Callable[[int], Shard],
         executor: Executor,
         ahead: int,
+        passes: int,
         path: Path,
         batch_tokens: int,
         seed: int,
         pad: int,
     ) -> None:
-        self._make, self._executor, self._ahead, self._path = make, executor, ahead, path
+        self._make, self._executor, self._ahead, self._passes, self._path = make, executor, ahead, passes, path
         self._batch_tokens, self._seed, self._pad = batch_tokens, seed, pad
         self._noted: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
         self._futures: dict[int, Future[Shard]] = {}
@@ -110,7 +112,8 @@ class CorpusBatches:
         shard = self._taken(number)
         before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
         self._first = before["first_step"] + before["steps"]
-        self._batches = epoch_of(shard.rows, self._batch_tokens, stream_seed("corpus batches", self._seed, number))
+        orders = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._passes))
+        self._batches = [batch for order in orders for batch in epoch_of(shard.rows, self._batch_tokens, order)]
         note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
         if number == len(self._noted):
             self._noted.append(note)

@@ -18,14 +18,18 @@ from real_envs.streams import stream_seed
 class _Steps(IterableDataset):
     """Items ``first() .. steps - 1``. It has a length, or Lightning would fetch (and play) one item ahead."""
 
-    def __init__(self, steps: int, first: Callable[[], int], item: Callable[[int], object]) -> None:
-        self._steps, self._first, self._item = steps, first, item
+    def __init__(
+        self, steps: int, first: Callable[[], int], item: Callable[[int], object], over: Callable[[], bool]
+    ) -> None:
+        self._steps, self._first, self._item, self._over = steps, first, item, over
 
     def __len__(self) -> int:
         return self._steps
 
     def __iter__(self) -> Iterator[object]:
         for step in range(self._first(), self._steps):
+            if self._over():
+                return
             yield self._item(step)
 
 
@@ -36,11 +40,18 @@ class StepStream(L.LightningDataModule):
         steps: of the whole run.
         first: asks where to start; after a resume the trainer knows.
         item: makes the batch of a step.
+        over: whether there is no time for another one.
     """
 
-    def __init__(self, steps: int, first: Callable[[], int], item: Callable[[int], object]) -> None:
+    def __init__(
+        self,
+        steps: int,
+        first: Callable[[], int],
+        item: Callable[[int], object],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
-        self._dataset = _Steps(steps, first, item)
+        self._dataset = _Steps(steps, first, item, over)
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self._dataset, batch_size=None, num_workers=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -109,13 +110,20 @@ def train_on(
     from_scratch: bool = False,
     objective: Objective | None = None,
     save_every: int = 0,
+    seconds: float = 0.0,
 ) -> None:
     """Trains ``model`` in place on the batch of each step; goes on from a saved training state if there is one.
 
     Args:
         seed: of what is random beside the batches.
         save_every: steps between two training states; 0 saves five.
+        seconds: after which it ends, with the rate falling towards that end; 0 ends it after its steps alone.
     """
+    begin = time.monotonic()
+
+    def passed() -> float:
+        return min(1.0, (time.monotonic() - begin) / seconds) if seconds else 0.0
+
     state, done = resume_from(run, stage)
     run.forget(stage, done)
     bar = Bar(stage.replace("_", " "), settings.steps, "tokens")
@@ -126,9 +134,16 @@ def train_on(
 
     record = partial(run.record, stage)
     module = SupervisedModule(
-        model, settings, record, seed, from_scratch=from_scratch, objective=objective, on_tokens=move
+        model,
+        settings,
+        record,
+        seed,
+        from_scratch=from_scratch,
+        objective=objective,
+        on_tokens=move,
+        passed=passed,
     )
-    stream = StepStream(settings.steps, lambda: module.global_step, batches)
+    stream = StepStream(settings.steps, lambda: module.global_step, batches, lambda: passed() >= 1)
     keep = KeepCheckpoints(
         run.model("kept"),
         stage,

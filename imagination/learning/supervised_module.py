@@ -21,11 +21,15 @@ Record = Callable[[int, Mapping[str, float]], None]
 BETAS = (0.9, 0.98)
 
 
-def schedule(step: int, steps: int, warmup: int) -> float:
-    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth."""
+def schedule(step: int, steps: int, warmup: int, passed: float = 0.0) -> float:
+    """Factor of the learning rate: linear warm-up, then a cosine down to a tenth.
+
+    Args:
+        passed: share of the time that the training may take, where that ends it before the steps do.
+    """
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
+    progress = max(passed, (step - warmup) / max(1, steps - warmup))
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
@@ -34,7 +38,8 @@ class SupervisedModule(Averaging, L.LightningModule):
 
     ``from_scratch`` says that the weights start at random; it decides what ``optimizer="auto"`` means. At the end the
     model has the average of its weights where ``settings.average`` asks for one. ``on_tokens`` is told after every
-    forward and backward pass how many tokens it was of, and what share of its step is done.
+    forward and backward pass how many tokens it was of, and what share of its step is done; ``passed`` tells what share
+    of its time is over, see ``schedule``.
     """
 
     def __init__(
@@ -47,10 +52,11 @@ class SupervisedModule(Averaging, L.LightningModule):
         from_scratch: bool = False,
         objective: Objective | None = None,
         on_tokens: Callable[[int, float], None] = lambda tokens, share: None,
+        passed: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # a step is several passes where it has many tokens
-        self.on_tokens = on_tokens
+        self.on_tokens, self.passed = on_tokens, passed
         self.objective: Objective = objective or NextToken()
         self.settings = settings
         self.from_scratch = from_scratch
@@ -98,6 +104,6 @@ class SupervisedModule(Averaging, L.LightningModule):
             trained = [p for p in self.parameters() if p.requires_grad]
             optimizer = torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: schedule(step, settings.steps, settings.warmup)
+            optimizer, lambda step: schedule(step, settings.steps, settings.warmup, self.passed())
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

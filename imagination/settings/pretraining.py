@@ -45,7 +45,9 @@ class PretrainSettings(FitSettings):
 
     Attributes:
         worlds: by a name; preset=base has them.
-        shard_characters: text that is played at a time; it is trained on once and then forgotten.
+        shard_characters: text that is played at a time; it is trained on and then forgotten.
+        passes: how often each shard is trained on, where playing is slower than training.
+        minutes: after which training ends, with the rate falling towards that end; 0 ends it after its steps alone.
         makers: processes that play the next shards meanwhile.
         agents: whose episodes the policy's view imitates, by the beginning of their names.
         renamed_share: of the episodes, told with made-up names.
@@ -55,6 +57,8 @@ class PretrainSettings(FitSettings):
 
     worlds: dict[str, CorpusWorld] = field(default_factory=dict)
     shard_characters: int = 800_000
+    passes: int = 1
+    minutes: float = 0.0
     makers: int = 1
     agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])
     renamed_share: float = 0.5
@@ -63,7 +67,9 @@ class PretrainSettings(FitSettings):
 
     def __post_init__(self) -> None:
         FitSettings.__post_init__(self)
-        if self.shard_characters < 1 or self.makers < 1 or self.save_every < 1:
-            raise ValueError("shard_characters, makers and save_every must be at least 1")
+        if min(self.shard_characters, self.passes, self.makers, self.save_every) < 1 or self.minutes < 0:
+            raise ValueError(
+                "shard_characters, passes, makers and save_every must be at least 1, and minutes 0 or more"
+            )
         if not 0 <= self.renamed_share <= 1:
             raise ValueError(f"renamed_share must lie in [0, 1], got {self.renamed_share}")

@@ -57,12 +57,12 @@ def pretrain(config: Config, folder: Path) -> None:
             make = partial(make_shard, settings, worlds, place, config.seed)
             order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
             path = run.path / INDEX
-            corpus = CorpusBatches(make, makers, settings.makers, path, settings.batch_tokens, order, pad)
+            size = settings.batch_tokens
+            corpus = CorpusBatches(make, makers, settings.makers, settings.passes, path, size, order, pad)
             steps = settings.copying_steps
             words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
             rng = random.Random(stream_seed("copying", config.seed))
-            nonsense = copying_rows(words, max(1, steps * settings.batch_tokens), rng)
-            alone = SupervisedBatches(nonsense, settings.batch_tokens, order, pad)
+            alone = SupervisedBatches(copying_rows(words, max(1, steps * size), rng), size, order, pad)
             train_on(
                 run,
                 config.logger,
@@ -74,6 +74,7 @@ def pretrain(config: Config, folder: Path) -> None:
                 order,
                 from_scratch=True,
                 save_every=settings.save_every,
+                seconds=60 * settings.minutes,
             )
         save_checkpoint(model, tokenizer, run.model("base"))
         run.update({"real_steps": {"pretrain": 0}, "base": {"parameters": model.num_parameters(), **_read(path)}})

@@ -19,15 +19,20 @@ from tests.support.tiny import write_log
 pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
 
 
-def test_a_killed_base_is_the_same_as_an_uninterrupted_one_and_a_run_starts_from_it(
-    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def shrink(tiny: Config) -> None:
     world = CorpusWorld("gymnasium", options={"id": ["BabyAI-GoToObj-v0"]}, tasks=2, episodes=2, max_turns=6)
     settings = tiny.pretrain
-    settings.worlds, settings.model = {"baby": world, "none": CorpusWorld("nowhere")}, tiny.policy
+    settings.worlds, settings.model = {"baby": world}, tiny.policy
     settings.shard_characters, settings.batch_tokens, settings.micro_tokens = 4000, 512, 4096
     settings.steps, settings.copying_steps, settings.save_every, settings.warmup = 12, 2, 2, 2
     tiny.vocab_size = 512
+
+
+def test_a_killed_base_is_the_same_as_an_uninterrupted_one_and_a_run_starts_from_it(
+    tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrink(tiny)
+    tiny.pretrain.worlds["none"] = CorpusWorld("nowhere")
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     pretrain(tiny, whole)
     assert "pretrain.worlds.none is left out" in capsys.readouterr().err
@@ -50,6 +55,14 @@ def test_a_killed_base_is_the_same_as_an_uninterrupted_one_and_a_run_starts_from
     tiny.fit.steps = 2
     fit_world_model(tiny, tmp_path / "run")
     assert (tmp_path / "run" / "models" / "worldmodel" / "model.safetensors").exists()
+
+
+def test_time_ends_a_training_before_its_steps_do(tiny: Config, tmp_path: Path) -> None:
+    shrink(tiny)
+    tiny.pretrain.steps, tiny.pretrain.minutes = 1_000_000, 0.05
+    pretrain(tiny, tmp_path)
+    assert 0 < len(metrics_of(tmp_path, "pretrain")) < 1000
+    load_checkpoint(str(tmp_path / "models" / "base"))
 
 
 def test_a_corpus_without_worlds_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

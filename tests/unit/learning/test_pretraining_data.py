@@ -124,7 +124,7 @@ def test_every_row_is_read_once_and_a_stopped_run_goes_on_where_it_was(tmp_path:
     with ThreadPoolExecutor(1) as makers:
 
         def batches() -> CorpusBatches:
-            return CorpusBatches(shards, makers, 1, tmp_path / "corpus.json", 20, 0, 0)
+            return CorpusBatches(shards, makers, 1, 1, tmp_path / "corpus.json", 20, 0, 0)
 
         whole = read(batches(), range(10))
         first = [i for batch in whole for i in batch]
@@ -139,7 +139,14 @@ def test_every_row_is_read_once_and_a_stopped_run_goes_on_where_it_was(tmp_path:
 def test_a_corpus_that_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
         path = tmp_path / "corpus.json"
-        read(CorpusBatches(shards, makers, 1, path, 20, 0, 0), range(2))
-        other = CorpusBatches(lambda number: shards(number + 1), makers, 1, path, 20, 0, 0)
+        read(CorpusBatches(shards, makers, 1, 1, path, 20, 0, 0), range(2))
+        other = CorpusBatches(lambda number: shards(number + 1), makers, 1, 1, path, 20, 0, 0)
         with pytest.raises(UserError, match=r"shard 0 was .* the worlds have changed since this run was stopped"):
             other(1)
+
+
+def test_a_shard_is_passed_over_as_often_as_asked(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as makers:
+        found = read(CorpusBatches(shards, makers, 1, 2, tmp_path / "corpus.json", 20, 0, 0), range(6))
+    assert sorted(i for batch in found for i in batch) == sorted([*range(5), *range(5)])
+    assert found[:3] != found[3:]

@@ -50,3 +50,5 @@ def test_the_learning_rate_rises_along_a_line_and_falls_along_a_cosine_to_a_tent
     """By hand: two steps up, the highest, halfway down, and a tenth at the end and behind it."""
     got = [schedule(step, 10, 2) for step in (0, 1, 2, 6, 10, 12)]
     assert got == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
+    timed = [schedule(step, 10, 2, passed) for step, passed in ((0, 0.5), (2, 0.5), (6, 0.2), (6, 1.0))]
+    assert timed == pytest.approx([0.5, 0.55, 0.55, 0.1])
