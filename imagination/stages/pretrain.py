@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import random
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -49,14 +50,17 @@ def pretrain(config: Config, folder: Path) -> None:
         worlds, missing = known_worlds(settings.worlds)
         for line in missing:
             print(line, file=sys.stderr, flush=True)
-        place = run.path / "tokenizer"
+        place, path = run.path / "tokenizer", run.path / INDEX
+        if run.summary.get("pretrain_settings") != run.settings:  # what is there is of other settings
+            shutil.rmtree(place, ignore_errors=True)
+            path.unlink(missing_ok=True)
+            run.update({"pretrain_settings": run.settings})
         tokenizer = _tokenizer(config, place, worlds)
         model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
         plant_induction(model, config.seed)
         with ProcessPoolExecutor(settings.makers, mp_context=multiprocessing.get_context("spawn")) as makers:
             make = partial(make_shard, settings, worlds, place, config.seed)
             order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
-            path = run.path / INDEX
             size = settings.batch_tokens
             corpus = CorpusBatches(make, makers, settings.makers, settings.passes, path, size, order, pad)
             steps = settings.copying_steps

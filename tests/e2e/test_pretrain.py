@@ -59,8 +59,14 @@ def test_a_killed_base_is_the_same_as_an_uninterrupted_one_and_a_run_starts_from
 
 def test_time_ends_a_training_before_its_steps_do(tiny: Config, tmp_path: Path) -> None:
     shrink(tiny)
-    tiny.pretrain.steps, tiny.pretrain.minutes = 1_000_000, 0.05
+    tiny.pretrain.steps, tiny.pretrain.save_every = 1, 1
     pretrain(tiny, tmp_path)
+    before = json.loads((tmp_path / "corpus.json").read_text())
+    tiny.pretrain.steps, tiny.pretrain.minutes, tiny.pretrain.shard_characters = 1_000_000, 0.05, 6000
+    pretrain(tiny, tmp_path)
+    assert json.loads((tmp_path / "corpus.json").read_text())[0] != before[0], (
+        "what was read under other settings stayed"
+    )
     assert 0 < len(metrics_of(tmp_path, "pretrain")) < 1000
     load_checkpoint(str(tmp_path / "models" / "base"))
 
