@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args
 from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.episode import SCOPES, Episode, Language, name_after, without_sentences
 from worldmodel.rules.pages import Change, apply
-from worldmodel.rules.templates import OTHER, Action, fill
+from worldmodel.rules.templates import ANY, OTHER, Action, fill
 
-ConditionKind = Literal["text", "is", "last_deed", "did", "done", "paid", "since"]
+ConditionKind = Literal["text", "is", "missing", "last_deed", "did", "done", "paid", "since"]
 CopyKind = Literal["say", "last", "line", "again", "link", "way", "page", "edit"]
 
 
@@ -23,14 +23,14 @@ class Condition:
     """One test of the words of an episode before an action.
 
     Attributes:
-        kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``last_deed``: the
-            last accepted action that named the filler had it in this slot of this template; ``did``: some accepted
-            action had it there; ``done``: an action of the template was accepted; ``paid``: this action earned
-            something before; ``since``: one was accepted after the text that is copied was seen, or one of several,
-            with `` | `` between them.
+        kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``missing``: some
+            filler of the action does not stand in the text of a scope; ``last_deed``: the last accepted action that
+            named the filler had it in this slot of this template; ``did``: some accepted action had it there;
+            ``done``: an action of the template was accepted; ``paid``: this action earned something before; ``since``:
+            one was accepted after the text that is copied was seen, or one of several, with `` | `` between them.
         slot: of the filler, from 1; 0 where there is none.
         value: the context with ``_`` for the filler, the value, or the template.
-        scope: of ``text``: see ``Episode.text``.
+        scope: of ``text`` and ``missing``: see ``Episode.text``.
         other: the slot in the template of a deed.
         negated: the condition holds where this is not so.
     """
@@ -63,6 +63,8 @@ class Condition:
             return episode.was_paid(action.text)
         if kind == "done":
             return episode.accepted_at(self.value) > 0
+        if kind == "missing":
+            return any(f" {filler} " not in episode.text(self.scope) for filler in action.fillers)
         if not self.slot:  # the words of the condition stand for themselves, or for what the first text mentions
             said = " ".join(episode.mentions.get(word, word) for word in self.value.split())
             return f" {said} " in episode.text(self.scope)
@@ -78,10 +80,13 @@ class Condition:
     def __str__(self) -> str:
         no = "not " if self.negated else ""
         thing = f"{{{self.slot}}}"
-        if self.kind == "text":
+        if self.kind in ("text", "missing"):
             where = {"start": "the first text", "last": "the last text", "seen": "any text"}
             where["state"] = "the last text that refused nothing"
             place = where.get(self.scope, f'the last text that begins "{self.scope}"')
+            if self.kind == "missing":
+                all_ = "all that it names stands" if self.negated else "not all that it names stands"
+                return f"{all_} in {place}"
             words = self.value.replace("_", thing) if self.slot else self.value
             return f'{no}"{words}" stands in {place}'
         if self.kind == "is":
@@ -228,7 +233,8 @@ class Rule:
         if self.reward is not None:
             outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
-        head = ("any other action" if self.template == OTHER else self.template) + ": if " * bool(conditions)
+        head = {OTHER: "any other action", ANY: "any action"}.get(self.template, self.template)
+        head += ": if " * bool(conditions)
         return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
 
     def check(self, language: Language) -> None:
@@ -236,7 +242,7 @@ class Rule:
         Raises:
             ValueError: it speaks of a template, a slot or a kind of text that the language does not have.
         """
-        templates, scopes = {*language.templates.texts, OTHER}, {*SCOPES, *language.kinds}
+        templates, scopes = {*language.templates.texts, OTHER, ANY}, {*SCOPES, *language.kinds}
         slots = _slots(self.template)
         named = [self.template, *([self.copy.without] if self.copy.without and self.copy.kind != "edit" else [])]
         used = {self.copy.slot}
@@ -245,13 +251,13 @@ class Rule:
         for c in self.conditions:
             used.add(c.slot)
             named += c.value.split(" | ") if c.kind in ("last_deed", "did", "done", "since") else []
-            if c.kind == "text" and c.scope not in scopes:
+            if c.kind in ("text", "missing") and c.scope not in scopes:
                 raise ValueError(f"no text is {c.scope!r}: one of {', '.join(sorted(scopes))}")
             if c.kind in ("is", "last_deed", "did") and not c.slot:
                 raise ValueError(f"{c.kind} needs a slot")
         if unknown := sorted(set(named) - templates):
             raise ValueError(f"no action is {unknown[0]!r}")
-        if wrong := sorted(used - slots - {0}):
+        if self.template != ANY and (wrong := sorted(used - slots - {0})):
             raise ValueError(f"{self.template!r} has no slot {wrong[0]}")
         if self.copy.kind in ("last", "line", "link", "way") and self.copy.text not in language.kinds:
             raise ValueError(f"no texts begin {self.copy.text!r}")

@@ -14,7 +14,7 @@ from typing import Any
 from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy
 from worldmodel.rules.episode import Episode, name_of
-from worldmodel.rules.templates import Action, flat
+from worldmodel.rules.templates import ANY, Action, flat
 
 _SLOT = re.compile(r"\{\d\}")
 LONGEST = 7  # words of a phrase
@@ -79,15 +79,16 @@ class Invariant:
 
     def __str__(self) -> str:
         conditions = " and ".join(str(c) for c in self.conditions)
+        template = "any action" if self.template == ANY else self.template
         verb = "has at most once" if self.once else "has" if self.required else "has no"
         n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         if self.phrase in (REFUSAL, OUTCOME):
             no = f"has reward {self.reward:g}{' and is the end' * self.terminated}"
             no = no if self.required else "pays nothing and ends nothing"
             no = "is not refused" if self.phrase == REFUSAL else no
-            return f"{self.template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
+            return f"{template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
         if self.phrase == OPENING:
-            head = f"{self.template}{': if ' * bool(conditions)}{conditions}"
+            head = f"{template}{': if ' * bool(conditions)}{conditions}"
             return f'{head} the answer begins "{self.kind}" ({n - wrong:,} of {n:,})'
         kind = f'an answer that begins "{self.kind}" {verb} "{self.phrase}"'
         slots = 1 + len(set(_SLOT.findall(self.template)))

@@ -17,7 +17,7 @@ import numpy as np
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.fidelity.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
-from worldmodel.rules.episode import Episode, Language, name_of
+from worldmodel.rules.episode import SCOPES, Episode, Language, name_of
 from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
 from worldmodel.rules.language import (
     LEAST,
@@ -32,7 +32,7 @@ from worldmodel.rules.mine_invariants import PhraseTable, find_link
 from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
-from worldmodel.rules.templates import OTHER, Action, blank, find_templates, flat, words
+from worldmodel.rules.templates import ANY, OTHER, Action, blank, find_templates, flat, words
 
 _PATTERNS = 4  # answers with slots, of a template
 _SAMPLE = 4000  # turns of a template in which contexts are looked for
@@ -54,20 +54,21 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     templates = fold_refused(templates, [t for t in log if t.id not in held])
     language = Language(templates, find_kinds(log), refusals.refuses, notices=find_notices(log))
     language = replace(language, inverses=find_inverses(log, language), mentions=find_mentions(log, language))
-    tables = {name: _Table(name) for name in (*templates.texts, OTHER)}
+    tables = {name: _Table(name) for name in (*templates.texts, OTHER, ANY)}
     texts: dict[tuple[str, str], PhraseTable] = {}
     for _, episode, action, turn in _turns(log, language):
-        tables[action.template].survey(episode, action, turn)
+        for name in _tables_of(action):
+            tables[name].survey(episode, action, turn)
     removing = find_removing(log, language)
     for table in tables.values():
         table.settle(templates.texts, removing)
     for trajectory, episode, action, turn in _turns(log, language):
-        table = tables[action.template]
-        table.note(episode, action, turn, trajectory.id in held)
+        for name in _tables_of(action):
+            tables[name].note(episode, action, turn, trajectory.id in held)
         if kind := _kind_of(turn, language):
             key = (action.template, kind)
             if key not in texts:
-                texts[key] = PhraseTable(*key, LEAST, link=find_link(table.links, kind, LEAST))
+                texts[key] = PhraseTable(*key, LEAST, link=find_link(tables[action.template].links, kind, LEAST))
             name = name_of(turn.observation, kind)
             texts[key].survey(episode, action, turn, _contexts(episode.start, name) if name else iter(()))
     for text in texts.values():
@@ -88,6 +89,10 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
         if on_done is not None:
             on_done(done, total)
     return RuleSet(language, rules, invariants)
+
+
+def _tables_of(action: Action) -> tuple[str, ...]:
+    return (action.template, ANY) if action.fillers else (action.template,)
 
 
 def _kind_of(turn: Turn, language: Language) -> str | None:
@@ -151,7 +156,7 @@ class _Table:
                 kind: CopyKind = "edit" if change.slot else "page"
                 parts = change.sets, change.slot, change.drops, change.others, change.named
                 self.changes[Copy(kind, *parts)] += 1
-        if self.turns > _SAMPLE:
+        if self.turns > _SAMPLE or self.template == ANY:
             return
         for placeholder, name in episode.mentions.items():
             told = dict.fromkeys(context.replace("_", placeholder) for context in _contexts(episode.state, name, 4))
@@ -184,6 +189,10 @@ class _Table:
             removing: templates of actions after which texts may no longer name what they were done to.
         """
         self._templates = list(templates)
+        self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
+        if self.template == ANY:
+            self.conditions = [Condition("missing", scope=scope) for scope in (*SCOPES, *self._kinds)]
+            return
         enough = max(10, min(self.turns, _SAMPLE) / 100)
         for (slot, scope), counts in self.contexts.items():
             scores = {
@@ -205,7 +214,6 @@ class _Table:
         self.conditions += [Condition("text", 0, context, "state") for context in ranked]
         self.conditions += [Condition("done", value=name) for name in self._templates]
         self.conditions.append(Condition("paid"))
-        self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
         if self.turns >= LEAST:
             kinds = self._kinds
             hows: tuple[CopyKind, ...] = ("last", "line", "way")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from real_envs.files import write_atomically
 from real_envs.trajectory import Turn
@@ -15,8 +15,9 @@ from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
 from worldmodel.rules.invariants import Invariant, opening_of
 from worldmodel.rules.mend import mend
-from worldmodel.rules.templates import Templates
+from worldmodel.rules.templates import ANY, Action, Templates
 
+T = TypeVar("T", Rule, Invariant)
 FILE = "rules.json"
 VERSION = 1
 _SESSIONS = 512  # episodes whose words are kept
@@ -70,7 +71,7 @@ class RuleSet:
         return self._first([r for r in self._of(action) if r.reward is None], start, history, action, session)
 
     def _of(self, action: str) -> Sequence[Rule]:
-        return self._by_template.get(self.language.templates.read(action).template, ())
+        return _of(self._by_template, self.language.templates.read(action))
 
     def _first(
         self, rules: Sequence[Rule], start: str, history: Sequence[Turn], action: str, session: object
@@ -85,7 +86,7 @@ class RuleSet:
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
         read = self.language.templates.read(answer.action)
-        mine = self._invariants.get(read.template, ())
+        mine = _of(self._invariants, read)
         if not mine:
             return []
         episode = self.episode(start, history, session)
@@ -96,7 +97,7 @@ class RuleSet:
     ) -> tuple[str, Sequence[Invariant]]:
         """The observation of the last turn with as few words changed as mend it, and what it still breaks."""
         read = self.language.templates.read(answer.action)
-        mine = self._invariants.get(read.template, ())
+        mine = _of(self._invariants, read)
         episode = self.episode(start, history, session)
 
         def check(text: str) -> list[Invariant]:
@@ -108,7 +109,7 @@ class RuleSet:
     def opening(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> str:
         """The words that the answer surely begins with; empty where none are known."""
         read = self.language.templates.read(action)
-        mine = self._invariants.get(read.template, ())
+        mine = _of(self._invariants, read)
         return opening_of(mine, self.episode(start, history, session), read) if mine else ""
 
     def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
@@ -175,6 +176,11 @@ class RuleSet:
         except (ValueError, KeyError, TypeError) as error:
             raise RulesInvalid(f"{path}: no rules can be read from it: {error!r}") from error
         return RuleSet(language, rules, invariants)
+
+
+def _of(by_template: Mapping[str, list[T]], action: Action) -> Sequence[T]:
+    """What is known of actions of its template, and then of any action that names something."""
+    return [*by_template.get(action.template, ()), *(by_template.get(ANY, ()) if action.fillers else ())]
 
 
 def _without_words(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 NEWLINE = "¶"
 OTHER = "*"  # the template of actions that match none
+ANY = "**"  # stands for all templates with a slot
 _TOKEN = re.compile(r"\n|\w+(?:['#.-]\w+)*|[^\w\s]")
 _SLOT = re.compile(r"\{(\d)\}")
 _MOST_SLOTS = 4
@@ -173,4 +174,4 @@ def blank(text: str, fillers: Sequence[str]) -> str:
     return text
 
 
-__all__ = ["NEWLINE", "OTHER", "Action", "Templates", "blank", "fill", "find_templates", "flat", "words"]
+__all__ = ["ANY", "NEWLINE", "OTHER", "Action", "Templates", "blank", "fill", "find_templates", "flat", "words"]

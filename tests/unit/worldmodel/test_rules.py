@@ -23,7 +23,7 @@ from worldmodel.rules.invariants import REFUSAL
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid
 from worldmodel.rules.search import find_conjunctions, lower_bound
-from worldmodel.rules.templates import OTHER, blank, fill, find_templates, words
+from worldmodel.rules.templates import ANY, OTHER, blank, fill, find_templates, words
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
@@ -281,3 +281,31 @@ def test_a_rule_says_in_words_what_it_does() -> None:
 
 def test_what_is_never_refused_is_known(rules: RuleSet) -> None:
     assert {i.template for i in rules.invariants if i.phrase == REFUSAL} >= {"go {1}", "look"}
+
+
+def test_what_holds_for_all_actions_is_found_where_each_is_rare(tmp_path: Path) -> None:
+    """Six verbs, each too rare for a rule of its own: none of them does anything to what is not in sight."""
+    things, verbs = [f"{c} {t}" for c in ("red", "blue") for t in ("ball", "key", "box")], "poke kick lift rub hit pull"
+    log = []
+    for seed in range(260):
+        rng = random.Random(seed)
+        here = rng.sample(things, 2)
+        turns = []
+        for _ in range(6):
+            verb, thing = rng.choice(verbs.split()), rng.choice(things)
+            told = f"You {verb} the {thing}." if thing in here else "There is no such thing."
+            turns.append(Turn(f"{verb} {thing}", told, 0.0, False))
+        start = f"A cell. You see a {here[0]} and a {here[1]}."
+        log.append(replace(rooms_log(1, 1)[0], id=f"e{seed}", task_id=f"t{seed}", start=start, turns=tuple(turns)))
+    found = mine_rules(log)
+    assert {rule.template for rule in found.rules if rule.copy.text == "There is no such thing."} == {ANY}
+    assert any(str(rule).startswith("any action: if not all that it names stands in") for rule in found.rules)
+    found.save(tmp_path)
+    again = RuleSet.load(tmp_path)
+    assert again is not None
+    assert again.rules == found.rules
+    start = "A cell. You see a red ball and a blue key."
+    answer = again.answer(start, (), "kick red box")
+    assert answer is not None
+    assert answer.observation == "There is no such thing."
+    assert again.answer(start, (), "look") is None
