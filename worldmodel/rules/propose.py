@@ -19,17 +19,19 @@ from worldmodel.rules.conditions import Rule
 from worldmodel.rules.language import LEAST, judging_half
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, lower_bound
+from worldmodel.rules.templates import ANY
 
 _EXAMPLES = 12  # turns that a question shows
 _BEFORE = 6  # turns before each
 _TOKENS = 2000  # of an answer
 _TASK = """You find rules by which a text world answers actions. Write each rule as one JSON object on a line of its
 own, and nothing else. Keys:
-"template": the form of the action, one of those listed; {1}, {2} are its slots.
+"template": the form of the action, one of those listed; {1}, {2} are its slots. "**" is any that has a slot.
 "conditions": a list of at most three, all of which must hold before the action. Each is an object with "kind" and
   {"kind":"text","slot":1,"value":"to the _","scope":S}: the words, with the filler of the slot for _, stand in a text.
-    S is "start" (the first text), "last" (the last one), "seen" (any), or a listed opening: the last text that begins
-    so. With "slot":0 the words stand for themselves.
+    S is "start" (the first text), "last" (the last one), "state" (the last that refused nothing), "seen" (any), or a
+    listed opening: the last text that begins so. With "slot":0 the words stand for themselves.
+  {"kind":"missing","scope":S}: something that the action names does not stand in that text.
   {"kind":"is","slot":1,"value":"coin"}: the filler is this.
   {"kind":"last_deed","slot":1,"value":"take {1}","other":1}: the last accepted action that named the filler had it in
     slot "other" of this template.
@@ -150,7 +152,8 @@ def judged(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) 
     for trajectory in log:
         for k, turn in enumerate(trajectory.turns):
             action, history = rules.language.templates.read(turn.action), trajectory.turns[:k]
-            candidates = [rule for rule in answered if rule.template == action.template]
+            of = {action.template, *([ANY] if action.fillers else [])}
+            candidates = [rule for rule in answered if rule.template in of]
             if turn.reward is None or not candidates:
                 continue
             if rules.answer(trajectory.start, history, turn.action, trajectory.id) is not None:
