@@ -91,7 +91,7 @@ def play_shard(
 
 
 def _play_world(world: CorpusWorld, characters: float, seed: int) -> list[Trajectory]:
-    rng = random.Random(seed)
+    rng = random.Random(stream_seed("corpus draws", seed))
     episodes: list[Trajectory] = []
     failures: list[str] = []
     length = 0

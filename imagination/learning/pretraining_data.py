@@ -112,7 +112,8 @@ class CorpusBatches:
         shard = self._taken(number)
         before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
         self._first = before["first_step"] + before["steps"]
-        orders = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._passes))
+        seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._passes))
+        orders = map(random.Random, seeds)
         self._batches = [batch for order in orders for batch in epoch_of(shard.rows, self._batch_tokens, order)]
         note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
         if number == len(self._noted):

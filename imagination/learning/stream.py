@@ -76,12 +76,11 @@ class SupervisedBatches:
         return collate(self._epochs[epoch_index][step - self._first_step[epoch_index]], self._pad)
 
     def _make_epoch(self, epoch: int) -> list[list[Row]]:
-        return epoch_of(self._rows, self._batch_tokens, stream_seed("batches", self._seed, epoch))
+        return epoch_of(self._rows, self._batch_tokens, random.Random(stream_seed("batches", self._seed, epoch)))
 
 
-def epoch_of(rows: Sequence[Row], batch_tokens: int, seed: int) -> list[list[Row]]:
+def epoch_of(rows: Sequence[Row], batch_tokens: int, rng: random.Random) -> list[list[Row]]:
     """All rows once, in batches of similar length with about ``batch_tokens`` tokens, in random order."""
-    rng = random.Random(seed)
     shuffled = list(rows)
     rng.shuffle(shuffled)
     batches: list[list[Row]] = []

@@ -234,7 +234,7 @@ def test_a_bare_word_of_another_stage_is_told_to_be_a_setting(ran: Calls, capsys
 def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
-    for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|demo|gymnasium|", "imagine train run=mine"]:
+    for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|base|demo|gymnasium|", "imagine train run=mine"]:
         assert word in out
     columns = {
         line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line

@@ -187,9 +187,9 @@ def test_other_texts_are_no_pages() -> None:
 
 
 def test_known_words_do_not_excuse_an_outcome_that_the_log_never_has(rules: RuleSet) -> None:
-    """What pays nothing by an invariant is asked again, also where the words are known."""
+    """What pays nothing by an invariant is asked again, also where the words are known, and put right in the end."""
     nothing = Invariant("click ( ' {1} ' )", "", (), OUTCOME, False)
     world, episode = RuledWorldModel(Confused(), RuleSet(rules.language, rules.rules, [nothing])), played(2000, 0)
     told = asyncio.run(world.predict(episode.start, (), "click('6')", 0))
     assert told.resampled == world.resamples
-    assert told.broken
+    assert (told.reward, told.terminated, told.outcome_by, told.broken) == (0.0, False, "rule", ())
