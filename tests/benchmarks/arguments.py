@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from real_envs.errors import told_in_a_line
 
 
 def options_and_settings(
@@ -29,3 +32,15 @@ def settings_of(world: str, settings: Sequence[str], worlds: Iterable[str]) -> l
     others = tuple(f"{name}:" for name in (*worlds, world))
     mine = [word for word in settings if not word.startswith(others)]
     return mine + [word.removeprefix(f"{world}:") for word in settings if word.startswith(f"{world}:")]
+
+
+@contextmanager
+def going_on(part: str, failed: list[str]) -> Iterator[None]:
+    """Says in a line that a part cannot be made and adds its name to ``failed``; a mistake of ours is raised."""
+    try:
+        yield
+    except Exception as error:
+        if not told_in_a_line(error):
+            raise
+        print(f"error: {part}: {error}", file=sys.stderr)
+        failed.append(part)

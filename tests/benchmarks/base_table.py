@@ -36,11 +36,10 @@ from imagination.stages.other_world_models import fit_beside
 from imagination.stages.seed_runs import prepared_run
 from imagination.trust.held_out import heldout_tasks
 from policy.lm.backbone import load_checkpoint, save_checkpoint
-from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Trajectory
-from tests.benchmarks.arguments import options_and_settings, settings_of
+from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from worldmodel.fidelity import Judged, judge
 from worldmodel.fidelity.intervals import Estimate, proportion
 
@@ -73,24 +72,19 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
     models = {name: where for name, _, where in (model.partition("=") for model in options.models)}
-    failed = 0
+    failed: list[str] = []
     for world in [] if options.table else options.worlds:
         mine = settings_of(world, settings, options.worlds)
         config = load_config([*WORLDS[world], *mine, "worldmodel.rules=off"], Config)
-        try:
+        with going_on(world, failed):
             source = prepared_run(config, options.out / world, 0, until="collect")
             for seed in options.seeds:
                 for tokens in options.tokens:
                     for name, checkpoint in models.items():
                         make_part(config, source, name, checkpoint, tokens, seed)
                         write_table(options.out)
-        except Exception as error:
-            if not told_in_a_line(error):
-                raise
-            print(f"error: {world}: {error}", file=sys.stderr)
-            failed = 1
     print(write_table(options.out))
-    return failed
+    return int(bool(failed))
 
 
 def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: int, seed: int) -> None:

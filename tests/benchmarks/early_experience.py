@@ -34,9 +34,8 @@ from imagination.stages.reflect import reflect
 from imagination.stages.relabel import relabel
 from imagination.stages.variants import hash_of, play_clone
 from imagination.trust.evaluation import Proportion, difference_ci95
-from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
-from tests.benchmarks.arguments import options_and_settings
+from tests.benchmarks.arguments import going_on, options_and_settings
 
 REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
@@ -101,23 +100,18 @@ def main() -> int:
     parser.add_argument("--arms", nargs="*", choices=names, default=names, help="none prepares the base alone")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all arms")
-    failed = 0
+    failed: list[str] = []
     for seed in [] if options.table else options.seeds:
         place = options.out / f"seed-{seed}"
-        try:
+        with going_on(f"seed {seed}", failed):
             make_base(part_config(seed, settings), place / "base")
             for arm in (arm for arm in ARMS if arm.name in options.arms):
                 print(f"== seed {seed}: {arm.name}", flush=True)
                 make_part(arm, part_config(seed, [*arm.settings, *settings]), place)
                 write_table(options.out)
                 give_back_memory()
-        except Exception as error:
-            if not told_in_a_line(error):
-                raise
-            print(f"error: seed {seed}: {error}", file=sys.stderr)
-            failed = 1
     print(write_table(options.out))
-    return failed
+    return int(bool(failed))
 
 
 def part_config(seed: int, settings: Sequence[str]) -> Config:

@@ -41,9 +41,8 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.loop import loop
 from imagination.stages.train import train
 from imagination.trust.evaluation import summarise
-from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
-from tests.benchmarks.arguments import options_and_settings
+from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.loop_arms import ARMS, DREAMS, Arm
 from tests.benchmarks.loop_curves import CURVE, draw, read_curves, table
 
@@ -64,20 +63,15 @@ def main() -> int:
     parser.add_argument("--levels", type=float, nargs="+", default=[0.6, 0.9], help="success, of which steps are told")
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, overrides = options_and_settings(parser, "all arms")
-    failed = 0
+    failed: list[str] = []
     for arm in [arm for arm in ARMS if arm.name in options.arms and not options.table]:
         for seed in options.seeds:
             print(f"== {arm.name}, seed {seed}", flush=True)
-            try:
+            with going_on(f"{arm.name}, seed {seed}", failed):
                 make_arm(options.out / f"seed-{seed}", arm, seed, overrides)
-            except Exception as error:
-                if not told_in_a_line(error):
-                    raise
-                print(f"error: {arm.name}, seed {seed}: {error}", file=sys.stderr)
-                failed = 1
             write_tables(options.out, options.levels)
     print(write_tables(options.out, options.levels))
-    return failed
+    return int(bool(failed))
 
 
 def make_arm(folder: Path, arm: Arm, seed: int, overrides: list[str]) -> None:

@@ -37,10 +37,9 @@ from imagination.stages.variants import play_clone, train_arm
 from imagination.trust.evaluation import Proportion, pooled
 from imagination.trust.held_out import heldout_tasks
 from real_envs.env import Task
-from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
-from tests.benchmarks.arguments import options_and_settings, settings_of
+from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from worldmodel.fidelity.contradictions import contradiction_metrics
 
 GAMES = {  # of TextWorldExpress, at their own sizes
@@ -62,21 +61,16 @@ def main() -> int:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "repair"])
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
-    failed = 0
+    failed: list[str] = []
     for seed, world in [] if options.table else [(s, w) for s in options.seeds for w in options.worlds]:
         print(f"== {world}, seed {seed}", flush=True)
         mine = settings_of(world, settings, options.worlds)
         config = load_config([*GAMES.get(world, [f"preset={world}"]), *mine, f"seed={seed}"], Config)
-        try:
+        with going_on(f"{world}, seed {seed}", failed):
             make_part(config, options.out / world, seed, options.modes, options.training_seeds)
-        except Exception as error:
-            if not told_in_a_line(error):
-                raise
-            print(f"error: {world}, seed {seed}: {error}", file=sys.stderr)
-            failed = 1
         write_table(options.out)
     print(write_table(options.out))
-    return failed
+    return int(bool(failed))
 
 
 def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], training_seeds: Sequence[int]) -> None:

@@ -38,10 +38,9 @@ from imagination.stages.clone import clone
 from imagination.stages.fit_critic import transitions_of
 from imagination.stages.variants import hash_of
 from imagination.trust.held_out import heldout_tasks
-from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
-from tests.benchmarks.arguments import options_and_settings
+from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.early_experience import REFUSALS, make_base
 from worldmodel.fidelity.intervals import Estimate, estimate, ratio
 from worldmodel.synther.transitions import Transitions
@@ -89,24 +88,19 @@ def main() -> int:
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all parts")
-    failed = 0
+    failed: list[str] = []
     for seed in [] if options.table else options.seeds:
         config = load_config([*SETTINGS, *settings, f"seed={seed}"], Config)
         there = options.out / f"seed-{seed}"
-        try:
+        with going_on(f"seed {seed}", failed):
             make_base(config, there / "base")
             make_clone(config, there / "base")
             for share in options.shares:
                 print(f"== seed {seed}: {share:.0%} of the training tasks", flush=True)
                 make_part(config, share, there)
                 write_table(options.out)
-        except Exception as error:
-            if not told_in_a_line(error):
-                raise
-            print(f"error: seed {seed}: {error}", file=sys.stderr)
-            failed = 1
     print(write_table(options.out))
-    return failed
+    return int(bool(failed))
 
 
 def make_clone(config: Config, base: Path) -> None:

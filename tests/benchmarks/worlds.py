@@ -49,11 +49,11 @@ from imagination.stages.seed_runs import seed_config
 from imagination.trust.evaluation import summarise
 from imagination.trust.held_out import heldout_tasks, in_reach
 from real_envs.behaviours import Agent
-from real_envs.errors import UserError, told_in_a_line
+from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
-from tests.benchmarks.arguments import options_and_settings, settings_of
+from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
 from worldmodel.fidelity.outcomes import outcome_metrics
 from worldmodel.fidelity.transitions import judge, transition_metrics
@@ -70,23 +70,18 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as alfworld:env.options.data=..., of one")
-    failed = 0
+    failed: list[str] = []
     if unknown := [name for name in options.worlds if not _preset(name).exists()]:
         print(f"error: there is no preset={unknown[0]} (configs/preset/{unknown[0]}.yaml)", file=sys.stderr)
         return 2
     parts = [(world, seed) for seed in options.seeds for world in options.worlds]
     for world, seed in [] if options.table else parts:
         print(f"== {world}, seed {seed}", flush=True)
-        try:
+        with going_on(f"{world}, seed {seed}", failed):
             make_part(part_config(world, seed, settings), part_folder(options.out, world, seed))
-        except Exception as error:
-            if not told_in_a_line(error):
-                raise
-            print(f"error: {world}, seed {seed}: {error}", file=sys.stderr)
-            failed = 1
         write_table(options.out, parts)
     print(write_table(options.out, parts))
-    return failed
+    return int(bool(failed))
 
 
 def _preset(world: str) -> Path:
