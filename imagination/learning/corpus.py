@@ -11,7 +11,7 @@ import random
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,23 @@ _SEEDS = (1_000, 400_000)  # of draws of tasks: runs have smaller ones, and Text
 _FAILURES = 3  # draws in a row that give no episode, after which a world gives none at all
 
 
+@dataclass(slots=True)
+class Played:
+    """What was played of one world.
+
+    Attributes:
+        episodes: without those that the world broke.
+        real_steps: that were taken, those of broken episodes included.
+        broken: how many episodes it broke.
+        fruitless: draws of the options that gave no episode.
+    """
+
+    episodes: list[Trajectory] = field(default_factory=list)
+    real_steps: int = 0
+    broken: int = 0
+    fruitless: int = 0
+
+
 def drawn(options: Mapping[str, Option], rng: random.Random) -> dict[str, Any]:
     """Options with lists and ranges as one of their values, such as ``env.options`` takes.
 
@@ -38,14 +55,14 @@ def drawn(options: Mapping[str, Option], rng: random.Random) -> dict[str, Any]:
 
         drawn({"game": ["coin", "twc"], "rooms": "2..4"}, rng)  # {"game": "twc", "rooms": 3}
     """
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for key, option in options.items():
         value = rng.choice(option) if isinstance(option, list) else option
         if isinstance(value, str):
             text = _RANGE.sub(lambda match: str(rng.randint(int(match[1]), int(match[2]))), value)
             value = int(text) if _RANGE.fullmatch(value) else text
-        found[key] = value
-    return found
+        chosen[key] = value
+    return chosen
 
 
 def known_worlds(worlds: Mapping[str, CorpusWorld]) -> tuple[dict[str, CorpusWorld], list[str]]:
@@ -71,8 +88,8 @@ def known_worlds(worlds: Mapping[str, CorpusWorld]) -> tuple[dict[str, CorpusWor
 
 def play_shard(
     worlds: Mapping[str, CorpusWorld], characters: int, renamed_share: float, seed: int, number: int
-) -> dict[str, list[Trajectory]]:
-    """The episodes of a shard by the name of their world, with about ``characters`` of text in all.
+) -> dict[str, Played]:
+    """What is played for a shard, by the name of the world, with about ``characters`` of text in all.
 
     Raises:
         UserError: a world has options that it cannot have.
@@ -80,49 +97,52 @@ def play_shard(
     total = sum(world.share for world in worlds.values())
     shard = {}
     for name, world in worlds.items():
-        mine = stream_seed(f"corpus/{name}", seed, number)
-        episodes = _play_world(world, characters * world.share / total, mine)
-        rng = random.Random(stream_seed("corpus renamed", mine))
-        copies = with_renamed(episodes, 1, mine)[len(episodes) :] if renamed_share else episodes
-        shard[name] = [
-            other if rng.random() < renamed_share else told for told, other in zip(episodes, copies, strict=True)
-        ]
+        world_seed = stream_seed(f"corpus/{name}", seed, number)
+        played = shard[name] = _play_world(world, characters * world.share / total, world_seed)
+        if renamed_share:
+            rng = random.Random(stream_seed("corpus renamed", world_seed))
+            copies = with_renamed(played.episodes, 1, world_seed)[len(played.episodes) :]
+            pairs = zip(played.episodes, copies, strict=True)
+            played.episodes = [copy if rng.random() < renamed_share else episode for episode, copy in pairs]
     return shard
 
 
-def _play_world(world: CorpusWorld, characters: float, seed: int) -> list[Trajectory]:
+def _play_world(world: CorpusWorld, characters: float, seed: int) -> Played:
     rng = random.Random(stream_seed("corpus draws", seed))
-    episodes: list[Trajectory] = []
-    failures: list[str] = []
-    length = 0
+    played = Played()
+    length = in_a_row = 0
     while length < characters:
-        played: list[Trajectory] = []
+        episodes: list[Trajectory] = []
         why = "the world broke in each episode"
         try:
-            played = _play_tasks(world, drawn(world.options, rng), rng.randrange(*_SEEDS))
+            episodes = _play_tasks(world, drawn(world.options, rng), rng.randrange(*_SEEDS))
         except (ValueError, EnvFailure) as error:  # such a draw of the options may not have so many different tasks
             why = str(error)
-        failures = [] if played else [*failures, why]
-        if len(failures) == _FAILURES:
-            raise UserError(f"pretrain.worlds: env={world.env} gave no episode in {_FAILURES} draws: {failures[-1]}")
-        episodes += [replace(t, id=f"{len(episodes) + k}/{t.id}") for k, t in enumerate(played)]
-        length += sum(_length(t) for t in played)
-    return episodes
+        kept = [t for t in episodes if t.turns and not t.stop.is_failure]
+        played.real_steps += sum(len(t.turns) for t in episodes)
+        played.broken += len(episodes) - len(kept)
+        played.fruitless += not kept
+        in_a_row = 0 if kept else in_a_row + 1
+        if in_a_row == _FAILURES:
+            raise UserError(f"pretrain.worlds: env={world.env} gave no episode in {_FAILURES} draws: {why}")
+        before = len(played.episodes)
+        played.episodes += [replace(t, id=f"{before + k}/{t.id}") for k, t in enumerate(kept)]
+        length += sum(_length(t) for t in kept)
+    return played
 
 
 def _play_tasks(world: CorpusWorld, options: Mapping[str, Any], seed: int) -> list[Trajectory]:
-    """A few training tasks with the same options, each played by a few agents; those that the world broke are not told.
+    """A few training tasks with the same options, each played by a few agents.
 
     Raises:
         ValueError: there are not so many different tasks.
     """
-    found = find_world(world.env)
-    settings = build(found.settings, dict(options), "pretrain.worlds.options")
+    env = find_world(world.env)
+    settings = build(env.settings, dict(options), "pretrain.worlds.options")
     with tempfile.TemporaryDirectory(prefix="corpus-") as place:
-        found.generate(Path(place), {"train": world.tasks}, seed, settings, lambda done, total: None, 1)
-        tasks = found.open(Path(place), True, 1)
-        played = asyncio.run(_play(world, tasks, found.behaviours([]), seed))
-    return [t for t in played if t.turns and not t.stop.is_failure]
+        env.generate(Path(place), {"train": world.tasks}, seed, settings, lambda done, total: None, 1)
+        tasks = env.open(Path(place), True, 1)
+        return asyncio.run(_play(world, tasks, env.behaviours([]), seed))
 
 
 async def _play(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from imagination.settings.pretraining import CorpusWorld, PretrainSettings
 from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row, TokenBatch, collate
 from policy.lm.render import ChatFormat
+from policy.lm.tokenizer import plain_tokens
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
@@ -28,16 +30,24 @@ from worldmodel.form import WholeText
 from worldmodel.objective import world_model_row
 
 INDEX = "corpus.json"
-_COUNTED = ("episodes", "tokens")
+_COUNTED = ("episodes", "tokens", "real_steps", "broken", "fruitless")
 
 
 @dataclass(slots=True)
 class Shard:
-    """A part of the corpus as rows, and by world how many episodes and tokens of it there are."""
+    """A part of the corpus as rows.
 
-    rows: list[Row]
-    episodes: dict[str, int]
-    tokens: dict[str, int]
+    Attributes:
+        episodes, tokens: how many of them the rows have, by world.
+        real_steps, broken, fruitless: see ``Played``, by world.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    episodes: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    real_steps: dict[str, int] = field(default_factory=dict)
+    broken: dict[str, int] = field(default_factory=dict)
+    fruitless: dict[str, int] = field(default_factory=dict)
 
 
 def make_shard(
@@ -46,17 +56,19 @@ def make_shard(
     """The rows of a shard: each episode as the world model reads it, those to imitate also as the policy does, and
     random tokens to copy (``settings.copying_share``)."""
     chat = ChatFormat(load_tokenizer(tokenizer))
-    played = play_shard(worlds, settings.shard_characters, settings.renamed_share, seed, number)
-    shard = Shard([], {}, {})
-    for name, episodes in played.items():
-        rows = [row for episode in episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
+    shard = Shard()
+    for name, played in play_shard(worlds, settings.shard_characters, settings.renamed_share, seed, number).items():
+        rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
         kept = [short for short in (cut(row, settings.model.context) for row in rows) if any(short.ce_weight)]
         shard.rows += kept
-        shard.episodes[name], shard.tokens[name] = len(episodes), sum(len(row.ids) for row in kept)
+        shard.episodes[name], shard.tokens[name] = len(played.episodes), sum(len(row.ids) for row in kept)
+        for what in ("real_steps", "broken", "fruitless"):
+            getattr(shard, what)[name] = getattr(played, what)
     if settings.copying_share:
-        words = [i for i in range(len(chat.tokenizer)) if i not in chat.tokenizer.all_special_ids]
         tokens = max(1, int(settings.copying_share * sum(shard.tokens.values())))
-        shard.rows += copying_rows(words, tokens, random.Random(stream_seed("corpus copying", seed, number)))
+        shard.rows += copying_rows(
+            plain_tokens(chat.tokenizer), tokens, random.Random(stream_seed("corpus copying", seed, number))
+        )
     return shard
 
 
@@ -75,9 +87,7 @@ class CorpusBatches:
     """The batch of a step, in the order of the steps.
 
     Args:
-        make: a shard by its number, called in ``executor``.
-        ahead: shards that are made while one is trained on.
-        passes: over each shard, each in another order.
+        make: a shard by its number, called in ``executor``, for ``settings.makers`` shards ahead.
         path: of ``corpus.json``, which notes the shards, so that a stopped run goes on in the right one.
     """
 
@@ -85,15 +95,13 @@ class CorpusBatches:
         self,
         make: Callable[[int], Shard],
         executor: Executor,
-        ahead: int,
-        passes: int,
+        settings: PretrainSettings,
         path: Path,
-        batch_tokens: int,
         seed: int,
         pad: int,
     ) -> None:
-        self._make, self._executor, self._ahead, self._passes, self._path = make, executor, ahead, passes, path
-        self._batch_tokens, self._seed, self._pad = batch_tokens, seed, pad
+        self._make, self._executor, self._settings, self._path = make, executor, settings, path
+        self._seed, self._pad = seed, pad
         self._noted: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
         self._futures: dict[int, Future[Shard]] = {}
         self._first, self._batches = 0, list[list[Row]]()
@@ -112,9 +120,10 @@ class CorpusBatches:
         shard = self._taken(number)
         before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
         self._first = before["first_step"] + before["steps"]
-        seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._passes))
+        seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
         orders = map(random.Random, seeds)
-        self._batches = [batch for order in orders for batch in epoch_of(shard.rows, self._batch_tokens, order)]
+        size = self._settings.batch_tokens
+        self._batches = [batch for order in orders for batch in epoch_of(shard.rows, size, order)]
         note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
         if number == len(self._noted):
             self._noted.append(note)
@@ -126,7 +135,18 @@ class CorpusBatches:
             )
 
     def _taken(self, number: int) -> Shard:
-        for later in range(number, number + self._ahead + 1):
+        for later in range(number, number + self._settings.makers + 1):
             if later not in self._futures:
                 self._futures[later] = self._executor.submit(self._make, later)
         return self._futures.pop(number).result()
+
+
+def count_read(path: Path, steps: float = math.inf) -> dict[str, dict[str, int]]:
+    """What so many steps have read of the shards that ``path`` notes, by world; of the last one its share."""
+    total: dict[str, dict[str, float]] = {what: {} for what in _COUNTED}
+    for note in json.loads(path.read_text()):
+        share = min(1.0, max(0.0, (steps - note["first_step"]) / note["steps"]))
+        for what, counts in total.items():
+            for name, count in note[what].items():
+                counts[name] = counts.get(name, 0.0) + share * count
+    return {what: {name: round(count) for name, count in counts.items()} for what, counts in total.items()}

@@ -25,6 +25,7 @@ from imagination.settings import FitSettings, LoggerName, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row, TokenBatch
 from policy.lm.induction import plant_induction
+from policy.lm.tokenizer import plain_tokens
 from real_envs.streams import stream_seed
 
 
@@ -75,7 +76,7 @@ def supervise(
     are random; it then learns to copy first (``settings.copying_steps``), from rows that ``copying`` makes.
     Then, before ``rows``, come ``first_steps`` more steps on the rows ``first``.
     """
-    words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+    words = plain_tokens(tokenizer)
     repeats: list[Row] = []
     if from_scratch and settings.copying_steps:
         plant_induction(model, seed)
@@ -111,13 +112,16 @@ def train_on(
     objective: Objective | None = None,
     save_every: int = 0,
     seconds: float = 0.0,
-) -> None:
+) -> int:
     """Trains ``model`` in place on the batch of each step; goes on from a saved training state if there is one.
 
     Args:
         seed: of what is random beside the batches.
         save_every: steps between two training states; 0 saves five.
         seconds: after which it ends, with the rate falling towards that end; 0 ends it after its steps alone.
+
+    Returns:
+        How many steps are done, those before a stop included.
     """
     begin = time.monotonic()
 
@@ -156,6 +160,7 @@ def train_on(
     every = save_every or max(1, settings.steps // 5)
     trainer = make_trainer(run, stage, every, precision, lambda: module.global_step, [keep], bar=bar, logger=logger)
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+    return module.global_step
 
 
 def pad_of(tokenizer: PreTrainedTokenizerBase) -> int:

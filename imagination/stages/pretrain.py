@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import random
 import shutil
@@ -13,22 +12,22 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.copying import copying_rows, one_after_the_other
 from imagination.learning.corpus import known_worlds, play_shard
-from imagination.learning.pretraining_data import INDEX, CorpusBatches, make_shard
+from imagination.learning.pretraining_data import INDEX, CorpusBatches, count_read, make_shard
 from imagination.learning.stream import SupervisedBatches
 from imagination.learning.supervise import pad_of, train_on
 from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.pretraining import CorpusWorld
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.render import prediction_text, status_line
-from policy.lm.tokenizer import train_tokenizer
+from policy.lm.tokenizer import plain_tokens, train_tokenizer
 from real_envs.streams import stream_seed
 from worldmodel.facts import KNOWN, NOW
 
@@ -55,19 +54,18 @@ def pretrain(config: Config, folder: Path) -> None:
             shutil.rmtree(place, ignore_errors=True)
             path.unlink(missing_ok=True)
             run.update({"pretrain_settings": run.settings})
-        tokenizer = _tokenizer(config, place, worlds)
+        tokenizer = _tokenizer(config, run, place, worlds)
         model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
         plant_induction(model, config.seed)
         with ProcessPoolExecutor(settings.makers, mp_context=multiprocessing.get_context("spawn")) as makers:
             make = partial(make_shard, settings, worlds, place, config.seed)
             order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
-            size = settings.batch_tokens
-            corpus = CorpusBatches(make, makers, settings.makers, settings.passes, path, size, order, pad)
-            steps = settings.copying_steps
-            words = [i for i in range(len(tokenizer)) if i not in tokenizer.all_special_ids]
+            corpus = CorpusBatches(make, makers, settings, path, order, pad)
+            steps, size = settings.copying_steps, settings.batch_tokens
             rng = random.Random(stream_seed("copying", config.seed))
-            alone = SupervisedBatches(copying_rows(words, max(1, steps * size), rng), size, order, pad)
-            train_on(
+            nonsense = copying_rows(plain_tokens(tokenizer), max(1, steps * size), rng)
+            alone = SupervisedBatches(nonsense, size, order, pad)
+            done = train_on(
                 run,
                 config.logger,
                 "pretrain",
@@ -81,16 +79,24 @@ def pretrain(config: Config, folder: Path) -> None:
                 seconds=60 * settings.minutes,
             )
         save_checkpoint(model, tokenizer, run.model("base"))
-        run.update({"real_steps": {"pretrain": 0}, "base": {"parameters": model.num_parameters(), **_read(path)}})
+        read = count_read(path, done - steps)
+        run.update({"base": {"parameters": model.num_parameters(), **read}})
+        spent = run.summary.get("sample_steps", 0) + sum(count_read(path)["real_steps"].values())
+        run.update({"real_steps": {"pretrain": spent}})
+        if lost := {name: count for name, count in read["broken"].items() if count}:
+            print(f"note: episodes that a world broke, which nobody read: {lost}", file=sys.stderr)
     finish(run, "pretrain")
 
 
-def _tokenizer(config: Config, place: Path, worlds: Mapping[str, CorpusWorld]) -> PreTrainedTokenizerBase:
+def _tokenizer(
+    config: Config, run: RunFolder, place: Path, worlds: Mapping[str, CorpusWorld]
+) -> PreTrainedTokenizerBase:
     """Trained on a sample of the corpus; made once."""
     if not (place / "tokenizer.json").exists():
         settings = config.pretrain
         sample = play_shard(worlds, _SAMPLE * settings.shard_characters, settings.renamed_share, config.seed, -1)
-        episodes = [episode for played in sample.values() for episode in played]
+        run.update({"sample_steps": sum(played.real_steps for played in sample.values())})
+        episodes = [episode for played in sample.values() for episode in played.episodes]
         turns = [turn for episode in episodes for turn in episode.turns]
         lines = Counter(status_line(turn.reward, turn.terminated) for turn in turns)
         phrases = [line for line, count in sorted(lines.items()) if count >= _COMMON * len(turns)]
@@ -99,12 +105,3 @@ def _tokenizer(config: Config, place: Path, worlds: Mapping[str, CorpusWorld]) -
         texts |= {fact for episode in episodes for fact in episode.world_facts}
         train_tokenizer(sorted(texts), config.vocab_size, [*phrases, KNOWN, NOW]).save_pretrained(place)
     return load_tokenizer(place)
-
-
-def _read(index: Path) -> dict[str, Any]:
-    """What the model has read: episodes and tokens by world."""
-    total: dict[str, Counter[str]] = {"episodes": Counter(), "tokens": Counter()}
-    for shard in json.loads(index.read_text()):
-        for what, counts in total.items():
-            counts.update(shard[what])
-    return {what: dict(counts) for what, counts in total.items()}

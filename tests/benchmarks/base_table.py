@@ -74,8 +74,8 @@ def main() -> int:
     models = {name: where for name, _, where in (model.partition("=") for model in options.models)}
     failed: list[str] = []
     for world in [] if options.table else options.worlds:
-        mine = settings_of(world, settings, options.worlds)
-        config = load_config([*WORLDS[world], *mine, "worldmodel.rules=off"], Config)
+        overrides = settings_of(world, settings, options.worlds)
+        config = load_config([*WORLDS[world], *overrides, "worldmodel.rules=off"], Config)
         with going_on(world, failed):
             source = prepared_run(config, options.out / world, 0, until="collect")
             for seed in options.seeds:
@@ -95,15 +95,15 @@ def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: 
     if (there / PART).exists():
         return
     print(f"{source.parent.name}: {name}, {tokens:,} tokens, seed {seed}", flush=True)
-    mine = deepcopy(config)
-    mine.seed, mine.worldmodel.model = seed, checkpoint
-    mine.fit.steps = tokens // mine.fit.batch_tokens
-    mine.fit.warmup = min(mine.fit.warmup, mine.fit.steps // 10)
+    config = deepcopy(config)
+    config.seed, config.worldmodel.model = seed, checkpoint
+    config.fit.steps = tokens // config.fit.batch_tokens
+    config.fit.warmup = min(config.fit.warmup, config.fit.steps // 10)
     if tokens:
-        fit_beside(mine, source, there)
+        fit_beside(config, source, there)
     else:
         save_checkpoint(*load_checkpoint(checkpoint), RunFolder(there, seed).model("worldmodel"))
-    estimates = asyncio.run(_judged(mine, source, there))
+    estimates = asyncio.run(_judged(config, source, there))
     seconds = RunFolder(there, seed).summary.get("wall_seconds", {}).get("fit_world_model", 0.0)
     part = {"world": source.parent.name, "model": name, "tokens": tokens, "seed": seed, "seconds": seconds}
     write_atomically(there / PART, json.dumps({**part, "exact": {k: e.to_json() for k, e in estimates.items()}}))

@@ -208,9 +208,8 @@ class Rule:
 
     @property
     def precision(self) -> float:
-        """Share of the turns on which it was right (Laplace's rule of succession, so never 1)."""
-        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
-        return (n - wrong + 1) / (n + 2)
+        """Share of the turns on which it was right, as ``share_right`` has it."""
+        return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
 
     def answer(self, episode: Episode, action: Action) -> str | None:
         """What the world answers, ``None`` where the rule does not apply."""
@@ -275,6 +274,11 @@ class Rule:
         return Rule(**{**data, "conditions": conditions, "copy": Copy(**data["copy"])})
 
 
+def share_right(turns: int, exceptions: int) -> float:
+    """Laplace's rule of succession, so never 1."""
+    return (turns - exceptions + 1) / (turns + 2)
+
+
 def _check_types(part: Condition | Copy, kind: type, *names: str) -> None:
     """What was read from a file, or proposed, may be anything."""
     if wrong := [name for name in names if not isinstance(getattr(part, name), kind)]:
@@ -285,4 +289,4 @@ def _slots(text: str) -> set[int]:
     return {int(slot) for slot in re.findall(r"\{(\d)\}", text)}
 
 
-__all__ = ["Condition", "Copy", "Rule"]
+__all__ = ["Condition", "Copy", "Rule", "share_right"]

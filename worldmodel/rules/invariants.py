@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from real_envs.trajectory import Turn, same_reward
-from worldmodel.rules.conditions import Condition, Copy
+from worldmodel.rules.conditions import Condition, Copy, share_right
 from worldmodel.rules.episode import Episode, name_of
 from worldmodel.rules.templates import ANY, Action, flat
 
@@ -54,6 +54,11 @@ class Invariant:
     held_exceptions: int = 0
     reward: float = 0.0
     terminated: bool = False
+
+    @property
+    def precision(self) -> float:
+        """See ``Rule.precision``."""
+        return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
 
     def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
         """Whether the answer of a turn breaks it. One of another kind breaks nothing."""

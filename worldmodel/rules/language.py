@@ -70,7 +70,7 @@ def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, .
     """Two words after which most first texts name what a later text of a kind is about; where there are none, after
     which they name something else that differs from task to task and that later texts speak of, such as a goal."""
     said: Counter[str] = Counter()
-    told: dict[str, list[str]] = {}  # by two words, the names after them that texts of the task speak of
+    spoken_of: dict[str, list[str]] = {}  # by two words, the names after them that texts of the task speak of
     names: set[str] = set()
     later: dict[str, str] = {}
     for trajectory in log:
@@ -84,10 +84,11 @@ def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, .
             name = name_after(head, two)
             said[two] += name in names
             if name and f" {name} " in later[start]:
-                told.setdefault(two, []).append(name)
+                spoken_of.setdefault(two, []).append(name)
     often = [two for two, n in said.most_common() if n >= 0.9 * len(heads)]
     if not often:
-        differ = {two: found for two, found in told.items() if len(found) >= 0.9 * len(heads) and len(set(found)) >= 5}
+        most = 0.9 * len(heads)
+        differ = {two: all_ for two, all_ in spoken_of.items() if len(all_) >= most and len(set(all_)) >= 5}
         often = sorted(differ, key=lambda two: (-sum(len(name.split()) for name in differ[two]), two))[:1]
     return tuple(often[:_MENTIONS])
 

@@ -107,9 +107,26 @@ class RuledWorldModel:
             if len(left) < len(broken):
                 best, broken = other, left
         if broken and all(invariant.phrase == OUTCOME for invariant in broken):  # the words are as they should be
-            reward, terminated = broken[0].reward, broken[0].terminated
-            best, broken = replace(best, reward=reward, terminated=terminated, mended=True, outcome_by="rule"), ()
+            best, broken = self._outcome_of(broken[0], start, history, action, best, broken, session)
         return replace(best, resampled=tries, broken=tuple(map(str, broken)))
+
+    def _outcome_of(
+        self,
+        rule: Invariant,
+        start: str,
+        history: Sequence[Turn],
+        action: str,
+        told: Prediction,
+        broken: Sequence[Invariant],
+        session: object,
+    ) -> tuple[Prediction, Sequence[Invariant]]:
+        """The prediction with the outcome that a rule knows, if no other rule contradicts it."""
+        turn = Turn(action, told.observation, rule.reward, rule.terminated)
+        left = self.rules.broken(start, history, turn, session)
+        if left:
+            return told, broken
+        outcome = replace(told, reward=rule.reward, terminated=rule.terminated, outcome_confidence=rule.precision)
+        return replace(outcome, mended=True, outcome_by="rule"), ()
 
     def _mended(
         self,

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from imagination.learning import corpus
 from imagination.learning.corpus import drawn, known_worlds, play_shard
-from imagination.learning.pretraining_data import CorpusBatches, Shard, make_shard
+from imagination.learning.pretraining_data import CorpusBatches, Shard, count_read, make_shard
 from imagination.settings import UserError
-from imagination.settings.pretraining import CorpusWorld, PretrainSettings
+from imagination.settings.pretraining import CorpusWorld, Option, PretrainSettings
 from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.gymnasium_text import is_heldout
+from real_envs.gymnasium_text import GymnasiumText, is_heldout
 from real_envs.textworld_express import TextWorldExpress
-from real_envs.trajectory import Source
+from real_envs.trajectory import Source, StopReason, Trajectory
+from real_envs.world import World
 
 pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
 BABY = CorpusWorld("gymnasium", 1.0, {"id": ["BabyAI-GoToObj-v0", "BabyAI-GoToRedBall-v0"]}, tasks=4, episodes=2)
@@ -41,37 +46,58 @@ def test_a_shard_is_a_function_of_seed_and_number_alone() -> None:
     assert play_shard({"baby": BABY}, 4000, 0.5, 3, 0) == first
     for seed, number in ((3, 1), (4, 0)):
         other = play_shard({"baby": BABY}, 4000, 0.5, seed, number)
-        assert {t.start for t in other["baby"]} != {t.start for t in first["baby"]}
-    ids = [t.id for t in first["baby"]]
+        assert {t.start for t in other["baby"].episodes} != {t.start for t in first["baby"].episodes}
+    ids = [t.id for t in first["baby"].episodes]
     assert len(set(ids)) == len(ids)
 
 
-def test_no_task_of_the_fold_that_judges_is_read() -> None:
-    read = play_shard({"baby": BABY}, 20_000, 0.0, 0, 0)["baby"]
-    assert len({t.start for t in read}) > 8
-    assert not any(is_heldout(t.start) for t in read)
+def starts(world: World, folder: Path, settings: Any, count: int) -> set[str]:
+    """The first texts of held-out tasks, as a run that is judged by them draws and plays them."""
+    world.generate(folder, {"train": 0, "heldout": count}, 0, settings, lambda *_: None, 1)
+    tasks = world.open(folder, False, 1)
+
+    async def all_of_them() -> set[str]:
+        env = tasks.make_env()
+        try:
+            return {(await env.reset(task, 0)).text for task in tasks.tasks("heldout")}
+        finally:
+            await env.close()
+            await tasks.close()
+
+    return asyncio.run(all_of_them())
 
 
-def test_no_game_of_another_fold_is_read(tmp_path: Path) -> None:
+def test_no_babyai_task_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
+    """Its starts are few, so that a corpus without a fold would hold some of them."""
+    world = CorpusWorld("gymnasium", options={"id": "BabyAI-GoToObj-v0"}, tasks=60, episodes=1, max_turns=1)
+    read = {t.start for t in play_shard({"baby": world}, 1, 0.0, 0, 0)["baby"].episodes}
+    judged = starts(GymnasiumText(), tmp_path, GymnasiumText.settings(id="BabyAI-GoToObj-v0"), 60)
+    assert (len(read), len(judged)) == (60, 60)
+    assert not read & judged
+    assert all(map(is_heldout, judged))
+    assert not any(map(is_heldout, read))
+
+
+def test_no_game_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
     pytest.importorskip("textworld_express", reason="pip install 'imagination[textworld-express]'")
     params = "numLocations=3,maxDistanceApart=2,includeDoors=0,maxDistractorItemsPerLocation=0"
-    options = {"game": "mapreader", "params": params}
-    world = CorpusWorld("textworld_express", options=dict(options), tasks=60, episodes=1, max_turns=2)
-    read = play_shard({"map": world}, 1, 0.0, 0, 0)["map"]
+    options: dict[str, Option] = {"game": "mapreader", "params": params}
+    world = CorpusWorld("textworld_express", options=options, tasks=60, episodes=1, max_turns=1)
+    read = play_shard({"map": world}, 1, 0.0, 0, 0)["map"].episodes
+    assert len({t.start for t in read}) == 60
+    assert all("-train-" in t.task_id for t in read)
     for fold in ("dev", "test"):
         settings = TextWorldExpress.settings(game="mapreader", params=params, heldout_fold=fold)
-        TextWorldExpress().generate(tmp_path / fold, {"train": 0, "heldout": 60}, 0, settings, lambda *_: None, 1)
-        judged = json.loads((tmp_path / fold / "games.json").read_text())["splits"]["heldout"]
-        assert {task["spec"]["fold"] for task in judged} == {fold}
-    assert len(read) == 60
-    assert all("-train-" in t.task_id for t in read)
+        judged = starts(TextWorldExpress(), tmp_path / fold, settings, 60)
+        assert len(judged) == 60
+        assert not judged & {t.start for t in read}
 
 
 def test_shares_are_of_text() -> None:
     small = CorpusWorld("gymnasium", 1.0, {"id": "BabyAI-GoToObj-v0"}, tasks=2, episodes=1)
     large = CorpusWorld("gymnasium", 3.0, {"id": "BabyAI-GoToObj-v0"}, tasks=2, episodes=1)
     shard = play_shard({"small": small, "large": large}, 40_000, 0.0, 0, 0)
-    text = {name: sum(len(u.observation) for t in played for u in t.turns) for name, played in shard.items()}
+    text = {name: sum(len(u.observation) for t in played.episodes for u in t.turns) for name, played in shard.items()}
     assert 2 < text["large"] / text["small"] < 4
 
 
@@ -94,7 +120,7 @@ def test_an_impossible_option_is_one_clear_line() -> None:
 
 
 def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_path: Path) -> None:
-    episodes = play_shard({"baby": BABY}, 4000, 0.0, 0, 0)["baby"]
+    episodes = play_shard({"baby": BABY}, 4000, 0.0, 0, 0)["baby"].episodes
     train_tokenizer([u.observation for t in episodes for u in t.turns], 400).save_pretrained(tmp_path)
     settings = PretrainSettings(shard_characters=4000, renamed_share=0.0, copying_share=0.0, agents=["noisy"])
     shard = make_shard(settings, {"baby": BABY}, tmp_path, 0, 0)
@@ -104,6 +130,7 @@ def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_pat
     assert shard.episodes == {"baby": len(episodes)}
     assert len(shard.rows) == len(episodes) + len(imitated)
     assert shard.tokens == {"baby": sum(len(row.ids) for row in shard.rows)}
+    assert (shard.real_steps, shard.broken) == ({"baby": sum(len(t.turns) for t in episodes)}, {"baby": 0})
     chat = ChatFormat(load_tokenizer(tmp_path))
     for row in shard.rows:
         assert all(made or not weight for made, weight in zip(row.action_mask, row.ce_weight, strict=True))
@@ -113,7 +140,11 @@ def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_pat
 
 def shards(number: int) -> Shard:
     rows = [Row([number * 100 + k] * 10, [False] * 10, Source.REAL, ce_weight=[1.0] * 10) for k in range(5 + number)]
-    return Shard(rows, {"w": 5 + number}, {"w": len(rows) * 10})
+    return Shard(rows, episodes={"w": 5 + number}, tokens={"w": len(rows) * 10})
+
+
+def batches_of(make: Callable[[int], Shard], makers: Executor, path: Path, passes: int = 1) -> CorpusBatches:
+    return CorpusBatches(make, makers, PretrainSettings(batch_tokens=20, passes=passes), path, 0, 0)
 
 
 def read(batches: CorpusBatches, steps: range) -> list[list[int]]:
@@ -124,7 +155,7 @@ def test_every_row_is_read_once_and_a_stopped_run_goes_on_where_it_was(tmp_path:
     with ThreadPoolExecutor(1) as makers:
 
         def batches() -> CorpusBatches:
-            return CorpusBatches(shards, makers, 1, 1, tmp_path / "corpus.json", 20, 0, 0)
+            return batches_of(shards, makers, tmp_path / "corpus.json")
 
         whole = read(batches(), range(10))
         first = [i for batch in whole for i in batch]
@@ -136,17 +167,44 @@ def test_every_row_is_read_once_and_a_stopped_run_goes_on_where_it_was(tmp_path:
             assert read(batches(), range(start, 10)) == whole[start:]
 
 
+def test_what_was_read_is_counted_to_the_step(tmp_path: Path) -> None:
+    """By hand: shards of 5, 6 and 7 rows of ten tokens, two rows a batch; four steps are one shard and a third."""
+    with ThreadPoolExecutor(1) as makers:
+        read(batches_of(shards, makers, tmp_path / "corpus.json"), range(7))
+    assert count_read(tmp_path / "corpus.json", 4)["tokens"] == {"w": 50 + 20}
+    assert count_read(tmp_path / "corpus.json")["episodes"] == {"w": 5 + 6 + 7}
+
+
+def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = play_shard({"baby": BABY}, 2000, 0.0, 0, 0)["baby"].episodes
+    broken = replace(whole[0], stop=StopReason.ENV_CRASHED)
+    answers = iter([[whole[0], broken], ValueError("too few tasks"), [broken], whole])
+
+    def play(*_: object) -> list[Trajectory]:
+        answer = next(answers)
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(corpus, "_play_tasks", play)
+    length = len(whole[0].start) + sum(len(u.action) + len(u.observation) for u in whole[0].turns)
+    played = play_shard({"baby": BABY}, length + 1, 0.0, 0, 0)["baby"]
+    assert [t.start for t in played.episodes] == [whole[0].start, *(t.start for t in whole)]
+    assert (played.broken, played.fruitless) == (2, 2)
+    assert played.real_steps == 3 * len(whole[0].turns) + sum(len(t.turns) for t in whole)
+
+
 def test_a_corpus_that_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
         path = tmp_path / "corpus.json"
-        read(CorpusBatches(shards, makers, 1, 1, path, 20, 0, 0), range(2))
-        other = CorpusBatches(lambda number: shards(number + 1), makers, 1, 1, path, 20, 0, 0)
+        read(batches_of(shards, makers, path), range(2))
+        other = batches_of(lambda number: shards(number + 1), makers, path)
         with pytest.raises(UserError, match=r"shard 0 was .* the worlds have changed since this run was stopped"):
             other(1)
 
 
 def test_a_shard_is_passed_over_as_often_as_asked(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
-        found = read(CorpusBatches(shards, makers, 1, 2, tmp_path / "corpus.json", 20, 0, 0), range(6))
+        found = read(batches_of(shards, makers, tmp_path / "corpus.json", passes=2), range(6))
     assert sorted(i for batch in found for i in batch) == sorted([*range(5), *range(5)])
     assert found[:3] != found[3:]

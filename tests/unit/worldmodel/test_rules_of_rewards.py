@@ -116,3 +116,12 @@ def test_an_outcome_that_stays_wrong_is_put_right(rules: RuleSet, tmp_path: Path
     found = asyncio.run(ruled.predict(start, (), "walk on", 7, "s"))
     assert (found.reward, found.terminated, found.broken, found.resampled) == (0.0, False, (), 3)
     assert (found.mended, found.outcome_by, model.asked) == (True, "rule", 4)
+    assert found.outcome_confidence > 0.99  # the rule's; the model said 0.9
+
+
+def test_rules_that_contradict_each_other_put_nothing_right(rules: RuleSet) -> None:
+    """Neither is known to be right, so the turn stays counted as one that breaks something."""
+    other = [Invariant("walk on", "", (), OUTCOME, True, reward=reward, terminated=True) for reward in (0.5, 0.25)]
+    ruled = RuledWorldModel(Pays(), RuleSet(rules.language, (), other), resamples=1)  # type: ignore[arg-type]
+    found = asyncio.run(ruled.predict("Go to the red ball.\na red ball: 5 ahead", (), "walk on", 7, "s"))
+    assert (found.reward, found.mended, found.outcome_by, len(found.broken)) == (1.0, False, "model", 2)
