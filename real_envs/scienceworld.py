@@ -88,6 +88,7 @@ class ScienceGame:
     def __init__(self, privileged: bool = False) -> None:
         self._privileged = privileged
         self._java: Any = None
+        self._plans: dict[tuple[str, int, str], list[str]] = {}  # finding one can take a second and more
         self._running = False
         self._score = 0.0
         self._plan: list[str] = []
@@ -98,11 +99,13 @@ class ScienceGame:
         self._running = False
         if self._java is None:
             self._java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
-        spec = task.spec
-        variation, simplifications = int(spec["variation"]), spec["simplifications"]
-        self._java.load(spec["family"], variation, simplifications, generateGoldPath=self._privileged)
+        which = (task.spec["family"], int(task.spec["variation"]), task.spec["simplifications"])
+        unknown = self._privileged and which not in self._plans
+        self._java.load(*which, generateGoldPath=unknown)
         text, _ = self._java.reset()
-        self._plan = list(self._java.get_gold_action_sequence()) if self._privileged else []
+        if unknown:
+            self._plans[which] = list(self._java.get_gold_action_sequence())
+        self._plan = self._plans.get(which, [])
         self._running, self._score, self._room = True, 0.0, _room(text)
         return self._observe(f"{self._java.get_task_description()}\n{text}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -86,9 +87,12 @@ def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agent
 class CorpusBatches:
     """The batch of a step, in the order of the steps.
 
+    A stopped run goes on in the shard where it was. The shards since its last training state are kept in files, because
+    a world may play the same seeds in another way the next time.
+
     Args:
         make: a shard by its number, called in ``executor``, for ``settings.makers`` shards ahead.
-        path: of ``corpus.json``, which notes the shards, so that a stopped run goes on in the right one.
+        path: of ``corpus.json``, which notes the shards.
     """
 
     def __init__(
@@ -117,7 +121,8 @@ class CorpusBatches:
         return collate(self._batches[step - self._first], self._pad)
 
     def _open(self, number: int) -> None:
-        shard = self._taken(number)
+        kept = _file(self._path, number)
+        shard: Shard = pickle.loads(kept.read_bytes()) if kept.exists() else self._taken(number)
         before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
         self._first = before["first_step"] + before["steps"]
         seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
@@ -126,8 +131,12 @@ class CorpusBatches:
         self._batches = [batch for order in orders for batch in epoch_of(shard.rows, size, order)]
         note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
         if number == len(self._noted):
+            write_atomically(kept, pickle.dumps(shard))
             self._noted.append(note)
             write_atomically(self._path, json.dumps(self._noted))
+            for old, noted in enumerate(self._noted):
+                if noted["first_step"] + noted["steps"] <= self._first - self._settings.save_every:
+                    _file(self._path, old).unlink(missing_ok=True)
         elif self._noted[number] != note:
             raise UserError(
                 f"{self._path}: shard {number} was {self._noted[number]} and now is {note}: the worlds have changed "
@@ -139,6 +148,16 @@ class CorpusBatches:
             if later not in self._futures:
                 self._futures[later] = self._executor.submit(self._make, later)
         return self._futures.pop(number).result()
+
+
+def _file(path: Path, number: int | str) -> Path:
+    return path.with_name(f"{path.stem}-{number}.pickle")
+
+
+def forget_shards(path: Path) -> None:
+    """Deletes the files of shards beside ``path``; a run that then goes on makes them anew."""
+    for kept in path.parent.glob(_file(path, "*").name):
+        kept.unlink()
 
 
 def count_read(path: Path, steps: float = math.inf) -> dict[str, dict[str, int]]:

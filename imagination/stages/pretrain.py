@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.copying import copying_rows, one_after_the_other
 from imagination.learning.corpus import known_worlds, play_shard
-from imagination.learning.pretraining_data import INDEX, CorpusBatches, count_read, make_shard
+from imagination.learning.pretraining_data import INDEX, CorpusBatches, count_read, forget_shards, make_shard
 from imagination.learning.stream import SupervisedBatches
 from imagination.learning.supervise import pad_of, train_on
 from imagination.runs.lifecycle import finish, open_run
@@ -53,6 +53,7 @@ def pretrain(config: Config, folder: Path) -> None:
         if run.summary.get("pretrain_settings") != run.settings:  # what is there is of other settings
             shutil.rmtree(place, ignore_errors=True)
             path.unlink(missing_ok=True)
+            forget_shards(path)
             run.update({"pretrain_settings": run.settings})
         tokenizer = _tokenizer(config, run, place, worlds)
         model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
@@ -79,6 +80,7 @@ def pretrain(config: Config, folder: Path) -> None:
                 seconds=60 * settings.minutes,
             )
         save_checkpoint(model, tokenizer, run.model("base"))
+        forget_shards(path)
         read = count_read(path, done - steps)
         run.update({"base": {"parameters": model.num_parameters(), **read}})
         spent = run.summary.get("sample_steps", 0) + sum(count_read(path)["real_steps"].values())

@@ -198,6 +198,7 @@ def test_a_corpus_that_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
         path = tmp_path / "corpus.json"
         read(batches_of(shards, makers, path), range(2))
+        (tmp_path / "corpus-0.pickle").unlink()
         other = batches_of(lambda number: shards(number + 1), makers, path)
         with pytest.raises(UserError, match=r"shard 0 was .* the worlds have changed since this run was stopped"):
             other(1)
@@ -208,3 +209,19 @@ def test_a_shard_is_passed_over_as_often_as_asked(tmp_path: Path) -> None:
         found = read(batches_of(shards, makers, tmp_path / "corpus.json", passes=2), range(6))
     assert sorted(i for batch in found for i in batch) == sorted([*range(5), *range(5)])
     assert found[:3] != found[3:]
+
+
+def test_a_stopped_run_goes_on_in_the_shard_it_was_in_even_if_the_world_would_play_another(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as makers:
+        path = tmp_path / "corpus.json"
+        whole = read(batches_of(shards, makers, path), range(5))
+        changed = batches_of(lambda number: shards(number + 1), makers, path)
+        assert read(changed, range(1, 5)) == whole[1:]
+
+
+def test_shards_that_no_training_state_needs_any_more_are_not_kept(tmp_path: Path) -> None:
+    settings = PretrainSettings(batch_tokens=20, save_every=3)
+    with ThreadPoolExecutor(1) as makers:
+        batches = CorpusBatches(shards, makers, settings, tmp_path / "corpus.json", 0, 0)
+        read(batches, range(7))  # shards begin at steps 0, 3 and 6; the last training state is that of step 6
+    assert sorted(path.name for path in tmp_path.glob("*.pickle")) == ["corpus-1.pickle", "corpus-2.pickle"]
