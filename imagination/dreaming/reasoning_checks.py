@@ -39,7 +39,7 @@ def thoughts_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> list
         found = [thought for t in log for turn in t.turns if (thought := reasoning_of(turn)) is not None]
     except ValueError as error:
         raise UserError(f"worldmodel.reasoning_tokens: {error}; mend the log") from error
-    if not found and not settings.model:
+    if not found and not settings.follows_instructions:
         raise UserError(
             "a world model from scratch has nothing to learn reasoning from: no turn of the log has a text "
             'info["reasoning"]. Add some, set worldmodel.model to a pretrained chat model, or '

@@ -57,7 +57,7 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     if not settings.reasoning_tokens:
         return form
     # what starts at random reads no instruction, and would only have it in its context
-    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.model else "")
+    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.follows_instructions else "")
 
 
 def _check_writes(settings: WorldModelSettings) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ from imagination.dreaming.world_models import form_of
 from imagination.runs.models import adapted
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings
-from policy.lm.backbone import build_model, load_checkpoint, load_tokenizer
+from policy.lm.backbone import BASE_FOLDER, build_model, has_base, load_checkpoint, load_tokenizer
 from policy.lm.render import ChatFormat, prediction_text, status_line
-from policy.lm.settings import ModelSettings
+from policy.lm.settings import AUTO, BASE, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.checkpoint import with_mask
+
+_SIZES = ("hidden", "layers", "heads", "kv_heads", "mlp")
+_MOST_TOKENS = 1.5  # that the base's tokenizer may need where one of the log's own needs 1
+_SAMPLE = 2000  # texts of the log that are counted
 
 
 def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
@@ -61,6 +66,31 @@ def initial_model(
         return adapted(model, settings), tokenizer
     tokenizer = run_tokenizer(run, worldmodel, vocab_size, log)
     return build_model(settings, tokenizer, seed), tokenizer
+
+
+def chosen_model(run: RunFolder, settings: WorldModelSettings, vocab_size: int, log: Sequence[Trajectory]) -> str:
+    """The model that ``worldmodel.model`` asks for; what ``auto`` stands for is said."""
+    if settings.model != AUTO:
+        return settings.model
+    sized = any(getattr(settings, size) != getattr(ModelSettings(), size) for size in _SIZES)
+    if sized or settings.members > 1 or settings.kind == "diffusion" or not has_base():
+        return ""
+    texts = [t.start for t in log] + [text for t in log for turn in t.turns for text in (turn.action, turn.observation)]
+    texts = texts[:: max(1, len(texts) // _SAMPLE)]
+    own = run_tokenizer(run, settings, vocab_size, log)
+    times = _tokens(load_tokenizer(BASE_FOLDER), texts) / _tokens(own, texts)
+    chosen = BASE if times <= _MOST_TOKENS else ""
+    start = "from the base model" if chosen else "from nothing, not from the base model"
+    print(
+        f"the world model starts {start}, whose tokenizer writes the log in {times:.2f} times the tokens of its own "
+        f"(worldmodel.model=auto takes it up to {_MOST_TOKENS})",
+        file=sys.stderr,
+    )
+    return chosen
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> int:
+    return sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in texts) or 1
 
 
 def run_tokenizer(

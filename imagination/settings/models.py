@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from policy.lm.settings import ModelSettings
+from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.outcome import Goal
 from worldmodel.screen.settings import ScreenSettings
@@ -18,6 +18,8 @@ class WorldModelSettings(ModelSettings):
     reward and end.
 
     Attributes:
+        model: as in policy.model, or auto: the base model where its tokenizer writes the log in at most 1.5 times the
+            tokens of one of the log's own; one from scratch elsewhere, and where sizes or members are set.
         kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
             diffusion fills in whole observations from all sides (worldmodel.diffusion);
             screen draws the next screenshot and is a model of its own, beside the one of text.
@@ -40,6 +42,7 @@ class WorldModelSettings(ModelSettings):
         screen: the model of pictures, for kind=screen.
     """
 
+    model: str = AUTO
     kind: Literal["text", "delta", "retrieval", "diffusion", "screen"] = "text"
     members: int = 1
     lead: Literal["drawn", "first"] = "drawn"
@@ -73,7 +76,7 @@ class WorldModelSettings(ModelSettings):
             raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
         if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
             raise ValueError(f"unchanged_share must lie in [0, 1), or be null, got {self.unchanged_share}")
-        if self.members > 1 and self.model and not self.lora.rank:
+        if self.members > 1 and self.model not in ("", AUTO) and not self.lora.rank:
             raise ValueError(
                 "members that start from the same checkpoint and train all its weights would be the same model: set "
                 "worldmodel.lora.rank, whose random start tells them apart, or worldmodel.members=1"

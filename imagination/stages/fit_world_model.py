@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
 from imagination.learning.copying import copying_answers, copying_rows
-from imagination.learning.initial_model import check_texts, initial_model
+from imagination.learning.initial_model import check_texts, chosen_model, initial_model
 from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
 from imagination.learning.world_model_data import forms_of, objective_of, weights_of
@@ -38,7 +39,8 @@ def fit_world_model(config: Config, folder: Path) -> None:
     with run.timed("fit_world_model"):
         check_room(config.worldmodel, config.dream)
         train, held = read_log(run, config.collect.validation)
-        settings = config.worldmodel
+        chosen = chosen_model(run, config.worldmodel, config.vocab_size, train)
+        settings = replace(config.worldmodel, model=chosen)
         form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")

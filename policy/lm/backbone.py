@@ -22,8 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from policy.lm.settings import LoraSettings, ModelSettings
+from policy.lm.settings import BASE, LoraSettings, ModelSettings
 from real_envs.errors import UserError
+
+BASE_FOLDER = Path(__file__).with_name("base")
 
 
 class CheckpointError(UserError):
@@ -57,20 +59,25 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, see
 def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer from a hub id, a folder, or a ``.gguf`` file, whose weights are unpacked.
 
+    ``base`` is the model that comes with this package; a folder of that name is ``./base``.
+
     Raises:
         CheckpointError: it cannot be read, tensors are missing, or the tokenizer knows more tokens than the model has
             embeddings for.
     """
-    path = Path(name)
+    where = str(BASE_FOLDER) if name == BASE else name
+    path = Path(where)
     if path.suffix == ".gguf":
         from policy.lm.gguf import load_gguf
 
         return load_gguf(path, getattr(torch, dtype))
+    if name == BASE and not has_base():
+        raise CheckpointError("base: this installation came without the base model; `imagine pretrain` makes one")
     if path.is_dir() and not (path / "config.json").exists():
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(where)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, dtype), output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # the last one: torn weights
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
@@ -86,6 +93,10 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def has_base() -> bool:
+    return (BASE_FOLDER / "config.json").exists()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+BASE = "base"  # as a name of a model: the one that comes with this package
+AUTO = "auto"
+
 
 @dataclass
 class LoraSettings:
@@ -30,7 +33,7 @@ class ModelSettings:
     """Which causal LM to use: a checkpoint, or a Llama-shaped model from scratch out of the sizes below.
 
     Attributes:
-        model: a hub id or a folder; empty builds one from scratch.
+        model: a hub id or a folder; base is the model that comes with this package; empty builds one from scratch.
         hidden: width.
         layers: depth.
         heads: of attention; fewer and wider ones are faster on CPUs.
@@ -49,6 +52,11 @@ class ModelSettings:
     context: int = 2048
     dtype: str = "float32"
     lora: LoraSettings = field(default_factory=LoraSettings)
+
+    @property
+    def follows_instructions(self) -> bool:
+        """It is somebody's chat model."""
+        return self.model not in ("", AUTO, BASE)
 
 
 @dataclass
