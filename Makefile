@@ -24,7 +24,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table base-table rules-table logs-table early-experience diffusion-table synther-table clean $(STAGES)
+.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table synther-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -137,6 +137,10 @@ fidelity: $(STAMP)  ## how good must a dream be? world models made worse in six 
 
 loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its parts apart, real only; ARGS='--seeds 0 --arms loop'
 	$(BIN)/python -m tests.benchmarks.loop_table $(ARGS)
+
+base: $(STAMP)  ## the base model that comes with the package; hours of a core, goes on where it was stopped
+	$(BIN)/python -m imagination pretrain $(ARGS)
+	rm -rf policy/lm/base && cp -r outputs/base/models/base policy/lm/base
 
 base-table: $(STAMP)  ## what a base model is worth to a log, by tokens of it, world by world; hours
 	$(BIN)/python -m tests.benchmarks.base_table $(ARGS)

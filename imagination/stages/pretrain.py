@@ -12,7 +12,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.copying import copying_rows, one_after_the_other
@@ -21,13 +23,15 @@ from imagination.learning.pretraining_data import INDEX, CorpusBatches, count_re
 from imagination.learning.stream import SupervisedBatches
 from imagination.learning.supervise import pad_of, train_on
 from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.settings.pretraining import CorpusWorld
+from imagination.settings.pretraining import CorpusWorld, PretrainSettings
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.render import prediction_text, status_line
 from policy.lm.tokenizer import plain_tokens, train_tokenizer
+from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from worldmodel.facts import KNOWN, NOW
 
@@ -36,7 +40,7 @@ _COMMON = 0.02  # of the turns of the sample: reward lines that are one token
 
 
 def pretrain(config: Config, folder: Path) -> None:
-    """Trains the base model from nothing; stopped, it goes on. Writes ``models/base``.
+    """Trains the base model from nothing; stopped, it goes on. Writes ``models/base``, with a model card.
 
     Raises:
         UserError: no world of the corpus can be played, or one gives no episodes.
@@ -79,15 +83,63 @@ def pretrain(config: Config, folder: Path) -> None:
                 save_every=settings.save_every,
                 seconds=60 * settings.minutes,
             )
-        save_checkpoint(model, tokenizer, run.model("base"))
-        forget_shards(path)
         read = count_read(path, done - steps)
+        model.to(getattr(torch, settings.model.dtype))
+        save_checkpoint(model, tokenizer, run.model("base"))
+        card = _card(settings, worlds, read, model, config.seed)
+        write_atomically(run.model("base") / "README.md", card)
+        forget_shards(path)
         run.update({"base": {"parameters": model.num_parameters(), **read}})
         spent = run.summary.get("sample_steps", 0) + sum(count_read(path)["real_steps"].values())
         run.update({"real_steps": {"pretrain": spent}})
         if lost := {name: count for name, count in read["broken"].items() if count}:
             print(f"note: episodes that a world broke, which nobody read: {lost}", file=sys.stderr)
     finish(run, "pretrain")
+
+
+_CARD = """---
+license: apache-2.0
+---
+# A base model of text worlds
+
+A causal language model in the shape of Llama with {parameters:,} parameters. It is a world model (it answers an action
+with the next observation, the reward and the end) and a policy (it answers an observation with an action), in the chat
+format of its tokenizer, and is meant to be tuned on your log. It knows nothing beside the worlds below.
+
+It has read {tokens:,} tokens of these worlds, each {passes} times, as world model and as policy (agents {agents}):
+episodes by scripted agents of all skills in training tasks alone, {renamed:.0%} of them with made-up names.
+
+| world | options | episodes | tokens | real steps |
+|---|---|---|---|---|
+{rows}
+
+Made by `imagine pretrain` of this package, seed {seed}; weights {version}.
+"""
+
+
+def _card(
+    settings: PretrainSettings,
+    worlds: Mapping[str, CorpusWorld],
+    read: Mapping[str, Mapping[str, int]],
+    model: Any,
+    seed: int,
+) -> str:
+    """The model card: which worlds and folds, how much of each, made how."""
+    rows = []
+    for name, world in worlds.items():
+        options = ", ".join(f"{key}={value}" for key, value in world.options.items())
+        counts = " | ".join(f"{read[what].get(name, 0):,}" for what in ("episodes", "tokens", "real_steps"))
+        rows.append(f"| {name} (`env={world.env}`) | {options} | {counts} |")
+    return _CARD.format(
+        parameters=model.num_parameters(),
+        tokens=sum(read["tokens"].values()),
+        passes=settings.passes,
+        agents=", ".join(settings.agents),
+        renamed=settings.renamed_share,
+        rows="\n".join(rows),
+        seed=seed,
+        version=weights_version(model),
+    )
 
 
 def _tokenizer(

@@ -40,7 +40,7 @@ class ModelSettings:
         kv_heads: of keys and values.
         mlp: width inside the feed-forward layers.
         context: longest sequence, in tokens.
-        dtype: that a checkpoint is loaded in.
+        dtype: that a checkpoint is loaded in; that the weights of a base are saved in (pretrain.model.dtype).
     """
 
     model: str = ""

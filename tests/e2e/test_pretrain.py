@@ -51,6 +51,9 @@ def test_a_killed_base_is_the_same_as_an_uninterrupted_one_and_a_run_starts_from
     all_but_last = sum(shard["tokens"]["baby"] for shard in shards[:-1])
     assert all_but_last < base["tokens"]["baby"] <= all_but_last + shards[-1]["tokens"]["baby"]
     assert summary["real_steps"]["pretrain"] > sum(shard["real_steps"]["baby"] for shard in shards) > 0
+    card = (whole / "models" / "base" / "README.md").read_text()
+    assert f"| {base['episodes']['baby']:,} | {base['tokens']['baby']:,} | {base['real_steps']['baby']:,} |" in card
+    assert not list(whole.glob("corpus-*")), "shards stay"
     assert base["parameters"] == load_checkpoint(str(whole / "models" / "base"))[0].num_parameters()
 
     write_log(tmp_path / "run")
