@@ -1,0 +1,72 @@
+"""What training starts from. If these fail, a newcomer is refused and not told which limit would do, or a log starts from
+a base model that cannot read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from imagination.learning import initial_model
+from imagination.learning.initial_model import check_texts, chosen_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import UserError, WorldModelSettings
+from policy.lm import backbone
+from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, save_checkpoint
+from policy.lm.render import ChatFormat
+from policy.lm.settings import ModelSettings
+from policy.lm.tokenizer import train_tokenizer
+from tests.support.tiny import TASKS, logged_episode
+
+LOG = [logged_episode(task, number) for task in TASKS for number in range(4)]
+
+
+def test_the_limit_that_would_do_is_named() -> None:
+    """Of 200 answers two may be longer, as one in a hundred is let through: 195 of 1 word, then 6, 7, 8, 20 and 30."""
+    chat = ChatFormat(train_tokenizer(["a " * 30], 300))
+    words = [1] * 195 + [6, 7, 8, 20, 30]
+    texts = [" ".join("a" * count) for count in words]
+    sizes = [len(chat.encode(text)) + 1 for text in texts]
+    with pytest.raises(UserError, match=r"logged answers are longer than dream\.max_tokens=2; the longest is") as error:
+        check_texts("answers", texts, chat, "dream", 2)
+    named = int(str(error.value).rpartition("dream.max_tokens=")[2].partition(" ")[0])
+    assert named == sizes[-3]
+    check_texts("answers", texts, chat, "dream", named)
+    with pytest.raises(UserError):
+        check_texts("answers", texts, chat, "dream", named - 1)
+
+
+def with_base(monkeypatch: pytest.MonkeyPatch, folder: Path, texts: list[str]) -> None:
+    """A base model whose tokenizer has read ``texts``."""
+    tokenizer = train_tokenizer(texts, 400)
+    save_checkpoint(
+        build_model(ModelSettings(hidden=16, layers=1, heads=1, kv_heads=1, mlp=16), tokenizer, 0), tokenizer, folder
+    )
+    for module in (backbone, initial_model):
+        monkeypatch.setattr(module, "BASE_FOLDER", folder)
+
+
+def test_a_log_starts_from_the_base_that_can_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, settings = RunFolder(tmp_path / "run", 0), WorldModelSettings()
+    with_base(monkeypatch, tmp_path / "near", [t.start for t in LOG] + [u.observation for t in LOG for u in t.turns])
+    assert chosen_model(run, settings, 400, LOG) == "base"
+    assert "the world model starts from the base model" in capsys.readouterr().err
+    assert load_checkpoint("base")[0].config.hidden_size == 16
+    for own in (replace(settings, layers=3), replace(settings, members=2), replace(settings, kind="diffusion")):
+        assert chosen_model(run, own, 400, LOG) == ""
+    assert chosen_model(run, replace(settings, model="./there"), 400, LOG) == "./there"
+
+    with_base(monkeypatch, tmp_path / "far", ["0123456789"])
+    assert chosen_model(run, settings, 400, LOG) == ""
+    assert "starts from nothing, not from the base model, whose tokenizer writes the log in" in capsys.readouterr().err
+
+
+def test_an_installation_without_a_base_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (backbone, initial_model):
+        monkeypatch.setattr(module, "BASE_FOLDER", tmp_path / "nowhere")
+    assert chosen_model(RunFolder(tmp_path, 0), WorldModelSettings(), 400, LOG) == ""
+    with pytest.raises(CheckpointError, match="base: this installation came without the base model"):
+        load_checkpoint("base")
