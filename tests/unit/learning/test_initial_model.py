@@ -1,5 +1,5 @@
-"""What training starts from. If these fail, a newcomer is refused and not told which limit would do, or a log starts from
-a base model that cannot read it."""
+"""What training starts from. If these fail, a newcomer is refused and not told which limit would do, or a log starts
+from a base model that cannot read it."""
 
 from __future__ import annotations
 
