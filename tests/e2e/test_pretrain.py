@@ -20,7 +20,7 @@ pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
 
 
 def shrink(tiny: Config) -> None:
-    world = CorpusWorld("gymnasium", options={"id": ["BabyAI-GoToObj-v0"]}, tasks=2, episodes=2, max_turns=6)
+    world = CorpusWorld("gymnasium", options={"id": ["BabyAI-GoToObj-v0"]}, tasks=8, episodes=2, max_turns=6)
     settings = tiny.pretrain
     settings.worlds, settings.model = {"baby": world}, tiny.policy
     settings.shard_characters, settings.batch_tokens, settings.micro_tokens = 4000, 512, 4096

@@ -94,8 +94,8 @@ def test_no_game_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
 
 
 def test_shares_are_of_text() -> None:
-    small = CorpusWorld("gymnasium", 1.0, {"id": "BabyAI-GoToObj-v0"}, tasks=2, episodes=1)
-    large = CorpusWorld("gymnasium", 3.0, {"id": "BabyAI-GoToObj-v0"}, tasks=2, episodes=1)
+    small = CorpusWorld("gymnasium", 1.0, {"id": "BabyAI-GoToObj-v0"}, tasks=10)
+    large = CorpusWorld("gymnasium", 3.0, {"id": "BabyAI-GoToObj-v0"}, tasks=10)
     shard = play_shard({"small": small, "large": large}, 40_000, 0.0, 0, 0)
     text = {name: sum(len(u.observation) for t in played.episodes for u in t.turns) for name, played in shard.items()}
     assert 2 < text["large"] / text["small"] < 4

@@ -86,7 +86,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, capsys:
     folder = tmp_path / "mine" / "log"
     tasks = sorted({t.task_id for t in LOG})
     store = TrajectoryStore.create(folder, {"train": tasks, "heldout": []}, meta={"environment": "rooms"})
-    store.append(LOG)
+    store.append(LOG[:40])
     words = ["rules", "run=mine", f"output={tmp_path}", "rules.model=m", "rules.retries=0", "rules.questions=1"]
     assert main([*words, "rules.url=http://127.0.0.1:9/v1"]) == 2
     assert "rules.url: no question was answered: http://127.0.0.1:9/v1" in capsys.readouterr().err
