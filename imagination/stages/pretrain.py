@@ -70,19 +70,22 @@ def pretrain(config: Config, folder: Path) -> None:
             rng = random.Random(stream_seed("copying", config.seed))
             nonsense = copying_rows(plain_tokens(tokenizer), max(1, steps * size), rng)
             alone = SupervisedBatches(nonsense, size, order, pad)
-            done = train_on(
-                run,
-                config.logger,
-                "pretrain",
-                model,
-                tokenizer,
-                one_after_the_other(alone, steps, corpus),
-                replace(settings, steps=settings.steps + steps),
-                order,
-                from_scratch=True,
-                save_every=settings.save_every,
-                seconds=60 * settings.minutes,
-            )
+            try:
+                done = train_on(
+                    run,
+                    config.logger,
+                    "pretrain",
+                    model,
+                    tokenizer,
+                    one_after_the_other(alone, steps, corpus),
+                    replace(settings, steps=settings.steps + steps),
+                    order,
+                    from_scratch=True,
+                    save_every=settings.save_every,
+                    seconds=60 * settings.minutes,
+                )
+            finally:
+                makers.shutdown(wait=False, cancel_futures=True)  # shards that nobody reads any more
         read = count_read(path, done - steps)
         model.to(getattr(torch, settings.model.dtype))
         save_checkpoint(model, tokenizer, run.model("base"))
