@@ -163,7 +163,7 @@ def forget_shards(path: Path) -> None:
 def count_read(path: Path, steps: float = math.inf) -> dict[str, dict[str, int]]:
     """What so many steps have read of the shards that ``path`` notes, by world; of the last one its share."""
     total: dict[str, dict[str, float]] = {what: {} for what in _COUNTED}
-    for note in json.loads(path.read_text()):
+    for note in json.loads(path.read_text()) if path.exists() else []:  # time may end it before the first shard
         share = min(1.0, max(0.0, (steps - note["first_step"]) / note["steps"]))
         for what, counts in total.items():
             for name, count in note[what].items():

@@ -173,6 +173,7 @@ def test_what_was_read_is_counted_to_the_step(tmp_path: Path) -> None:
         read(batches_of(shards, makers, tmp_path / "corpus.json"), range(7))
     assert count_read(tmp_path / "corpus.json", 4)["tokens"] == {"w": 50 + 20}
     assert count_read(tmp_path / "corpus.json")["episodes"] == {"w": 5 + 6 + 7}
+    assert count_read(tmp_path / "none.json", 4)["tokens"] == {}
 
 
 def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
