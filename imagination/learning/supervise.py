@@ -118,12 +118,12 @@ def train_on(
     Args:
         seed: of what is random beside the batches.
         save_every: steps between two training states; 0 saves five.
-        seconds: after which it ends, with the rate falling towards that end; 0 ends it after its steps alone.
+        seconds: from its first step, after which it ends, with the rate falling towards that end; 0 ends it after its
+            steps alone.
 
     Returns:
         How many steps are done, those before a stop included.
     """
-    begin = time.monotonic()
 
     def passed() -> float:
         return min(1.0, (time.monotonic() - begin) / seconds) if seconds else 0.0
@@ -159,6 +159,7 @@ def train_on(
     precision = chosen_precision(settings.precision, model, batches(min(done, settings.steps - 1)), run, stage)
     every = save_every or max(1, settings.steps // 5)
     trainer = make_trainer(run, stage, every, precision, lambda: module.global_step, [keep], bar=bar, logger=logger)
+    begin = time.monotonic()
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     return module.global_step
 

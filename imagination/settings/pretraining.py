@@ -47,7 +47,8 @@ class PretrainSettings(FitSettings):
         worlds: by a name; preset=base has them.
         shard_characters: text that is played at a time; it is trained on and then forgotten.
         passes: how often each shard is trained on, where playing is slower than training.
-        minutes: after which training ends, with the rate falling towards that end; 0 ends it after its steps alone.
+        minutes: from the first step, after which training ends, with the rate falling towards that end; 0 ends it after
+            its steps alone.
         makers: processes that play the next shards meanwhile.
         agents: whose episodes the policy's view imitates, by the beginning of their names.
         renamed_share: of the episodes, told with made-up names.
