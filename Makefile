@@ -140,7 +140,7 @@ loop-table: $(STAMP)  ## real steps to a success on new tasks: the loop, its par
 
 base: $(STAMP)  ## the base model that comes with the package; hours of a core, goes on where it was stopped
 	$(BIN)/python -m imagination pretrain $(ARGS)
-	rm -rf policy/lm/base && cp -r outputs/base/models/base policy/lm/base
+	cp -r outputs/base/models/base policy/lm/base.new && rm -rf policy/lm/base && mv policy/lm/base.new policy/lm/base
 
 base-table: $(STAMP)  ## what a base model is worth to a log, by tokens of it, world by world; hours
 	$(BIN)/python -m tests.benchmarks.base_table $(ARGS)

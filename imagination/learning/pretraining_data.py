@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -25,7 +24,7 @@ from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import plain_tokens
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Trajectory
+from real_envs.trajectory import Source, Trajectory
 from worldmodel.facts import FactIndex, WithFacts
 from worldmodel.form import WholeText
 from worldmodel.objective import world_model_row
@@ -49,6 +48,16 @@ class Shard:
     real_steps: dict[str, int] = field(default_factory=dict)
     broken: dict[str, int] = field(default_factory=dict)
     fruitless: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        rows = [(list(r.ids), list(r.action_mask), r.source, list(r.ce_weight)) for r in self.rows]
+        return json.dumps({"rows": rows, **{what: getattr(self, what) for what in _COUNTED}})
+
+    @staticmethod
+    def from_json(text: str) -> Shard:
+        data = json.loads(text)
+        rows = [Row(ids, mask, Source(source), ce_weight=weights) for ids, mask, source, weights in data.pop("rows")]
+        return Shard(rows, **data)
 
 
 def make_shard(
@@ -122,7 +131,11 @@ class CorpusBatches:
 
     def _open(self, number: int) -> None:
         kept = _file(self._path, number)
-        shard: Shard = pickle.loads(kept.read_bytes()) if kept.exists() else self._taken(number)
+        there = kept.exists()
+        for later in range(number + there, number + self._settings.makers + 1):
+            if later not in self._futures:
+                self._futures[later] = self._executor.submit(self._make, later)
+        shard = Shard.from_json(kept.read_text()) if there else self._futures.pop(number).result()
         before = self._noted[number - 1] if number else {"first_step": 0, "steps": 0}
         self._first = before["first_step"] + before["steps"]
         seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
@@ -131,7 +144,7 @@ class CorpusBatches:
         self._batches = [batch for order in orders for batch in epoch_of(shard.rows, size, order)]
         note = {"first_step": self._first, "steps": len(self._batches), **{k: getattr(shard, k) for k in _COUNTED}}
         if number == len(self._noted):
-            write_atomically(kept, pickle.dumps(shard))
+            write_atomically(kept, shard.to_json())
             self._noted.append(note)
             write_atomically(self._path, json.dumps(self._noted))
             for old, noted in enumerate(self._noted):
@@ -143,15 +156,9 @@ class CorpusBatches:
                 "since this run was stopped; begin with another run="
             )
 
-    def _taken(self, number: int) -> Shard:
-        for later in range(number, number + self._settings.makers + 1):
-            if later not in self._futures:
-                self._futures[later] = self._executor.submit(self._make, later)
-        return self._futures.pop(number).result()
-
 
 def _file(path: Path, number: int | str) -> Path:
-    return path.with_name(f"{path.stem}-{number}.pickle")
+    return path.with_name(f"{path.stem}-{number}.json")
 
 
 def forget_shards(path: Path) -> None:

@@ -96,6 +96,7 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
 
 
 def has_base() -> bool:
+    """Whether this installation came with the base model."""
     return (BASE_FOLDER / "config.json").exists()
 
 

@@ -116,16 +116,16 @@ class RuledWorldModel:
         start: str,
         history: Sequence[Turn],
         action: str,
-        told: Prediction,
+        prediction: Prediction,
         broken: Sequence[Invariant],
         session: object,
     ) -> tuple[Prediction, Sequence[Invariant]]:
         """The prediction with the outcome that a rule knows, if no other rule contradicts it."""
-        turn = Turn(action, told.observation, rule.reward, rule.terminated)
+        turn = Turn(action, prediction.observation, rule.reward, rule.terminated)
         left = self.rules.broken(start, history, turn, session)
         if left:
-            return told, broken
-        outcome = replace(told, reward=rule.reward, terminated=rule.terminated, outcome_confidence=rule.precision)
+            return prediction, broken
+        outcome = replace(prediction, reward=rule.reward, terminated=rule.terminated, outcome_confidence=rule.precision)
         return replace(outcome, mended=True, outcome_by="rule"), ()
 
     def _mended(

@@ -131,6 +131,7 @@ def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_pat
     assert len(shard.rows) == len(episodes) + len(imitated)
     assert shard.tokens == {"baby": sum(len(row.ids) for row in shard.rows)}
     assert (shard.real_steps, shard.broken) == ({"baby": sum(len(t.turns) for t in episodes)}, {"baby": 0})
+    assert Shard.from_json(shard.to_json()) == replace(shard, rows=[replace(r, ids=list(r.ids)) for r in shard.rows])
     chat = ChatFormat(load_tokenizer(tmp_path))
     for row in shard.rows:
         assert all(made or not weight for made, weight in zip(row.action_mask, row.ce_weight, strict=True))
@@ -199,7 +200,7 @@ def test_a_corpus_that_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as makers:
         path = tmp_path / "corpus.json"
         read(batches_of(shards, makers, path), range(2))
-        (tmp_path / "corpus-0.pickle").unlink()
+        (tmp_path / "corpus-0.json").unlink()
         other = batches_of(lambda number: shards(number + 1), makers, path)
         with pytest.raises(UserError, match=r"shard 0 was .* the worlds have changed since this run was stopped"):
             other(1)
@@ -225,4 +226,4 @@ def test_shards_that_no_training_state_needs_any_more_are_not_kept(tmp_path: Pat
     with ThreadPoolExecutor(1) as makers:
         batches = CorpusBatches(shards, makers, settings, tmp_path / "corpus.json", 0, 0)
         read(batches, range(7))  # shards begin at steps 0, 3 and 6; the last training state is that of step 6
-    assert sorted(path.name for path in tmp_path.glob("*.pickle")) == ["corpus-1.pickle", "corpus-2.pickle"]
+    assert sorted(path.name for path in tmp_path.glob("corpus-*")) == ["corpus-1.json", "corpus-2.json"]
