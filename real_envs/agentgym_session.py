@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from real_envs.files import write_atomically
 from real_envs.servers import (
     Said,
     check_url,
@@ -182,7 +181,7 @@ class AgentGymSession:
         self._farewell = weakref.finalize(self, _close, self._settings.url, self._handle, note)
         if note is not None:
             try:
-                write_atomically(note, json.dumps(self._handle))
+                note.write_text(json.dumps(self._handle))  # not to disk: it outlives this process, not the machine
             except OSError as error:
                 raise crashed(f"the handle cannot be written down: {error}") from error
         return self._handle

@@ -45,6 +45,8 @@ from real_envs.isolation import serve
 serve(connection)
 """
 
+_FAREWELL = 2.0  # seconds in which a worker may finish its request and close what it holds on a server
+
 
 class SyncEnv(Protocol):
     """What runs in a worker: ``Env`` without the ``async``. Any exception counts as the environment's crash."""
@@ -161,8 +163,8 @@ class _Worker:
             self._connection = None
 
     def end(self) -> None:
-        """Wait a second for a worker that was told to end, then kill it and what it left behind."""
-        deadline = time.monotonic() + 1.0
+        """Wait for a worker that was told to end, then kill it and what it left behind."""
+        deadline = time.monotonic() + _FAREWELL
         while self.alive and time.monotonic() < deadline:
             time.sleep(0.01)
         self.kill()
