@@ -1,6 +1,6 @@
 """How often is the world model right when it is so sure? From its own probabilities to those of being right.
 
-A map is fitted (``worldmodel.fidelity.calibration``) on predictions of real turns that no model was trained on, once
+A map is fitted (``worldmodel.evaluation.calibration``) on predictions of real turns that no model was trained on, once
 for the whole prediction and once for its outcome (reward and end). It lies as ``calibration.json`` beside the weights
 that it belongs to.
 """

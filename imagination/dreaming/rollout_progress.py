@@ -9,7 +9,7 @@ from imagination.runs.progress_bar import Bar
 from policy.agent import Agent
 from real_envs.env import Env
 from real_envs.trajectory import Trajectory
-from worldmodel.fidelity import Judged, judge
+from worldmodel.evaluation import Judged, judge
 from worldmodel.world_model import WorldModel
 
 

@@ -14,6 +14,7 @@ from imagination.dreaming.curriculum import turns_at
 from imagination.dreaming.dream_env import Start
 from imagination.dreaming.mixture import added_episodes, share_at
 from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.evaluation.monitors.monitor import TripwireMonitor
 from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
     compared_expert_row,
@@ -32,7 +33,6 @@ from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed
 from imagination.settings import DreamSettings, ProgressSettings, TrainSettings, UserError
-from imagination.trust.tripwires.monitor import TripwireMonitor
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row
 from policy.lm.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from imagination.trust.evaluation import summarise
+from imagination.evaluation.proportions import summarise
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.monitors.rules import stopped_sentence
+from imagination.evaluation.proportions import Proportion
 from imagination.runs.lifecycle import need
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -18,8 +20,6 @@ from imagination.settings.compose import load_config, merge_overrides, remembere
 from imagination.stages.check_train import check
 from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.stages.variants import play_clone, train_arm
-from imagination.trust.evaluation import Proportion
-from imagination.trust.tripwires.wires import stopped_sentence
 from real_envs.files import write_atomically
 
 Arms = Mapping[str, str]

@@ -29,6 +29,7 @@ from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.rollout import Episode, Provenance
 from imagination.dreaming.rollout_progress import play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.evaluation.proportions import Proportion
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import load_model, weights_version
@@ -44,7 +45,6 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.loop import loop
 from imagination.stages.report import report
 from imagination.stages.train import train
-from imagination.trust.evaluation import Proportion
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import TrajectoryStore

@@ -16,7 +16,19 @@ from rich.console import Console
 from imagination.dreaming.dream_env import NO_GUARD, Start
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.world_models import guard_of, load_world_model, rules_of
-from imagination.pages.audit.page import render_audit, terminal_audit
+from imagination.evaluation.audit import FORMAT, VERSION, Subject, measure
+from imagination.evaluation.audit_play import (
+    LoadedPolicy,
+    PlaySetup,
+    PolicyCandidate,
+    RankedPolicy,
+    fill_up,
+    find_candidates,
+)
+from imagination.evaluation.forecast import forecast
+from imagination.evaluation.verdict import targets, verdict
+from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.report.audit_page import render_audit, terminal_audit
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
@@ -25,18 +37,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError
 from imagination.stages.screens import audit_screens
-from imagination.trust.audit.audit import FORMAT, VERSION, Subject, measure
-from imagination.trust.audit.play import (
-    LoadedPolicy,
-    PlaySetup,
-    PolicyCandidate,
-    RankedPolicy,
-    fill_up,
-    find_candidates,
-)
-from imagination.trust.audit.verdict import targets, verdict
-from imagination.trust.forecast import forecast
-from imagination.trust.held_out import heldout_tasks
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
 from real_envs.interaction import real_interaction

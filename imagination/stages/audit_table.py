@@ -8,6 +8,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.audit_play import find_candidates
+from imagination.evaluation.format import number
+from imagination.evaluation.verdict import told
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
@@ -17,9 +20,6 @@ from imagination.stages.ablate import arms_table, check_arms, compare_arms
 from imagination.stages.audit import audit_files, audited_before, run_audit
 from imagination.stages.other_world_models import fit_beside, variant_configs
 from imagination.stages.seed_runs import SEEDS, named_runs, prepared_run
-from imagination.trust.audit.play import find_candidates
-from imagination.trust.audit.verdict import told
-from imagination.trust.format import number
 from real_envs.files import write_atomically
 
 PARTS = ("others", "models", "arms")  # the longest first

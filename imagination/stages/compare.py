@@ -21,8 +21,13 @@ from rich.console import Console
 from imagination.dreaming.dream_env import NO_GUARD, Start, starts_from_log
 from imagination.dreaming.engines import Engines, Meter, make_agent
 from imagination.dreaming.world_models import guard_of, load_world_model
-from imagination.pages.compare.page import render_page
-from imagination.pages.compare.text import diverging, pair_view, summary_table
+from imagination.evaluation.compare.free_play import free_play
+from imagination.evaluation.compare.pairs import Pair, consistency, pair_json, statistics
+from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
+from imagination.evaluation.compare.signals import signal_table
+from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.report.compare_page import render_page
+from imagination.report.compare_text import diverging, pair_view, summary_table
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import load_model, weights_version
@@ -31,11 +36,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError
 from imagination.stages.screens import compare_screens
-from imagination.trust.compare.free_play import free_play
-from imagination.trust.compare.pairs import Pair, consistency, pair_json, statistics
-from imagination.trust.compare.play import ComparisonPlayer, Ledger
-from imagination.trust.compare.signals import signal_table
-from imagination.trust.held_out import heldout_tasks
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically

@@ -8,6 +8,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.proportions import Proportion, pooled
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.real_costs import KEYS
@@ -18,7 +19,6 @@ from imagination.stages import seed_runs
 from imagination.stages.evaluate import evaluate
 from imagination.stages.report import report
 from imagination.stages.variants import train_arm
-from imagination.trust.evaluation import Proportion, pooled
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 

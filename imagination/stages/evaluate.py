@@ -14,6 +14,7 @@ from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode, Provenance, plan
 from imagination.dreaming.rollout_progress import judge_with_bar, play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.evaluation.proportions import summarise
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
@@ -21,12 +22,11 @@ from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks
 from imagination.settings import Config
-from imagination.trust.evaluation import summarise
 from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
 from real_envs.interaction import real_interaction
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.fidelity import audit_metrics
+from worldmodel.evaluation import audit_metrics
 from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game

@@ -12,12 +12,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.proportions import Proportion
+from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.variants import play_clone, train_arm
-from imagination.trust.evaluation import Proportion
-from imagination.trust.held_out import few_episodes, heldout_tasks
 from real_envs.files import write_atomically
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from imagination.dreaming.reasoning_checks import check_room, check_thoughts, note_unended, thoughts_of
 from imagination.dreaming.world_models import UNFINISHED, form_of, member_folder, trained_as
+from imagination.evaluation.language import language_metrics
+from imagination.evaluation.world_model_eval import heldout_tasks, measure
 from imagination.learning.copying import copying_answers, copying_rows
 from imagination.learning.initial_model import check_texts, chosen_model, initial_model
 from imagination.learning.renaming import with_renamed
@@ -20,8 +22,6 @@ from imagination.runs.models import context_of
 from imagination.settings import Config, UserError
 from imagination.stages.fit_screens import fit_screens
 from imagination.stages.rules import find_rules, rules_sentence
-from imagination.trust.held_out import heldout_tasks, measure
-from imagination.trust.language import language_metrics
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat

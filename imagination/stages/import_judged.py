@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.proportions import Proportion
 from imagination.settings import UserError
 from imagination.settings.importing import ImportSettings
-from imagination.trust.evaluation import Proportion
 from real_envs.chat_server import UNREACHABLE
 from real_envs.importers.drafts import LOG
 from real_envs.importers.judge import LogJudge, Verdict

@@ -10,13 +10,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.retrieval_baseline import CHARACTERS, looked_up, tasks_to_look_at
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.importing import ImportSettings
 from imagination.stages.import_judged import Outcomes
 from imagination.stages.import_told import REFUSED, Report, following, told
-from imagination.trust.looked_up import CHARACTERS, looked_up, tasks_to_look_at
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage
 from real_envs.importers.drafts import Reading

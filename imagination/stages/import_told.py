@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from imagination.evaluation.format import interval, number
 from imagination.settings import Config
-from imagination.trust.format import interval, number
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.formats import Refusal
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from imagination.dreaming.mixture import check_share, most
 from imagination.dreaming.world_models import UNFINISHED
+from imagination.evaluation.proportions import Proportion, difference_ci95
 from imagination.loop.budget import Budget
 from imagination.loop.journal import Journal
 from imagination.loop.origin import copy_folder
@@ -38,7 +39,6 @@ from imagination.stages.collect import generate_tasks
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.loop_learning import real_success, refit_round, train_round, true_turns
 from imagination.stages.loop_rounds import begin, choose_tasks, play_round, policy_folder
-from imagination.trust.evaluation import Proportion, difference_ci95
 from real_envs.interaction import PoolStats, count_apart
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from imagination.dreaming.dream_env import Start, dream_starts
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import load_world_model, member_folder
+from imagination.evaluation.proportions import summarise
+from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
 from imagination.learning.recorded import Recorded
 from imagination.loop.origin import copy_folder, of_new_tasks, roots
@@ -27,11 +29,9 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.stages.loop_rounds import POLICY, own_episodes, round_of
 from imagination.stages.train import train
-from imagination.trust.evaluation import summarise
-from imagination.trust.held_out import measure
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.fidelity.drift import drift_metrics, roll
+from worldmodel.evaluation.drift import drift_metrics, roll
 
 NOTHING_NEW = "not fitted again: no new episode to fit to"
 FROZEN = "not fitted again: loop.fit_steps=0"

@@ -14,6 +14,7 @@ from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.rollout import Episode, Provenance, plan
 from imagination.dreaming.rollout_progress import play_with_bar
 from imagination.dreaming.world_models import guard_of, load_world_model
+from imagination.evaluation.proportions import summarise
 from imagination.loop.acting import act
 from imagination.loop.budget import Budget
 from imagination.loop.choice import Evidence, choose, score
@@ -25,7 +26,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.collect import commands_of, open_store
-from imagination.trust.evaluation import summarise
 from policy.agent import Agent, LanguageModelAgent
 from real_envs.behaviours import deal
 from real_envs.env import Task, TaskSet

@@ -26,6 +26,7 @@ import torch
 from imagination.dreaming.engines import Engines, drafts_from
 from imagination.dreaming.mixture import added_episodes
 from imagination.dreaming.world_models import check_form, form_of
+from imagination.evaluation.world_model_eval import measure
 from imagination.learning.advantages import informative
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
@@ -38,7 +39,6 @@ from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import AlgorithmSettings, Config, UserError
-from imagination.trust.held_out import measure
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling

@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from imagination.pages.report.money import without_dreams
-from imagination.pages.report.report import write_report
-from imagination.pages.report.text import terminal_table
+from imagination.report.costs import without_dreams
+from imagination.report.run_text import terminal_table
+from imagination.report.write import write_report
 from imagination.settings import Config, UserError
 
 

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import as_trained, load_world_model
-from imagination.pages.screens.page import render_screens
-from imagination.pages.screens.text import audit_table
+from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.report.screens.page import render_screens
+from imagination.report.screens.text import audit_table
 from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import weights_version
@@ -22,7 +23,6 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.stages.fit_screens import load_screen_model, screenshots
-from imagination.trust.held_out import heldout_tasks
 from real_envs.files import write_atomically
 from real_envs.screens import FOLDER, keep
 from real_envs.streams import stream_seed
@@ -45,9 +45,9 @@ def audit_screens(config: Config, folder: Path) -> None:
     """Measures the model of screens on held-out turns. Writes ``audit-screens.json`` and prints it as a table."""
     run = open_run(config, folder)
     model = load_screen_model(run)
-    from imagination.trust.screens.dreams import dream_episodes, dream_turns
-    from imagination.trust.screens.measure import alikeness, sensitivity
-    from imagination.trust.screens.probe import Screens, probed
+    from imagination.evaluation.screens.dreams import dream_episodes, dream_turns
+    from imagination.evaluation.screens.measure import alikeness, sensitivity
+    from imagination.evaluation.screens.probe import Screens, probed
 
     begin = time.monotonic()
     settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
@@ -99,8 +99,8 @@ def compare_screens(config: Config, folder: Path) -> None:
     """Dreams held-out episodes again with their own actions. Writes ``compare-screens.html`` and its numbers."""
     run = open_run(config, folder)
     model = load_screen_model(run)
-    from imagination.trust.screens.compare import compared
-    from imagination.trust.screens.dreams import dream_episodes, dream_turns
+    from imagination.evaluation.screens.compare import compared
+    from imagination.evaluation.screens.dreams import dream_episodes, dream_turns
 
     settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
     held = _held_out(config, run)
@@ -171,7 +171,7 @@ def _told(
     """The turns as screens are drawn from them: with dreamed pages, where pages count."""
     if world is None:
         return groups
-    from imagination.trust.screens.pages import dream_pages
+    from imagination.evaluation.screens.pages import dream_pages
 
     return asyncio.run(dream_pages(world, {t.id: t for t in held}, groups, seed))
 
@@ -205,7 +205,7 @@ def _screens(frames: Frames, turns: list[Transition]) -> tuple[list[Tensor], lis
 
 
 def _episodes(turns: list[Transition]) -> list[list[Transition]]:
-    from imagination.trust.screens.dreams import by_episode
+    from imagination.evaluation.screens.dreams import by_episode
 
     return list(by_episode(turns).values())
 
@@ -216,7 +216,7 @@ def _keep(screen: Tensor, folder: Path) -> str:
 
 def _speed(model: ScreenModel, turns: list[Transition], before: list[Tensor], steps: int) -> dict[str, Any]:
     """Screens a second, of the processor's time that passes, eight at once."""
-    from imagination.trust.screens.dreams import BATCH, dream_turns
+    from imagination.evaluation.screens.dreams import BATCH, dream_turns
 
     rows = [k % len(turns) for k in range(BATCH * TIMED)]
     some, screens = [turns[k] for k in rows], [before[k] for k in rows]

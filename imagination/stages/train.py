@@ -14,6 +14,8 @@ from imagination.dreaming.dream_env import DreamEnv, Start, dream_starts
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.mixture import most
 from imagination.dreaming.world_models import calibration_of, guard_of, load_world_model, rules_of
+from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
+from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.best_policy import BestPolicy, split_starts
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
@@ -34,8 +36,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config, DreamSettings, TripwireSettings, WorldModelSettings
 from imagination.stages.check_train import check, check_experts, longest_episode
-from imagination.trust.held_out import few_episodes, heldout_tasks
-from imagination.trust.tripwires.monitor import Probe, TripwireMonitor
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import save_checkpoint
 from policy.lm.render import ChatFormat

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.dreaming.engines import Engines, make_agent
+from imagination.evaluation.proportions import summarise
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.models import load_model, weights_version
@@ -19,7 +20,6 @@ from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.stages.evaluate import play_real
 from imagination.stages.train import train
-from imagination.trust.evaluation import summarise
 from real_envs.interaction import real_interaction
 from worldmodel.rules.rule_set import FILE
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from imagination.dreaming.engines import Engines
 from imagination.dreaming.world_models import load_world_model
+from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -34,14 +35,13 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.stages.other_world_models import fit_beside
 from imagination.stages.seed_runs import prepared_run
-from imagination.trust.held_out import heldout_tasks
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Trajectory
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
-from worldmodel.fidelity import Judged, judge
-from worldmodel.fidelity.intervals import Estimate, proportion
+from worldmodel.evaluation import Judged, judge
+from worldmodel.evaluation.intervals import Estimate, proportion
 
 _EXPRESS = ["preset=demo", "env.options.heldout_fold=dev", "games.train=300", "games.heldout=60"]
 WORLDS = {

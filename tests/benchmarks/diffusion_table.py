@@ -43,6 +43,7 @@ from imagination.dreaming.engines import Engines
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode
 from imagination.dreaming.world_models import load_world_model
+from imagination.evaluation.world_model_eval import heldout_tasks, measure
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
@@ -50,7 +51,6 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.stages.collect import collect
 from imagination.stages.fit_world_model import fit_world_model
-from imagination.trust.held_out import heldout_tasks, measure
 from real_envs.env import Task
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.proportions import Proportion, difference_ci95
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -33,7 +34,6 @@ from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.reflect import reflect
 from imagination.stages.relabel import relabel
 from imagination.stages.variants import hash_of, play_clone
-from imagination.trust.evaluation import Proportion, difference_ci95
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
 

@@ -14,7 +14,7 @@ policy on held-out tasks minus that of the clone, the same tasks and seeds.
 
 What exists is not done again. ``<out>/seed-<n>/<variant>/`` is a run with that world model, ``guarded/`` and ``free/``
 in it are those that learned there, each with a ``part.json``. ``table.md``, ``fidelity.png`` and ``forecast.json`` in
-``<out>`` are of all parts there are; the last becomes ``imagination/trust/forecast.json``.
+``<out>`` are of all parts there are; the last becomes ``imagination/evaluation/forecast.json``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from imagination.evaluation.forecast import measures_of
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -37,7 +38,6 @@ from imagination.stages.clone import clone
 from imagination.stages.collect import collect
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.variants import play_clone, train_arm
-from imagination.trust.forecast import measures_of
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore

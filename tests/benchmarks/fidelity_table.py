@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from imagination.trust.evaluation import Proportion, difference_ci95
-from imagination.trust.forecast import MEASURES, Measure
+from imagination.evaluation.forecast import MEASURES, Measure
+from imagination.evaluation.proportions import Proportion, difference_ci95
 from tests.benchmarks.fidelity_variants import VARIANTS
 from tests.benchmarks.transfer import pooled
-from worldmodel.fidelity.agreement import spearman
-from worldmodel.fidelity.intervals import Estimate, bootstrap, sums_by_cluster
+from worldmodel.evaluation.agreement import spearman
+from worldmodel.evaluation.intervals import Estimate, bootstrap, sums_by_cluster
 
 PART = "part.json"
 ARMS = ("guarded", "free")  # with guard and tripwires, without
@@ -105,7 +105,7 @@ def floor(found: Sequence[tuple[float, float]], better: int = 1) -> tuple[float,
 
 
 def forecast_data(parts: Sequence[Part], env: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """``forecast.json``, see ``imagination.trust.forecast``: the runs with guard and tripwires."""
+    """``forecast.json``, see ``imagination.evaluation.forecast``: the runs with guard and tripwires."""
     best: dict[str, Any] = {}
     for policy in POLICIES:
         told = [(measure, correlation(pairs(parts, ARMS[0], policy, measure.key))) for measure in MEASURES]

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.trust.audit.verdict import told
-from imagination.trust.format import number
+from imagination.evaluation.format import number
+from imagination.evaluation.verdict import told
 from tests.benchmarks.fidelity_table import correlated, correlation
 
 REASON = "reason.txt"  # why a part could not be made

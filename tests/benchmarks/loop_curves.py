@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib
 
-from imagination.trust.evaluation import Proportion
+from imagination.evaluation.proportions import Proportion
 from tests.benchmarks.loop_arms import ARMS, REAL_ONLY, Arm
 from tests.benchmarks.transfer import pooled
 

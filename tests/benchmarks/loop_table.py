@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.dreaming.engines import Engines, make_agent
+from imagination.evaluation.proportions import summarise
 from imagination.loop.origin import copy_folder, roots
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
@@ -40,7 +41,6 @@ from imagination.stages.evaluate import play_real
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.loop import loop
 from imagination.stages.train import train
-from imagination.trust.evaluation import summarise
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.loop_arms import ARMS, DREAMS, Arm

@@ -9,7 +9,7 @@ from typing import Any
 
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode
-from imagination.trust.tripwires.monitor import TripwireMonitor
+from imagination.evaluation.monitors.monitor import TripwireMonitor
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory, Turn
 

@@ -26,6 +26,8 @@ from imagination.dreaming.dream_env import DreamEnv, starts_from_log
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.rollout import Provenance, plan, play_all
 from imagination.dreaming.world_models import guard_of, load_world_model, rules_of
+from imagination.evaluation.proportions import Proportion, pooled
+from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.models import load_model
@@ -34,13 +36,11 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.stages.seed_runs import prepared_run
 from imagination.stages.variants import play_clone, train_arm
-from imagination.trust.evaluation import Proportion, pooled
-from imagination.trust.held_out import heldout_tasks
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
-from worldmodel.fidelity.contradictions import contradiction_metrics
+from worldmodel.evaluation.contradictions import contradiction_metrics
 
 GAMES = {  # of TextWorldExpress, at their own sizes
     "coin": ["preset=demo", "env.options.game=coin", "env.options.params=''"],

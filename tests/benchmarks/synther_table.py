@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.critic_start import fit_value_head, squared_errors
 from imagination.runs.fingerprint import fingerprint
@@ -37,12 +38,11 @@ from imagination.settings.compose import load_config
 from imagination.stages.clone import clone
 from imagination.stages.fit_critic import transitions_of
 from imagination.stages.variants import hash_of
-from imagination.trust.held_out import heldout_tasks
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.early_experience import REFUSALS, make_base
-from worldmodel.fidelity.intervals import Estimate, estimate, ratio
+from worldmodel.evaluation.intervals import Estimate, estimate, ratio
 from worldmodel.synther.transitions import Transitions
 
 SETTINGS = (

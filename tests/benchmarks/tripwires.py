@@ -37,6 +37,10 @@ from imagination.dreaming.dream_env import DreamEnv, starts_from_log
 from imagination.dreaming.engines import Engines, make_agent
 from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.dreaming.world_models import load_world_model
+from imagination.evaluation.monitors.action_stats import plain
+from imagination.evaluation.monitors.rules import PREFIX
+from imagination.evaluation.monitors.word_drift import words
+from imagination.evaluation.proportions import summarise
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
@@ -44,10 +48,6 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.stages import train as train_stage
 from imagination.stages.evaluate import play_real
-from imagination.trust.evaluation import summarise
-from imagination.trust.tripwires.silence import plain
-from imagination.trust.tripwires.wires import PREFIX
-from imagination.trust.tripwires.word_drift import words
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory, Turn

@@ -34,6 +34,8 @@ from imagination.dreaming.engines import Engines
 from imagination.dreaming.replay import replay_all
 from imagination.dreaming.rollout import Episode, Provenance, plan, play_all
 from imagination.dreaming.world_models import load_world_model
+from imagination.evaluation.proportions import summarise
+from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
@@ -46,8 +48,6 @@ from imagination.stages.compare import compare
 from imagination.stages.demo import run_stages
 from imagination.stages.report import report
 from imagination.stages.seed_runs import seed_config
-from imagination.trust.evaluation import summarise
-from imagination.trust.held_out import heldout_tasks, in_reach
 from real_envs.behaviours import Agent
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
@@ -55,8 +55,8 @@ from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
-from worldmodel.fidelity.outcomes import outcome_metrics
-from worldmodel.fidelity.transitions import judge, transition_metrics
+from worldmodel.evaluation.outcomes import outcome_metrics
+from worldmodel.evaluation.transitions import judge, transition_metrics
 
 WORLDS = ("textworld", "gymnasium", "scienceworld", "alfworld", "miniwob")
 REAL_EPISODES = 24  # whose actions are done again for real, to see how fast that world is

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.trust.evaluation import Proportion, difference_ci95
+from imagination.evaluation.proportions import Proportion, difference_ci95
 from tests.benchmarks.transfer import pooled
 
 MEASURED = "world.json"  # in the run folder: what only this benchmark measures

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from imagination.pages.compare.page import render_page
-from imagination.trust.compare.pairs import Pair, first_kind, pair_up
+from imagination.evaluation.compare.pairs import Pair, first_kind, pair_up
+from imagination.report.compare_page import render_page
 from real_envs.screens import keep
 from real_envs.trajectory import Source, Turn
 from tests.support.chromium import Chromium

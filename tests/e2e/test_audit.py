@@ -15,6 +15,9 @@ import pytest
 from imagination.cli import main
 from imagination.dreaming.dream_env import Start
 from imagination.dreaming.replay import Replay, ReplayActor
+from imagination.evaluation.audit import Subject, measure
+from imagination.evaluation.audit_play import LoadedPolicy, PlaySetup, RankedPolicy
+from imagination.evaluation.verdict import targets, verdict
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import load_config
 from imagination.stages.audit import audited_before, run_audit
@@ -22,9 +25,6 @@ from imagination.stages.audit_table import audit_others
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from imagination.stages.train import train
-from imagination.trust.audit.audit import Subject, measure
-from imagination.trust.audit.play import LoadedPolicy, PlaySetup, RankedPolicy
-from imagination.trust.audit.verdict import targets, verdict
 from policy.agent import LanguageModelAgent
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat

@@ -18,7 +18,7 @@ import pytest
 from imagination.learning import collector as collector_module
 from imagination.learning.collector import ExperienceCollector, longest_turns
 from imagination.learning.policy_module import Update
-from imagination.pages.report.report import write_report
+from imagination.report.write import write_report
 from imagination.settings import Config
 from imagination.stages import train as train_stage
 from real_envs.isolation import SyncEnv

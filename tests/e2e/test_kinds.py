@@ -26,7 +26,7 @@ from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason, Trajectory
 from worldmodel.ensemble import EnsembleWorldModel
-from worldmodel.fidelity import judge
+from worldmodel.evaluation import judge
 from worldmodel.outcome import Goal
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from imagination.cli import main
 from imagination.dreaming.world_models import rules_of
+from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from imagination.trust.held_out import heldout_tasks
 from worldmodel.rules.check import check_rules
 from worldmodel.rules.rule_set import FILE, RuleSet
 

@@ -19,7 +19,7 @@ from imagination.stages import train as train_stage
 from imagination.stages.clone import clone
 from imagination.stages.fit_world_model import fit_world_model
 from real_envs.interaction import PoolStats
-from worldmodel.fidelity.intervals import wilson
+from worldmodel.evaluation.intervals import wilson
 
 
 def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from imagination.learning.collector import ExperienceCollector
-from imagination.pages.report.report import write_report
+from imagination.report.write import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
@@ -240,7 +240,7 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
                 def roll_back(self: Any) -> None:
                     raise Killed
 
-                patch.setattr("imagination.trust.tripwires.monitor.TripwireMonitor.roll_back", roll_back)
+                patch.setattr("imagination.evaluation.monitors.monitor.TripwireMonitor.roll_back", roll_back)
             with pytest.raises(Killed):
                 train(config, killed)
         assert "stopped_by" not in summary(killed).get("tripwires", {})

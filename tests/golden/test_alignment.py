@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagination.trust.compare.alignment import TurnClass, align, differences, says_the_same
+from imagination.evaluation.compare.alignment import TurnClass, align, differences, says_the_same
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.comparisons import episode
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from worldmodel.fidelity.agreement import agreement_metrics, kendall_tau_b, ranks, spearman
-from worldmodel.fidelity.success import Triple, success_metrics
+from worldmodel.evaluation.agreement import agreement_metrics, kendall_tau_b, ranks, spearman
+from worldmodel.evaluation.success import Triple, success_metrics
 
 
 def test_ranks() -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from worldmodel.fidelity.intervals import (
+from worldmodel.evaluation.intervals import (
     bootstrap,
     clusters,
     estimate,

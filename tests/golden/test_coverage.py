@@ -11,8 +11,8 @@ import itertools
 import numpy as np
 import pytest
 
-from imagination.trust.evaluation import Proportion, difference_ci95
-from worldmodel.fidelity.intervals import beta_cdf, bootstrap, over_tasks, wilson
+from imagination.evaluation.proportions import Proportion, difference_ci95
+from worldmodel.evaluation.intervals import beta_cdf, bootstrap, over_tasks, wilson
 
 LEAST = 0.93
 RUNS = 400

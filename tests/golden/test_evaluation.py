@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagination.trust.evaluation import Proportion, difference_ci95, summarise
+from imagination.evaluation.proportions import Proportion, difference_ci95, summarise
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 

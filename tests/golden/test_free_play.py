@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from imagination.trust.compare.free_play import action_table, free_play, token_divergence
+from imagination.evaluation.compare.free_play import action_table, free_play, token_divergence
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.comparisons import episode
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.trust.tripwires.measures import LogReference, loops, measure, path
-from imagination.trust.tripwires.silence import Speech, effective
-from imagination.trust.tripwires.word_drift import WordReference, jensen_shannon, words
+from imagination.evaluation.monitors.action_stats import Speech, effective
+from imagination.evaluation.monitors.rollout_stats import LogReference, loops, measure, path
+from imagination.evaluation.monitors.word_drift import WordReference, jensen_shannon, words
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 Said = tuple[str, float]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from imagination.evaluation.monitors.rules import PREFIX, WIRES, Measured, check, first_trip
 from imagination.settings import TripwireSettings
-from imagination.trust.tripwires.wires import PREFIX, WIRES, Measured, check, first_trip
 
 S = TripwireSettings(window=2, memory=4, min_groups=3)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from imagination.evaluation.verdict import targets, verdict
 from imagination.settings import AuditSettings
-from imagination.trust.audit.verdict import targets, verdict
 
 
 def e(value: float | None, n: int = 100, low: float | None = None, high: float | None = None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from imagination.trust.compare.pairs import Pair, pair_json, pair_up, statistics
+from imagination.evaluation.compare.pairs import Pair, pair_json, pair_up, statistics
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 ROOMS = ("attic", "hall", "kitchen", "cellar", "garden", "vault")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagination.trust.evaluation import Proportion
+from imagination.evaluation.proportions import Proportion
 from tests.benchmarks import early_experience as benchmark
 from tests.benchmarks.early_experience import ARMS, HEAD, Arm, part_config, pooled, table
 

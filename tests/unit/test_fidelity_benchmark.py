@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imagination.trust.evaluation import Proportion
-from imagination.trust.forecast import MEASURES
+from imagination.evaluation.forecast import MEASURES
+from imagination.evaluation.proportions import Proportion
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks.fidelity import write_log

@@ -36,7 +36,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "imagination/learning/best_policy.py",
         "imagination/learning/self_imitation_buffer.py",
         "imagination/learning/trainer.py",
-        "imagination/trust/tripwires/monitor.py",
+        "imagination/evaluation/monitors/monitor.py",
     ),
     "hydra": ("imagination/settings/compose.py", "imagination/cli.py"),
     "omegaconf": ("imagination/settings/compose.py", "imagination/cli.py"),
@@ -44,7 +44,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "dreaming", "trust", "learning", "loop", "pages", "serving", "stages", "cli")
+ROOMS = ("settings", "runs", "dreaming", "evaluation", "learning", "loop", "report", "serving", "stages", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
@@ -103,12 +103,12 @@ def test_imports_go_one_way() -> None:
 
 
 def test_world_models_do_not_import_what_judges_them() -> None:
-    """``worldmodel.fidelity`` reads predictions and calibrations; a kind of world model knows nothing of it."""
+    """``worldmodel.evaluation`` reads predictions and calibrations; a kind of world model knows nothing of it."""
     upwards = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for path in (ROOT / "worldmodel").glob("*.py")
         for line, name in imported(path, f"worldmodel.{path.stem}")
-        if name.startswith("worldmodel.fidelity")
+        if name.startswith("worldmodel.evaluation")
     ]
     assert upwards == []
 

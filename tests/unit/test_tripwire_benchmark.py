@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagination.trust.tripwires.monitor import TripwireMonitor
+from imagination.evaluation.monitors.monitor import TripwireMonitor
 from real_envs.textworld import GameSettings, TextWorldTasks
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks.payments import earned, watched

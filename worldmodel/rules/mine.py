@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from real_envs.trajectory import Trajectory, Turn, same_reward
-from worldmodel.fidelity.refusals import learn_refusals
+from worldmodel.evaluation.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
 from worldmodel.rules.episode import SCOPES, Episode, Language, name_of
 from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from real_envs.files import write_atomically
 from real_envs.trajectory import Turn
-from worldmodel.fidelity.refusals import Refusals
+from worldmodel.evaluation.refusals import Refusals
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
 from worldmodel.rules.invariants import Invariant, opening_of

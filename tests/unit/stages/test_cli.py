@@ -25,10 +25,10 @@ from omegaconf import OmegaConf
 from imagination import cli
 from imagination import settings as real_settings
 from imagination.learning.algorithms import ALGORITHMS
+from imagination.report.run_data import ReportError
 from imagination.settings import compose
 from imagination.settings.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
 from imagination.stages.catalogue import STAGES
-from imagination.trust.run_report import ReportError
 from policy.lm.backbone import CheckpointError
 from policy.lm.engine import EngineUnavailable
 from policy.lm.render import ChatTemplateError

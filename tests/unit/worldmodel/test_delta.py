@@ -11,7 +11,7 @@ from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import CHAT, Says
 from worldmodel.delta import DeltaWorldModel, Edits
-from worldmodel.fidelity import audit_metrics, judge
+from worldmodel.evaluation import audit_metrics, judge
 from worldmodel.form import prompt_tokens
 from worldmodel.objective import world_model_row
 from worldmodel.world_model import InvalidReason, PredictionInvalid

@@ -12,7 +12,7 @@ import pytest
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.fidelity import Judged, audit_metrics, expected_calibration_error, judge, token_f1
+from worldmodel.evaluation import Judged, audit_metrics, expected_calibration_error, judge, token_f1
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 

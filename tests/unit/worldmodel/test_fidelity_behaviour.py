@@ -9,8 +9,8 @@ from policy.lm.render import ChatFormat, policy_prompt
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
-from worldmodel.fidelity.behaviour import action_logprobs, behaviour_metrics
-from worldmodel.fidelity.transitions import Judged
+from worldmodel.evaluation.behaviour import action_logprobs, behaviour_metrics
+from worldmodel.evaluation.transitions import Judged
 from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(TOKENIZER)

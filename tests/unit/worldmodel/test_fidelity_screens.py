@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worldmodel.fidelity.screens import iou, psnr, squared_error, squared_error_within, ssim, visible
+from worldmodel.evaluation.screens import iou, psnr, squared_error, squared_error_within, ssim, visible
 
 
 def pictures(count: int = 2, side: int = 14) -> tuple[Tensor, Tensor]:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.fidelity.confidence import reliability
-from worldmodel.fidelity.drift import drift_metrics, horizon, roll
-from worldmodel.fidelity.failures import failure_groups, group, known_answers
-from worldmodel.fidelity.outcomes import outcome_metrics
-from worldmodel.fidelity.refusals import Refusals, learn_refusals, pattern, refusal_metrics
-from worldmodel.fidelity.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
-from worldmodel.fidelity.transitions import (
+from worldmodel.evaluation.confidence import reliability
+from worldmodel.evaluation.drift import drift_metrics, horizon, roll
+from worldmodel.evaluation.failures import failure_groups, group, known_answers
+from worldmodel.evaluation.outcomes import outcome_metrics
+from worldmodel.evaluation.refusals import Refusals, learn_refusals, pattern, refusal_metrics
+from worldmodel.evaluation.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
+from worldmodel.evaluation.transitions import (
     Judged,
     change_size,
     changed_lines,

@@ -15,8 +15,8 @@ from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.rooms_world import rooms_log
-from worldmodel.fidelity.discriminator import AnswerStates, Discriminator
-from worldmodel.fidelity.signals import (
+from worldmodel.evaluation.discriminator import AnswerStates, Discriminator
+from worldmodel.evaluation.signals import (
     DreamedTurn,
     Nearest,
     Recorded,
@@ -26,7 +26,7 @@ from worldmodel.fidelity.signals import (
     average_precision,
     judge_signals,
 )
-from worldmodel.fidelity.transitions import Judged
+from worldmodel.evaluation.transitions import Judged
 from worldmodel.form import WholeText
 from worldmodel.retrieval import TransitionIndex
 from worldmodel.rules.mine import mine_rules

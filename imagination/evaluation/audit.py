@@ -1,0 +1,222 @@
+"""Is this world model good enough to dream in? All measurements of an audit, put together.
+
+Schema of ``audit.json``, version 3. An *estimate* is ``{"value": number | null, "n": int, "ci95": [low, high] |
+null}``; null is "not measured", never 0::
+
+    format, version       "imagination-audit", 3
+    run, world_model      the run's name; {"name", "version", "kind"} of the audited model
+    settings              hash of the settings that decide what the audit says
+    seeds                 {"run": seed of policies and dreams, "bootstrap": seed of all resampling}
+    horizon               turns of an episode
+    seconds, real_steps   what the audit cost
+    notes                 sentences: what could not be measured, and why
+    verdict               {"trust": "yes" | "partly" | "no" | "unknown", "sentences": [...]}
+    forecast              what came of dreams like these, see ``imagination.evaluation.forecast``; null where nothing
+                          can be said, and missing in audits of earlier versions
+    targets               [{"key", "title", "bound": ">=" | "<=", "target", "estimate": estimate, "met": bool | null}]
+    sets                  by name: "held_out" (episodes of the log that the model was not fitted to), "on_policy" (the
+                          last policy's own actions in the real environment), "on_policies" (those of all policies);
+                          on_* are missing without a real environment. Each::
+        about             what the set is, in words
+        n, episodes, tasks, failed                  counts; failed: turns at which generation broke, in no other number
+        new               {"exact", "text"}: estimates, of turns that no episode the model was fitted to has (the same
+                          task, actions so far and action); only for "held_out"
+        exact, text, token_f1, malformed            estimates; exact is text, reward and end
+        sampled           the same four and "reward", of the model as dreams sample it; missing where that is greedily
+        by_step, by_changes, by_task                exact, as {name: estimate}
+        reward            {"precision", "recall", "accuracy"}: estimates, and "by_task": {task: the same three}
+        end               {"precision", "recall", "accuracy"}: estimates
+        calibration       "whole", "outcome", "deciding": {"ece": estimate, "confidence", "right": means,
+                          "bins": [{"low", "high", "n", "confidence", "right"}]}
+        refusals          {"patterns": how many were learned, "refused_too", "refused_in_its_words", "accepted_too"}
+        drift             {"n", "exact_at": {k: estimate}, "true_until": {k: estimate},
+                          "first_divergence": {turns: count}, "never": count}
+        behr              {"behr", "absolute": estimates in nats, "differing": count}; missing without a policy
+        failures          {"n", "wrong", "wrong_reward", "groups": [{"group", "title", "n", "share_of_wrong",
+                          "examples": [...]}]}
+    sensitivity           {"states", "sensitivity", "specificity"}
+    policies              [{"name", "n", "failures", "dream", "guarded", "replay", "real", "gap", "guarded_gap", "cr",
+                          "cr_pairwise"}], oldest first; estimates where not a name or a count
+    contradictions        {"rate": estimate, "by_kind": {kind: share of turns}, "turns", "real": estimate of real turns
+                          held out}: dreamed turns that contradict their own dream; missing without rules or dreams
+    agreement             {"plain", "guarded"}: {"policies", "episodes_each", "planned", "spearman", "kendall",
+                          "mean_absolute_gap", "cr_pairwise" (plain only)}; {} without a real environment
+
+What the measures are is said, with sources, in ``worldmodel/audit/``.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from imagination.evaluation.audit_play import LoadedPolicy, PlaySetup, PolicyEpisodes, RankedPolicy, play_three_ways
+from imagination.settings import AuditSettings
+from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.agreement import agreement_metrics
+from worldmodel.evaluation.behaviour import behaviour_metrics
+from worldmodel.evaluation.contradictions import contradiction_metrics
+from worldmodel.evaluation.drift import drift_metrics, roll
+from worldmodel.evaluation.failures import failure_groups, known_answers
+from worldmodel.evaluation.outcomes import outcome_metrics
+from worldmodel.evaluation.refusals import Refusals, learn_refusals, refusal_metrics
+from worldmodel.evaluation.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
+from worldmodel.evaluation.success import success_metrics
+from worldmodel.evaluation.transitions import in_new_situations, judge, share, transition_metrics
+from worldmodel.rules.rule_set import RuleSet
+from worldmodel.world_model import WorldModel
+
+FORMAT, VERSION = "imagination-audit", 3
+ABOUT = {
+    "held_out": "episodes of the log that the model was not fitted to",
+    "on_policy": "the actions of {policy} in the real environment",
+    "on_policies": "the actions of all policies in the real environment",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is audited, and with what.
+
+    Attributes:
+        model: predicts greedily.
+        apart: the same model for judging it by given episodes, of which it must be shown nothing (one that looks up a
+            log would find the answer there); ``None`` for a model that looks up nothing.
+        sampled: as ``apart``, but at the temperature of dreams; ``None`` where they are greedy, too.
+        log: real episodes that it was fitted to; refusals and what each task answers are learned from them.
+        held: real episodes that it was not fitted to.
+        contestants: policies, oldest first; the last is the one whose own actions are judged apart.
+        arena: where they play; ``None`` without a real environment.
+        seed: of the run.
+        horizon: turns of an episode.
+        rules: of the log, by which contradictions within dreams are told.
+    """
+
+    model: WorldModel
+    log: Sequence[Trajectory]
+    held: Sequence[Trajectory]
+    contestants: Sequence[RankedPolicy]
+    arena: PlaySetup | None
+    seed: int
+    horizon: int
+    apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
+    sampled: Callable[[Sequence[Trajectory]], WorldModel] | None = None
+    rules: RuleSet | None = None
+
+    def judged_by(self, episodes: Sequence[Trajectory]) -> WorldModel:
+        return self.model if self.apart is None else self.apart(episodes)
+
+
+async def measure(
+    subject: Subject, settings: AuditSettings, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Everything of ``audit.json`` that is measured: ``sets``, ``sensitivity``, ``policies``, ``agreement``, ``notes``.
+
+    Args:
+        progress: told what begins.
+    """
+    refusals = learn_refusals([*subject.log, *subject.held])
+    known = known_answers([*subject.log, *subject.held])
+    notes: list[str] = []
+    if not refusals.patterns:
+        notes.append("No answer of the log could be told to be a refusal: too few episodes share their beginnings.")
+
+    played: dict[str, PolicyEpisodes] = {}
+    frozen: LoadedPolicy | None = None
+    for number, contestant in enumerate(subject.contestants, start=1):
+        last = number == len(subject.contestants)
+        if subject.arena is None and not last:
+            continue
+        loaded = contestant.load()
+        if subject.arena is not None:
+            progress(f"policy {number} of {len(subject.contestants)}: {contestant.name}")
+            played[contestant.name] = await play_three_ways(subject.arena, contestant.name, loaded)
+        frozen = loaded if last else None
+        del loaded
+        gc.collect()  # engines and their caches hang in cycles, and ten of them do not fit a laptop
+
+    sets: dict[str, Any] = {}
+    for name, episodes in _sets(subject, played, settings.judged).items():
+        progress(f"world model on {name.replace('_', ' ')}: {len(episodes)} episodes")
+        sets[name] = await _section(subject, episodes, refusals, known, frozen, fresh=name == "held_out")
+        if sets[name]["failed"]:
+            notes.append(f"Generation broke at {sets[name]['failed']} turns of {name}; they are left out.")
+        sets[name]["about"] = ABOUT[name].format(policy=subject.contestants[-1].name if subject.contestants else "")
+
+    progress("pairs of actions")
+    pairs = action_pairs(subject.log, subject.held, subject.seed, settings.pairs)
+    sensitivity = sensitivity_metrics(await judge_pairs(subject.judged_by(subject.held), pairs))
+    if not pairs:
+        notes.append("No state of the log has two continuations, so action sensitivity could not be measured.")
+    triples = [triple for each in played.values() for triple in each.triples]
+    agreement: dict[str, Any] = {}
+    if triples:
+        agreement["plain"] = agreement_metrics(triples, subject.seed)
+        if subject.arena is not None and subject.arena.guard is not None:
+            agreement["guarded"] = agreement_metrics(triples, subject.seed, guarded=True)
+    dreams = [t for each in played.values() for t in each.dreams if not t.stop.is_failure]
+    contradictions: dict[str, Any] = {}
+    if subject.rules is not None and dreams:
+        contradictions["contradictions"] = {
+            **contradiction_metrics(dreams, subject.rules),
+            "real": contradiction_metrics(subject.held, subject.rules)["rate"],
+        }
+    return {
+        **contradictions,
+        "sets": sets,
+        "sensitivity": sensitivity,
+        "policies": [{"name": name, **success_metrics(each.triples, subject.seed)} for name, each in played.items()],
+        "agreement": agreement,
+        "notes": notes,
+    }
+
+
+def _sets(subject: Subject, played: dict[str, PolicyEpisodes], limit: int) -> dict[str, list[Trajectory]]:
+    """The episodes of each set; of those of all policies an even choice."""
+    sets = {"held_out": list(subject.held)}
+    if played:
+        everything = [t for each in played.values() for t in each.real if t.turns and not t.stop.is_failure]
+        step = max(1, -(-len(everything) // max(1, limit)))
+        last = played[subject.contestants[-1].name].real
+        sets["on_policy"] = [t for t in last if t.turns and not t.stop.is_failure]
+        sets["on_policies"] = everything[::step]
+    return sets
+
+
+async def _section(
+    subject: Subject,
+    episodes: Sequence[Trajectory],
+    refusals: Refusals,
+    known: set[tuple[str, str]],
+    frozen: LoadedPolicy | None,
+    fresh: bool,
+) -> dict[str, Any]:
+    model = subject.judged_by(episodes)
+    failed: list[tuple[str, int]] = []
+    judged = await judge(model, episodes, failed=failed)
+    rolled = await roll(model, episodes, subject.horizon)
+    section = {
+        **transition_metrics(judged, subject.seed),
+        "failed": len(failed),
+        **outcome_metrics(judged, subject.seed),
+        "refusals": refusal_metrics(judged, refusals),
+        "drift": drift_metrics(rolled),
+        "failures": failure_groups(judged, episodes, refusals, known),
+    }
+    if subject.sampled is not None:
+        drawn = await judge(subject.sampled(episodes), episodes)
+        words = transition_metrics(drawn, subject.seed)
+        section["sampled"] = {key: words[key] for key in ("exact", "text", "token_f1", "malformed")}
+        section["sampled"]["reward"] = outcome_metrics(drawn, subject.seed)["reward"]
+    if fresh:
+        new = in_new_situations(judged, episodes, subject.log)
+        hits = {"exact": [j.exact for j in new], "text": [j.text_right for j in new]}
+        section["new"] = {key: share(new, hit).to_json() for key, hit in hits.items()}
+    if frozen is not None:
+        agent = frozen.agent
+        section["behr"] = behaviour_metrics(
+            judged, episodes, frozen.model, agent.chat, agent.engine.context, subject.seed
+        )
+    return section

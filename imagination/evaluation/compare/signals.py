@@ -1,0 +1,105 @@
+"""Which signal tells where a dream parts from the real world? The signals of a run, judged on its pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from imagination.dreaming.world_models import rules_of
+from imagination.evaluation.compare.pairs import Pair
+from imagination.runs.models import load_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import WorldModelSettings
+from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.discriminator import AnswerStates, Discriminator
+from worldmodel.evaluation.refusals import Refusals, learn_refusals
+from worldmodel.evaluation.signals import (
+    DreamedTurn,
+    Nearest,
+    Recorded,
+    Signal,
+    Support,
+    Violations,
+    answered,
+    judge_signals,
+)
+from worldmodel.evaluation.transitions import Judged, judge
+from worldmodel.form import WholeText
+from worldmodel.retrieval import TransitionIndex
+from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.world_model import LanguageWorldModel
+
+EPISODES = 150  # at most, whose actions are answered
+
+
+def dreamed_turns(pairs: Sequence[Pair]) -> list[DreamedTurn]:
+    """The policy's dreamed turns up to the first that the real world answered differently, in more than wording."""
+    found = []
+    for pair in pairs:
+        if pair.source != "dream" or not pair.comparable:
+            continue
+        first, both = pair.alignment.first_in_substance, min(len(pair.dream.turns), len(pair.real.turns))
+        end = both if first is None else min(first + 1, both)
+        found += [DreamedTurn(pair.dream, k, k == first) for k in range(pair.dream.prefix_turns, end)]
+    return found
+
+
+async def signal_table(
+    pairs: Sequence[Pair],
+    run: RunFolder,
+    settings: WorldModelSettings,
+    world: LanguageWorldModel,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    unseen: Sequence[Trajectory],
+    seed: int,
+) -> list[dict[str, Any]]:
+    """``judge_signals`` of all signals that the run can have, with ``on``: what they are judged on.
+
+    ``replays`` are the policy's dreams up to where the real world answers differently; ``answers`` the world model's
+    own to logged actions of held-out tasks, given the real history; ``refusals`` are those of them that are false only
+    where they refuse what was done, or the other way round.
+
+    Args:
+        world: whose dreams the pairs are.
+        train: the log, whose words and transitions are known.
+        held: episodes of it that the world model was not trained on, from which the discriminator learns.
+        unseen: logged episodes of held-out tasks.
+    """
+    signals: list[Signal] = [
+        Recorded("likelihood", "confidence"),
+        Recorded("outcome likelihood", "outcome_confidence"),
+        Recorded("ensemble disagreement", "disagreement", sure=False),
+        Support(train),
+        Nearest(TransitionIndex(train)),
+    ]
+    if (rules := rules_of(run)) is not None:
+        signals.append(Violations(rules))
+    plain = world.model if isinstance(world, RuledWorldModel) else world
+    if held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
+        model, chat = load_model(run.model("worldmodel"), "fit-world-model", settings)
+        states = AnswerStates(model, chat, WholeText())
+        taught = await judge(plain.at_temperature(1.0), held[:EPISODES])
+        head = Discriminator.fit(states, held, taught)
+        signals += [head] if head is not None else []
+    answers, refusals = _answers(unseen, await judge(world, unseen[:EPISODES]), learn_refusals(train))
+    found = []
+    for on, turns in (("replays", dreamed_turns(pairs)), ("answers", answers), ("refusals", refusals)):
+        found += [{"on": on, **row} for row in judge_signals(signals, turns, seed) if row["n"]]
+    return found
+
+
+def _answers(
+    log: Sequence[Trajectory], judged: Sequence[Judged], refusals: Refusals
+) -> tuple[list[DreamedTurn], list[DreamedTurn]]:
+    """The turns that were answered, false where they are not exact, and where they refuse or accept wrongly."""
+    by_id = {t.id: t for t in log}
+    exact, accepted = [], []
+    for j in judged:
+        if j.predicted is None:
+            continue
+        dream, action = answered(by_id[j.trajectory_id], j), j.turn.action
+        said, true = (refusals.refuses(action, text) for text in (j.predicted.observation, j.turn.observation))
+        exact.append(DreamedTurn(dream, j.index, not j.exact))
+        accepted.append(DreamedTurn(dream, j.index, said != true))
+    return exact, accepted

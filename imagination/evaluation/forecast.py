@@ -1,0 +1,137 @@
+"""Did dreams like these make policies better in reality? An audit's numbers beside the runs of ``make fidelity``.
+
+``forecast.json`` beside this file holds those runs, of one world::
+
+    {"env": "gymnasium", "options": {"id": "BabyAI-GoToObj-v0"}, "command": "make fidelity",
+     "best": {"clone": {"measure": "reward_precision", "spearman": 0.6, "ci95": [0.4, 0.8]}, "trained": {...}},
+     "runs": [{"variant": "reward-30", "seed": 0, "gain": -0.05, "clone": {"gap": 0.4, ...}, "trained": {...}}]}
+
+``gain`` is success on held-out tasks after training in dreams minus before, in reality. ``clone`` and ``trained`` are
+the measures of below, on the actions of the policy before training and after it; ``best`` is the one of each whose rank
+correlation with the gain is largest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from imagination.evaluation.format import interval, number
+
+NEAREST = 15  # runs that a forecast looks at; from fewer than that nothing is said
+CLONES = ("policy-clone", "clone-")  # how names of policies begin that have not learned in dreams yet
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number of an audit that may tell whether its dreams teach.
+
+    Attributes:
+        path: in ``audit.json``; ``last`` is the last policy's.
+        better: 1 where more is better, -1 where less is.
+    """
+
+    key: str
+    title: str
+    path: tuple[str, ...]
+    better: int = 1
+
+
+_OWN = ("sets", "on_policy")
+MEASURES = (
+    Measure("exact_own", "exact match, own actions", (*_OWN, "exact")),
+    Measure("reward_precision", "reward precision, own actions", (*_OWN, "reward", "precision")),
+    Measure("reward_precision_sampled", "the same, as dreams sample", (*_OWN, "sampled", "reward", "precision")),
+    Measure("reward_recall", "reward recall, own actions", (*_OWN, "reward", "recall")),
+    Measure("gap", "optimism gap", ("last", "gap"), better=-1),
+    Measure("cr_pairwise", "CR pairwise", ("last", "cr_pairwise")),
+    Measure("confidence", "mean confidence, own actions", (*_OWN, "calibration", "whole", "confidence")),
+)
+NAMED = {"reward_precision_sampled": "reward precision as dreams sample, own actions"}  # where it stands alone
+
+
+def measures_of(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """The measures by key, from what ``audit.json`` holds; ``None`` where it lacks one."""
+    policies = found.get("policies") or [{}]
+    return {measure.key: _at({**found, "last": policies[-1]}, measure.path) for measure in MEASURES}
+
+
+def _at(found: Any, path: tuple[str, ...]) -> float | None:
+    for key in (*path, "value"):
+        if not isinstance(found, Mapping):
+            break  # a mean, which stands there without n and interval
+        found = found.get(key)
+    return None if found is None else float(found)
+
+
+def shipped() -> dict[str, Any]:
+    """``forecast.json``."""
+    return dict(json.loads(files("imagination.evaluation").joinpath("forecast.json").read_text(encoding="utf-8")))
+
+
+def forecast(
+    found: Mapping[str, Any], env: str, options: Mapping[str, Any], known: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
+    """What came of the runs whose dreams were most like these by the measure that told most.
+
+    Args:
+        found: what ``audit.json`` holds.
+        env, options: the audited world, as ``env.name`` and ``env.options``.
+        known: in place of the file of this package.
+
+    Returns:
+        ``sentence``, ``measure``, ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success
+        rose), ``gain`` (the least and the largest rise; ``None`` without any) and ``same_world``. ``None`` where the
+        audit lacks the measure, or fewer than ``NEAREST`` runs have it.
+
+    Example::
+
+        >>> forecast(found, "gymnasium", {"id": "BabyAI-GoToObj-v0"})["sentence"]
+        'Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of gymnasium BabyAI-GoToObj-v0 (...)'
+    """
+    known = shipped() if known is None else known
+    policies = found.get("policies") or [{"name": ""}]
+    which = "clone" if str(policies[-1]["name"]).startswith(CLONES) else "trained"
+    best = known.get("best", {}).get(which)
+    if best is None:
+        return None
+    key = best["measure"]
+    value = measures_of(found)[key]
+    runs = [run for run in known["runs"] if run[which].get(key) is not None]
+    if value is None or len(runs) < NEAREST:
+        return None
+    nearest = sorted(runs, key=lambda run: abs(run[which][key] - value))[:NEAREST]
+    rises = [run["gain"] for run in nearest if run["gain"] > 0]
+    same = (env, dict(options)) == (known["env"], known["options"])
+    result = {
+        "measure": key,
+        "value": value,
+        "runs": len(nearest),
+        "raised": len(rises),
+        "gain": [min(rises), max(rises)] if rises else None,
+        "same_world": same,
+    }
+    there = [run[which][key] for run in nearest]
+    return {"sentence": _sentence(result, (min(there), max(there)), best, known), **result}
+
+
+def _sentence(
+    result: Mapping[str, Any], there: tuple[float, float], best: Mapping[str, Any], known: Mapping[str, Any]
+) -> str:
+    key, value = result["measure"], result["value"]
+    title = NAMED.get(key) or next(measure.title for measure in MEASURES if measure.key == key)
+    rise = "did not raise real success in any"
+    if result["raised"]:
+        low, high = result["gain"]
+        rise = f"raised real success by {number(low)} to {number(high)} in {result['raised']}"
+    world = " ".join([known["env"], *map(str, known["options"].values())])
+    beyond = "" if there[0] <= value <= there[1] else ", none like it"
+    doubt = "" if result["same_world"] else " That is another world than this one: a guess."
+    return (
+        f"Dreams like these {rise} of {result['runs']} runs of {world} ({title} {number(value)}, there "
+        f"{number(there[0])} to {number(there[1])}{beyond}; its rank correlation with the gain is "
+        f"{number(best['spearman'])} {interval(best['ci95'])}; {known['command']}).{doubt}"
+    )

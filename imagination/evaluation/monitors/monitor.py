@@ -1,0 +1,196 @@
+"""Tripwires at work: recent policies are kept, training stops where a wire trips, and the run says why."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.evaluation.monitors.rollout_stats import LogReference, measure
+from imagination.evaluation.monitors.rules import Measured, Tripped, check, first_trip, stopped_sentence
+from imagination.evaluation.proportions import summarise
+from imagination.runs.real_costs import real_costs, spent_before
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import TripwireSettings, UserError
+from policy.agent import LanguageModelAgent
+from real_envs.env import Task, TaskSet
+from real_envs.interaction import PoolStats, real_interaction
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Source, Trajectory
+from worldmodel.rules.rule_set import RuleSet
+
+
+class Probe:
+    """A declared budget of real episodes: a few, every few updates; its steps are counted as ``real_steps.probe``."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        settings: TripwireSettings,
+        open_world: Callable[[], TaskSet],
+        seed: int,
+        max_turns: int,
+        price: float = 0.0,
+    ) -> None:
+        self._run, self._settings, self._open = run, settings, open_world
+        self._seed, self._max_turns = seed, max_turns
+        self._price, self._earlier = price, spent_before(run, "probe")
+        self.spent = PoolStats()  # by this process
+
+    def due(self, update: int) -> bool:
+        settings = self._settings
+        return settings.real_episodes > 0 and (update + 1) % settings.every == 0
+
+    def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
+        """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
+        before = real_interaction()
+        tasks = self._open()
+        known: Sequence[Task] = tasks.tasks("train")
+        episodes = [
+            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", stream_seed("probe", self._seed, update, k))
+            for k in range(self._settings.real_episodes)
+        ]
+
+        async def play_and_close() -> list[Trajectory]:
+            try:
+                stamp = Provenance(Source.REAL)
+                return await play_all(episodes, tasks.make_env, agent, stamp, self._max_turns, concurrency=64)
+            finally:
+                await tasks.close()
+
+        try:
+            success = summarise(asyncio.run(play_and_close())).success
+        finally:
+            self.spent += real_interaction() - before
+            self._run.update(real_costs("probe", self._earlier + self.spent, self._price))
+        return success.successes, success.n
+
+
+class TripwireMonitor(Callback):
+    """Looks at each update's rollouts before anything is learned from them.
+
+    The evidence of a wire may add up over several updates, and a policy that has learned from the first of them is not
+    to be trusted. So the trained weights with which each of the last ``max(memory, window)`` updates was played are
+    kept here, and with the training state of a stopped run: evidence reaches no farther back.
+
+    Args:
+        updates: of the whole training.
+        model: the policy that is trained, now as it starts.
+        log: the training episodes of the log.
+        solved_at: total reward of a solved dream, where it is not 1.
+        rules: of the log, by which contradictions within dreams are told.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        settings: TripwireSettings,
+        updates: int,
+        model: Any,
+        log: Sequence[Trajectory],
+        probe: Probe,
+        solved_at: float | None = None,
+        rules: RuleSet | None = None,
+    ) -> None:
+        self._rules = rules
+        self._run, self._settings, self._model, self.probe = run, settings, model, probe
+        self._updates = updates
+        self._reference = LogReference(log, 1.0 if solved_at is None else solved_at)
+        self.history: list[Measured] = []
+        self.tripped: Tripped | None = None
+        self._example = ""
+        self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        found = self._model.named_parameters()
+        return {name: p.detach().to("cpu", copy=True) for name, p in found if p.requires_grad}
+
+    def look(
+        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
+    ) -> dict[str, float]:
+        """Measures the rollouts, for ``metrics.jsonl``; afterwards ``tripped`` says whether to go on.
+
+        Args:
+            update: which; the number of updates for the rollouts of the policy that training ended with.
+            played: its episodes in the dream, by the policy as it is now.
+            agent: plays a probe where one is due; ``None`` plays none.
+        """
+        self._kept[update] = self._weights()
+        self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
+        real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
+        measured, examples = measure(
+            update, played, self._reference, short=self._settings.short, real=real, rules=self._rules
+        )
+        self.history.append(measured)
+        self.tripped = check(self.history, self._settings)
+        if self.tripped is not None:
+            self._example = examples.get(self.tripped.wire, "")
+        return measured.to_metrics()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.tripped is not None:
+            trainer.should_stop = True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "kept": self._kept,
+            "history": [measured.to_json() for measured in self.history],
+            "example": self._example,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._kept = dict(state_dict["kept"])
+        self.history = [Measured.from_json(measured) for measured in state_dict["history"]]
+        self._example = state_dict["example"]
+        self.tripped = first_trip(self.history, self._settings)
+
+    def resume(self, state: str) -> None:
+        """Goes on from a saved training state; the run may have been killed just after a wire had tripped.
+
+        Raises:
+            UserError: it is of a version that kept the policy of one update only.
+        """
+        saved = torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
+        if "kept" not in saved:
+            raise UserError(
+                f"{state} was saved by an earlier version, whose tripwires kept too few policies to go back to: "
+                "delete it, and training starts again from the clone"
+            )
+        self.load_state_dict(saved)
+
+    @torch.no_grad()
+    def roll_back(self) -> None:
+        """The policy before it learned from any of the evidence; nothing if no wire tripped."""
+        if self.tripped is None:
+            return
+        trusted = self._kept[self.tripped.since]
+        for name, parameter in self._model.named_parameters():
+            if name in trusted:
+                parameter.copy_(trusted[name])
+        print(stopped_sentence(self._stopped(self.tripped)), file=sys.stderr, flush=True)
+
+    def _stopped(self, tripped: Tripped) -> dict[str, Any]:
+        return {
+            "wire": tripped.wire,
+            "update": tripped.update,
+            "since": tripped.since,
+            "after_training": tripped.update >= self._updates,
+            "sentence": tripped.sentence,
+            "example": self._example,
+            "policy_of_update": tripped.since,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """For ``summary.json``."""
+        return {
+            "enabled": True,
+            "updates": min(len(self.history), self._updates),
+            "last_look": len(self.history) > self._updates,
+            "blind": self._reference.blind,
+            "stopped_by": None if self.tripped is None else self._stopped(self.tripped),
+        }

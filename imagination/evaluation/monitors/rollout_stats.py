@@ -1,0 +1,249 @@
+"""What the rollouts of an update say beside the log: the numbers that the tripwires look at. It costs no real step.
+
+The log knows the real answer to every sequence of actions that it holds. Whenever a dream follows such a sequence from
+the beginning of its task, its reward can be checked, however many updates later: the more often the policy does what
+somebody in the log did, the more is checked, near what the policy does *now*.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from imagination.evaluation.monitors.action_stats import Speech, plain
+from imagination.evaluation.monitors.rules import Measured
+from imagination.evaluation.monitors.word_drift import WordReference, words
+from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
+from worldmodel.evaluation.contradictions import contradictions_of
+from worldmodel.rules.rule_set import RuleSet
+
+_MANY = 32  # more distinct rewards than this are a scale, of which only the ends are known
+_RARE = 0.02  # of the log itself; an update has about a dozen episodes a group, so a quarter of the groups at most
+_SOLVED = 5  # logged solutions of a task, of which the shortest then says something
+_LOOP = 3  # so often in a row
+_LOOP_TURNS = 3  # the longest part that is looked for
+
+
+class LogReference:
+    """What a log knows about rewards, lengths and words.
+
+    Args:
+        log: real episodes, without failed ones.
+        solved_at: total reward of a solved task.
+
+    Attributes:
+        blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
+            fifty is for an action that no other episode of the task was paid for), a new one is no sign; where the
+            same actions earn now this and now that, a dream cannot contradict it; where half of its own episodes
+            repeat themselves or hardly act, a policy may.
+    """
+
+    def __init__(self, log: Sequence[Trajectory], solved_at: float = 1.0) -> None:
+        paying: Counter[tuple[str, str]] = Counter()  # episodes
+        visits: dict[bytes, set[float]] = defaultdict(set)
+        again: set[bytes] = set()
+        self.paying_words: dict[str, set[str]] = defaultdict(set)
+        self.rewards: set[float] = set()
+        self.total = solved_at  # nobody in the log may have solved a task
+        lengths: dict[str, list[int]] = defaultdict(list)
+        for t in log:
+            paid = set()
+            for turn, key in zip(t.turns, path(t.task_id, t.turns), strict=True):
+                if turn.reward is None:
+                    continue
+                if key in visits:
+                    again.add(key)
+                visits[key].add(turn.reward)
+                self.rewards.add(turn.reward)
+                if turn.reward > 0:
+                    paid.add((t.task_id, plain(turn.action)))
+                    self.paying_words[t.task_id].update(words(turn.action))
+            paying.update(paid)
+            self.total = max(self.total, t.total_reward)
+            if t.solved:
+                lengths[t.task_id].append(len(t.turns))
+        self.best = {key: max(rewards) for key, rewards in visits.items()}
+        self.paying = set(paying)
+        self.shortest = {task: min(found) for task, found in lengths.items() if len(found) >= _SOLVED}
+        self.blind: list[str] = []
+        if sum(n == 1 for n in paying.values()) > _RARE * paying.total() or not paying:
+            self.blind += ["favourite", "unseen"]
+        if sum(len(visits[key]) > 1 for key in again) > _RARE * len(again) or not again:
+            self.blind.append("contradicted")
+        if not self.shortest:
+            self.blind.append("short")
+        if 2 * sum(loops(t.turns) for t in log) >= len(log):
+            self.blind.append("loops")
+        self.speech = Speech(log)
+        if 2 * sum(self.speech.is_silent(t.turns) for t in log) >= len(log):
+            self.blind.append("silent")
+        self.actions = WordReference(log, lambda turn: turn.action)
+        self.observations = WordReference(log, lambda turn: turn.observation)
+
+    def usual(self, reward: float) -> bool:
+        """The log paid this amount, or (where it paid many different ones) less and more."""
+        if len(self.rewards) > _MANY:
+            return min(self.rewards) - RETURN_ROUNDING <= reward <= max(self.rewards) + RETURN_ROUNDING
+        return any(abs(reward - known) <= RETURN_ROUNDING for known in self.rewards)
+
+
+def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
+    """A digest for each turn, of the task and all actions up to it: a long log has many long beginnings."""
+    found, digest = [], hashlib.blake2b(task_id.encode(), digest_size=16).digest()
+    for turn in turns:
+        said = plain(turn.action).encode("utf-8", "replace")
+        digest = hashlib.blake2b(digest + said, digest_size=16).digest()
+        found.append(digest)
+    return found
+
+
+def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
+    """Whether one to ``parts`` turns, actions and answers, come ``times`` times in a row."""
+    said = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
+    for n in range(1, parts + 1):
+        for i in range(len(said) - n * times + 1):
+            if all(said[i + j] == said[i + j + n] for j in range(n * (times - 1))):
+                return True
+    return False
+
+
+def measure(
+    update: int,
+    played: Sequence[Trajectory],
+    log: LogReference,
+    *,
+    short: float,
+    real: tuple[int, int] = (0, 0),
+    rules: RuleSet | None = None,
+) -> tuple[Measured, dict[str, str]]:
+    """Counts the dreams of one update; see ``Measured``.
+
+    Args:
+        update: which.
+        played: all episodes of it, failed ones too.
+        log: what to compare with.
+        short: a solution in fewer than this many times the turns of the log's shortest one is short.
+        real: solved and played episodes of a real probe.
+        rules: what contradictions are told by.
+
+    Returns:
+        The numbers, and for wires about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
+    """
+    sees_new, sees_wrong = "unseen" not in log.blind, "contradicted" not in log.blind
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for t in played:
+        if not t.stop.is_failure:
+            groups[t.group_id].append(t)
+    counts: Counter[str] = Counter()
+    habits: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for episodes in groups.values():
+        payments = [p for t in episodes for p in _payments(t, log)]
+        known = [p for p in payments if p.contradicted is not None and sees_wrong]
+        at_start = [t for t in episodes if not t.prefix_turns]
+        solved = [t for t in at_start if t.solved and t.task_id in log.shortest]
+        wires = {
+            "unseen": [p for p in payments if p.unseen and sees_new],
+            "contradicted": [p for p in known if p.contradicted],
+            "strange": [p for p in payments if p.strange],
+        }
+        for wire, found in wires.items():
+            if found:
+                examples.setdefault(wire, f"{found[0].action} ({found[0].task_id})")
+        habits.update({habit for p in wires["unseen"] for habit in (p.action, *p.foreign)})
+        counts += Counter(
+            paid=bool(payments),
+            unseen=bool(wires["unseen"]),
+            strange=bool(wires["strange"]) or max(t.total_reward for t in episodes) > log.total + RETURN_ROUNDING,
+            claimed=bool(known),
+            contradicted=bool(wires["contradicted"]),
+            solved_groups=bool(solved),
+            short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
+            looping="loops" not in log.blind and _half([loops(t.own_turns) for t in episodes]),
+            silent="silent" not in log.blind and _half([log.speech.is_silent(t.own_turns) for t in episodes]),
+            start_groups=bool(at_start),
+            start_episodes=len(at_start),
+            start_solved=sum(t.solved for t in at_start),
+            episodes=len(episodes),
+            solved=sum(t.solved for t in episodes),
+        )
+    asked = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
+    invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in asked)
+    doubted = sum(t.stop is StopReason.UNSURE for t in asked) + sum(
+        turn.info.get("doubted") is True for t in asked for turn in t.own_turns
+    )
+    every = [t for episodes in groups.values() for t in episodes]
+    measured = Measured(
+        update,
+        turns=sum(len(t.own_turns) for t in asked) + invalid,
+        rejected=invalid + doubted,
+        inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in asked)
+        if rules is not None
+        else 0,
+        groups=len(groups),
+        drift_actions=_drift(log.actions, every, groups, [t.own_turns for t in every]),
+        drift_observations=_drift(log.observations, every, groups, [_believed(t) for t in every]),
+        real_solved=real[0],
+        real_episodes=real[1],
+        habits=dict(habits),
+        diversity=log.speech.diversity(every),
+        **dict(counts),
+    )
+    return measured, examples
+
+
+@dataclass(frozen=True, slots=True)
+class _Payment:
+    """A turn that a dream paid for; ``contradicted`` is ``None`` where the log does not know the answer, ``foreign``
+    are the words that no paying action of the task has."""
+
+    task_id: str
+    action: str
+    unseen: bool
+    foreign: frozenset[str]
+    contradicted: bool | None
+    strange: bool
+
+
+def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
+    found = []
+    for k, key in enumerate(path(t.task_id, t.turns)):
+        action, reward, real = plain(t.turns[k].action), t.turns[k].reward or 0.0, log.best.get(key)
+        if k >= t.prefix_turns and reward > RETURN_ROUNDING:
+            paying = log.paying_words.get(t.task_id, set())
+            found.append(
+                _Payment(
+                    t.task_id,
+                    action,
+                    unseen=(t.task_id, action) not in log.paying,
+                    foreign=frozenset(words(action)) - paying,
+                    contradicted=None if real is None else reward > real + RETURN_ROUNDING,
+                    strange=not log.usual(reward),
+                )
+            )
+    return found
+
+
+def _half(found: Sequence[bool]) -> bool:
+    return bool(found) and 2 * sum(found) >= len(found)
+
+
+def _believed(t: Trajectory) -> Sequence[Turn]:
+    """Turns without the one that the guard rejected: its words are no part of the dream."""
+    return t.own_turns[:-1] if t.stop is StopReason.UNSURE else t.own_turns
+
+
+def _drift(
+    reference: WordReference,
+    episodes: Sequence[Trajectory],
+    groups: Mapping[str, Sequence[Trajectory]],
+    turns: Sequence[Sequence[Turn]],
+) -> float:
+    if not episodes:
+        return 0.0
+    distance = reference.distance(turn for own in turns for turn in own)
+    bound = reference.bound(len(groups), round(len(episodes) / len(groups)), round(mean(len(own) for own in turns)))
+    return distance / bound if distance is not None and bound else 0.0

@@ -1,0 +1,332 @@
+"""Is the policy still learning about the world, or about the mistakes of its world model?
+
+``check`` is a pure function of numbers that were measured at each update (``Measured``); the first wire that trips
+stops the training. What is measured, and against what, is in ``imagination/evaluation/monitors/rollout_stats.py``.
+
+Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a wire
+trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups. Rare and sure evidence (a dream
+that the log contradicts, one and the same habit that is paid for) is collected over ``memory`` updates, the rest over
+``window``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from imagination.evaluation.proportions import Proportion, difference_ci95
+from imagination.settings import TripwireSettings
+
+PREFIX = "wire_"
+BASELINE = 2  # updates: what a policy does before it has learned much
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The rollouts of one update in numbers.
+
+    Attributes:
+        update: which, from 0.
+        episodes, solved: played and not failed; solved in the dream.
+        turns, rejected: predictions asked for; malformed ones and those that the guard doubted.
+        inconsistent: dreamed turns that contradict what their own dream said before, by the rules of the log.
+        groups: start states with an episode that counts.
+        paid: groups in which the dream paid anything.
+        strange: groups that were paid an amount that the log never paid, or in total more than it and a solved task.
+        unseen: groups of ``paid`` with a payment for an action that never paid in the log.
+        claimed: groups with a payment for actions, all from the beginning of the task, whose real reward is logged.
+        contradicted: groups of ``claimed`` with such a payment above the logged reward.
+        solved_groups: groups from the beginning of a task that the log solves often, with an episode that was solved.
+        short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
+        looping: groups with half or more of the episodes in a loop.
+        silent: groups with half or more of the episodes silent, see ``silence.is_silent``.
+        diversity: distinct actions over those of the log's solutions of the same tasks; 1 where that is not known.
+        drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
+        start_solved, start_episodes: of the episodes from the beginning of a task.
+        start_groups: how many groups those were.
+        real_solved, real_episodes: of the probe, 0 of 0 where there was none.
+        habits: in how many groups of ``paid`` an action was paid for that never paid in the log, by its text; and, by
+            the word, one with a word that no paying action of that task has. Example: ``{"take folder": 2, "folder":
+            3}``.
+    """
+
+    update: int
+    episodes: int = 0
+    solved: int = 0
+    turns: int = 0
+    rejected: int = 0
+    inconsistent: int = 0
+    groups: int = 0
+    paid: int = 0
+    strange: int = 0
+    unseen: int = 0
+    claimed: int = 0
+    contradicted: int = 0
+    solved_groups: int = 0
+    short: int = 0
+    looping: int = 0
+    silent: int = 0
+    diversity: float = 1.0
+    drift_actions: float = 0.0
+    drift_observations: float = 0.0
+    start_solved: int = 0
+    start_episodes: int = 0
+    start_groups: int = 0
+    real_solved: int = 0
+    real_episodes: int = 0
+    habits: Mapping[str, int] = field(default_factory=dict)
+
+    def to_metrics(self) -> dict[str, float]:
+        """The numbers, for ``metrics.jsonl``."""
+        return {PREFIX + name: value for name, value in asdict(self).items() if name not in ("update", "habits")}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """The inverse of ``to_json``."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True)
+class Tripped:
+    """Why training stops.
+
+    Attributes:
+        update: whose rollouts tripped it; nothing was learned from them.
+        since: the first update whose rollouts are part of the evidence, that of other wires that trip at the same
+            update included. The policy that played it has not learned from any of them.
+        wire: its name.
+        sentence: what was seen, with numbers.
+    """
+
+    update: int
+    since: int
+    wire: str
+    sentence: str
+
+
+# What a wire says when it trips: since which update its evidence counts, and the sentence. A wire that adds up groups
+# counts since the earliest update of its window that has such a group; one that compares a whole window (gap,
+# rejected, drift) since the first update of the window.
+Evidence = tuple[int, str]
+Wire = Callable[[Sequence[Measured], TripwireSettings], Evidence | None]
+
+
+def check(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
+    """Whether the last update of the history trips a wire; the first of ``WIRES`` that does."""
+    if not settings.enabled or not history:
+        return None
+    found = {name: evidence for name, wire in WIRES.items() if (evidence := wire(history, settings)) is not None}
+    if not found:
+        return None
+    name, (_, sentence) = next(iter(found.items()))
+    return Tripped(history[-1].update, min(since for since, _ in found.values()), name, sentence)
+
+
+def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
+    """The earliest trip of a whole history."""
+    found = (check(history[: n + 1], settings) for n in range(len(history)))
+    return next((tripped for tripped in found if tripped is not None), None)
+
+
+def stopped_sentence(stopped: Mapping[str, Any]) -> str:
+    """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
+    example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
+    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
+    kept, since = stopped.get("policy_of_update"), stopped.get("since")
+    back = f"the policy that played update {kept}" if kept else "the policy it started with"
+    if since is None:  # a run of an earlier version, which trusted every policy but the last
+        why = f"it went back to {back}, whose dreams were the last to be trusted"
+    else:
+        why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
+    if stopped.get("after_training"):
+        return f"The policy that training ended with was taken back by {wire}; {why}."
+    return f"Training stopped at update {stopped['update']} by {wire}; {why}."
+
+
+def _sum(window: Sequence[Measured], name: str) -> int:
+    return sum(getattr(m, name) for m in window)
+
+
+def _surely(part: int, whole: int, bound: float, settings: TripwireSettings) -> Proportion | None:
+    """``part`` of ``whole`` groups, if they are enough and surely a larger share than ``bound``."""
+    found = Proportion(part, whole)
+    return found if part >= settings.min_groups and found.ci95 is not None and found.ci95[0] > bound else None
+
+
+def _share(
+    history: Sequence[Measured], last: int, part: str, whole: str, bound: float, settings: TripwireSettings
+) -> tuple[int, Proportion] | None:
+    """The same of sums over the last so many updates, with the first that adds to ``part``. Nothing where the newest
+    adds nothing: old evidence was weighed when it was new."""
+    if getattr(history[-1], part) == 0:
+        return None
+    window = history[-last:]
+    found = _surely(_sum(window, part), _sum(window, whole), bound, settings)
+    return None if found is None else (next(m.update for m in window if getattr(m, part)), found)
+
+
+def _of(found: Proportion) -> str:
+    return f"{found.successes} of {found.n}"
+
+
+def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    found = _share(history, settings.memory, "contradicted", "claimed", settings.contradicted, settings)
+    if found is None:
+        return None
+    since, share = found
+    return since, (
+        f"the dream pays where the log says that the same actions earn less, in {_of(share)} groups in which both "
+        "know the answer"
+    )
+
+
+def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    window = history[-settings.memory :]
+    counts: Counter[str] = Counter()
+    for measured in window:
+        counts.update(measured.habits)
+    paid = _sum(window, "paid")
+    sure = {
+        habit: found
+        for habit, n in counts.items()
+        if habit in history[-1].habits and (found := _surely(n, paid, settings.favourite, settings)) is not None
+    }
+    if not sure:
+        return None
+    since = next(m.update for m in window if sure.keys() & m.habits.keys())
+    habit = max(sure, key=lambda name: (sure[name].successes, len(name), name))  # of equals the one that says most
+    share = sure[habit]
+    return since, f"'{habit}', which never paid in the log, is paid for in {_of(share)} groups that the dream pays"
+
+
+def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    found = _share(history, settings.window, "unseen", "paid", settings.unseen, settings)
+    if found is None:
+        return None
+    since, share = found
+    return since, f"the dream pays for actions that never paid in the log, in {_of(share)} groups that it pays"
+
+
+def _strange(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    found = _share(history, settings.window, "strange", "groups", 0.0, settings)
+    if found is None:
+        return None
+    since, share = found
+    return since, f"the dream pays amounts that the log never paid, in {_of(share)} groups"
+
+
+def _short(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    """Reward up while episodes collapse: success must have risen beyond chance since the first updates."""
+    found = _share(history, settings.window, "short", "solved_groups", 0.5, settings)
+    if found is None or len(history) <= BASELINE:
+        return None
+    parts = (history[:BASELINE], history[-settings.window :])
+    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in parts)
+    rise = difference_ci95(now, before)
+    if rise is None or rise[0] <= 0:
+        return None
+    since, share = found
+    return since, (
+        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {_of(share)} groups are solved in fewer "
+        f"than {settings.short:g} times the turns of the log's shortest solution"
+    )
+
+
+def _gap(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    """Only right after a probe. Dreams count as so many groups, not episodes, for the width of the interval."""
+    last, window = history[-1], history[-settings.window :]
+    groups, episodes = _sum(window, "start_groups"), _sum(window, "start_episodes")
+    if last.real_episodes == 0 or not episodes:
+        return None
+    believed = Proportion(round(groups * _sum(window, "start_solved") / episodes), groups)
+    real = Proportion(_sum(window, "real_solved"), _sum(window, "real_episodes"))
+    gap = difference_ci95(believed, real)
+    if gap is None or gap[0] <= settings.gap:
+        return None
+    return window[0].update, (
+        f"the dream believes in a success of {believed.rate:.2f} where {real.n} real episodes show {real.rate:.2f}, "
+        f"beyond the allowed {settings.gap:g} (95 % interval of the gap {gap[0]:.2f} to {gap[1]:.2f})"
+    )
+
+
+def _loops(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    found = _share(history, settings.window, "looping", "groups", settings.loops, settings)
+    if found is None:
+        return None
+    since, share = found
+    return since, f"episodes repeat themselves in {_of(share)} groups"
+
+
+def _silent(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+    """Actions collapse: most say nothing, or few different ones are left while the dream pays as before."""
+    found = _share(history, settings.window, "silent", "groups", settings.silent, settings)
+    if found is not None:
+        since, share = found
+        return since, f"the policy hardly acts: actions are empty, repeated or cut short in {_of(share)} groups"
+    window = history[-settings.window :]
+    if len(history) < BASELINE + settings.window or max(m.diversity for m in window) >= settings.diversity:
+        return None
+    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in (history[:BASELINE], window))
+    change = difference_ci95(now, before)
+    if change is None or change[1] < 0:  # a dream that pays less is no reason to do less
+        return None
+    return window[0].update, (
+        f"the policy has {window[-1].diversity:.2f} times the different actions of the log's solutions, for "
+        f"{len(window)} updates, while dreamed success holds ({before.rate:.2f} to {now.rate:.2f})"
+    )
+
+
+def _risen(name: str, bound: str, what: str) -> Wire:
+    """A share of turns that has surely risen by more than the setting ``bound``."""
+
+    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+        if len(history) < BASELINE + settings.window:
+            return None
+        window = history[-settings.window :]
+        before, now = (Proportion(_sum(part, name), _sum(part, "turns")) for part in (history[:BASELINE], window))
+        rise = difference_ci95(now, before)
+        if rise is None or rise[0] <= getattr(settings, bound):
+            return None
+        return window[
+            0
+        ].update, f"the share of {what} rose from {before.rate:.2f} to {now.rate:.2f}, so the policy " + (
+            "goes where the world model knows little"
+        )
+
+    return wire
+
+
+def _drift(name: str, what: str) -> Wire:
+    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+        window = history[-settings.window :]
+        recent = [getattr(m, name) for m in window]
+        if len(recent) < settings.window or min(recent) <= settings.drift:
+            return None
+        return window[0].update, (
+            f"the words of {what} are {recent[-1]:.1f} times as far from the log as any agent of the log is, "
+            f"and were for {len(recent)} updates"
+        )
+
+    return wire
+
+
+# The surest evidence first: the sentence that is shown is that of the first wire that trips.
+WIRES: Mapping[str, Wire] = {
+    "gap": _gap,
+    "contradicted": _contradicted,
+    "strange": _strange,
+    "favourite": _favourite,
+    "unseen": _unseen,
+    "short": _short,
+    "loops": _loops,
+    "silent": _silent,
+    "rejected": _risen("rejected", "rejected", "predictions that are malformed or doubted"),
+    "inconsistent": _risen("inconsistent", "inconsistent", "turns that contradict their own dream"),
+    "drift_actions": _drift("drift_actions", "the policy's actions"),
+    "drift_observations": _drift("drift_observations", "the dreamed observations"),
+}

@@ -1,0 +1,277 @@
+"""From the numbers of an audit to targets met and missed, and to sentences that say what may be dreamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from imagination.evaluation.format import interval, number, signed
+from imagination.settings import AuditSettings
+from worldmodel.evaluation.drift import horizon
+
+HEADLINES = {
+    "yes": "Good enough to dream in: every target is met.",
+    "partly": "Dream in it with care: {missed} of {n} targets are missed.",
+    "no": "Do not rely on dreams in it: {missed} of {n} targets are missed.",
+    "unknown": "Nothing was measured that could decide whether to dream in it.",
+}
+NOTHING: Mapping[str, Any] = {"value": None, "n": 0, "ci95": None}
+
+
+def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str, Any]]:
+    """What was asked of the world model and whether it holds; ``met`` is null where it was not measured, or on too few
+    turns, policies or episodes to say."""
+    held, own = found["sets"].get("held_out", {}), found["sets"].get("on_policy", {})
+    plain = found["agreement"].get("plain", {})
+    reward, new = own.get("reward", {}), held.get("new", {})
+    least = settings.min_delta if found["world_model"].get("kind") == "delta" else settings.min_text
+    rows = [
+        ("text", "Next observation right, held-out turns", ">=", least, held.get("text")),
+        ("text_new", "Next observation right, held-out turns not in the log", ">=", least, new.get("text")),
+        ("reward_precision", "Reward precision, own actions", ">=", settings.min_reward, reward.get("precision")),
+        ("reward_recall", "Reward recall, own actions", ">=", settings.min_reward, reward.get("recall")),
+        ("gap", "Mean absolute optimism gap", "<=", settings.max_gap, plain.get("mean_absolute_gap")),
+        ("spearman", "Rank agreement (Spearman)", ">=", settings.min_spearman, plain.get("spearman")),
+        ("cr_pairwise", "Pairwise consistency (CR_pw)", ">=", settings.min_pairwise, plain.get("cr_pairwise")),
+        (
+            "ece",
+            "Calibration error, own actions",
+            "<=",
+            settings.max_ece,
+            own.get("calibration", {}).get("whole", {}).get("ece"),
+        ),
+    ]
+    if "contradictions" in found:  # audits of runs without rules have none
+        rate = found["contradictions"]["rate"]
+        rows.append(
+            ("contradictions", "Dreamed turns that contradict their dream", "<=", settings.max_contradictions, rate)
+        )
+    return [
+        {
+            "key": key,
+            "title": title,
+            "bound": bound,
+            "target": target,
+            "estimate": dict(estimate or NOTHING),
+            "met": _met(key, bound, target, estimate or NOTHING, found, settings),
+        }
+        for key, title, bound, target, estimate in rows
+    ]
+
+
+def ranks_nobody(found: Mapping[str, Any]) -> bool:
+    """All policies fare alike in the dream and not in reality: no rank correlation is defined, and none is there."""
+    dreamed, real = ({p[side]["value"] for p in found["policies"]} - {None} for side in ("dream", "real"))
+    return len(dreamed) == 1 < len(real)
+
+
+def _met(
+    key: str, bound: str, target: float, estimate: Mapping[str, Any], found: Mapping[str, Any], settings: AuditSettings
+) -> bool | None:
+    if key in ("gap", "spearman", "cr_pairwise"):
+        plain = found["agreement"].get("plain")
+        few = plain is None or plain["policies"] < settings.min_policies
+        if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
+            return None
+    if key == "spearman" and ranks_nobody(found):
+        return False
+    value = estimate["value"]
+    # of gaps and ranks n is the number of policies
+    if value is None or (key not in ("gap", "spearman") and estimate["n"] < settings.least_n):
+        return None
+    return bool(value >= target if bound == ">=" else value <= target)
+
+
+def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]:
+    """``{"trust": .., "sentences": [...]}``; the first sentence is the headline, each further one gives a reason.
+
+    ``yes``: every target that was measured is met, those in the real environment among them. ``no``: half of them or
+    more are missed, or the dream ranks policies wrongly. ``partly``: else. ``unknown``: nothing was measured.
+    """
+    rows = targets(found, settings)
+    measured = [row for row in rows if row["met"] is not None]
+    missed = [row for row in measured if not row["met"]]
+    if not measured:
+        trust = "unknown"
+    elif not missed and len(measured) == len(rows):
+        trust = "yes"
+    elif 2 * len(missed) >= len(measured) or any(row["key"] == "spearman" for row in missed):
+        trust = "no"
+    else:
+        trust = "partly"
+    headline = HEADLINES[trust].format(missed=len(missed), n=len(measured))
+    if trust == "partly" and not missed:
+        headline = "What was measured is good enough, but not everything was measured."
+    reasons = [
+        *_missed(missed),
+        *_horizon(found, settings),
+        *_rewards(found, settings),
+        *_confidence(found, settings),
+        *_refusals(found, settings),
+        *_sensitivity(found, settings),
+        *_contradictions(found),
+        *_optimism(found),
+        *_worst(found),
+    ]
+    unmeasured = [row["title"] for row in rows if row["met"] is None]
+    if unmeasured:
+        reasons.append(f"Not measured, or on too little to say: {'; '.join(unmeasured)}.")
+    return {"trust": trust, "sentences": [headline, *reasons]}
+
+
+def told(estimate: Mapping[str, Any], *, sign: bool = False, digits: int = 2) -> str:
+    """``0.61 [0.43, 0.76], n=31``; ``none, n=10`` where there is no value."""
+    if estimate["value"] is None:
+        return f"none, n={estimate['n']:,}"
+    value = signed(estimate["value"]) if sign else number(estimate["value"], digits)
+    between = interval(estimate["ci95"], with_sign=sign)
+    return f"{value} {between}, n={estimate['n']:,}" if between else f"{value}, n={estimate['n']:,}"
+
+
+def digits_of(row: Mapping[str, Any]) -> int:
+    """Two, or more where a missed target would look met: 0.052 is not at most 0.05."""
+    value = row["estimate"]["value"]
+    return next((n for n in (2, 3) if number(value, n) != number(row["target"], n)), 4)
+
+
+def _missed(missed: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{row['title']}: {told(row['estimate'], digits=digits_of(row))}, wanted "
+        f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_doubt(row)}."
+        for row in missed
+    ]
+
+
+def _doubt(row: Mapping[str, Any]) -> str:
+    """Says so where the interval reaches over the target."""
+    ci95 = row["estimate"]["ci95"]
+    return " (chance may explain it)" if ci95 and ci95[0] <= row["target"] <= ci95[1] else ""
+
+
+def _horizon(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    sentences = []
+    for name, where in (("on_policy", "the policy's own actions"), ("held_out", "logged actions")):
+        drift = found["sets"].get(name, {}).get("drift")
+        if not drift or not drift["n"]:
+            continue
+        safe, at = horizon(drift, settings.min_open_loop, settings.least_n), drift["exact_at"]
+        after = at.get(str(safe + 1))
+        then = "" if after is None else f"; at turn {safe + 1} it is {told(after)}"
+        if after is not None and after["n"] < settings.least_n:
+            then = f"; beyond that there are fewer than {settings.least_n} episodes"
+        if safe:
+            sentences.append(
+                f"Along {where}, dream up to {safe} turn{'s' * (safe > 1)}: open-loop exact match stays at or above "
+                f"{settings.min_open_loop:g} until turn {safe} ({told(at[str(safe)])}){then}."
+            )
+        else:
+            sentences.append(f"Along {where} there is no safe horizon{then}.")
+    return sentences
+
+
+def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    """The tasks whose rewards are surely too often wrong, on the widest set of the policies' own actions there is."""
+    sets = found["sets"]
+    name = next((n for n in ("on_policies", "held_out") if n in sets), None)
+    if name is None:
+        return []
+    sentences, where = [], "the policies' own actions" if name == "on_policies" else "logged actions"
+    for task, reward in sets[name]["reward"]["by_task"].items():
+        told_of = {"precision": "pays where nothing is earned", "recall": "misses rewards that are earned"}
+        for key, fault in told_of.items():
+            value = reward[key]
+            if value["n"] >= settings.least_n and value["ci95"][1] < settings.min_reward:
+                sentences.append(
+                    f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {told(value)})."
+                )
+    return sentences
+
+
+def _confidence(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    if not own or own["calibration"]["whole"]["ece"]["value"] is None:
+        return []
+    whole = own["calibration"]["whole"]
+    if whole["ece"]["value"] <= settings.max_ece:
+        return [f"Its confidence can be used as a guard: calibration error {told(whole['ece'])} ({own['about']})."]
+    way = "too sure of itself" if whole["confidence"] > whole["right"] else "not sure enough of itself"
+    return [
+        f"It is {way}: it says {number(whole['confidence'])} on average and is right in {number(whole['right'])} "
+        f"(calibration error {told(whole['ece'])}; {own['about']})."
+    ]
+
+
+def _refusals(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    if not own:
+        return []
+    refused = own["refusals"]["refused_too"]
+    if refused["n"] < settings.least_n:
+        return []
+    word = "It refuses what the world refuses" if refused["value"] >= settings.min_sensitivity else "It is too willing"
+    invented = own["refusals"]["accepted_too"]
+    return [
+        f"{word}: of the actions that were refused it refuses {told(refused)}; of the others it accepts "
+        f"{told(invented)} ({own['about']})."
+    ]
+
+
+def _sensitivity(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    sens, spec = found["sensitivity"]["sensitivity"], found["sensitivity"]["specificity"]
+    if sens["n"] < settings.least_n:
+        return []
+    both = f"sensitivity {told(sens)}; specificity {told(spec)}"
+    if sens["value"] < settings.min_sensitivity:
+        return [f"It does not listen well to the action: {both}."]
+    if spec["value"] is not None and spec["value"] < settings.min_sensitivity:
+        return [f"It lets the action matter where it does not: {both}."]
+    return [f"It follows the action: {both}."]
+
+
+_CONTRADICTIONS = {
+    "accepted": "does what the log always refuses",
+    "refused": "refuses what the log never refuses",
+    "changed": "shows another text where one should come back",
+    "words": "answers in other words than the log always does",
+    "outcome": "pays or ends where the log does not, or the other way round",
+    "invariant": "says what such answers never say, or leaves out what they always do",
+    "retried": "accepts what it has just refused",
+}
+
+
+def _contradictions(found: Mapping[str, Any]) -> list[str]:
+    if "contradictions" not in found:
+        return []
+    own = found["contradictions"]
+    kind, share = max(own["by_kind"].items(), key=lambda item: item[1])
+    most = f"; most often it {_CONTRADICTIONS[kind]} ({number(share, 3)} of turns)" if share else ""
+    return [
+        f"Its dreams contradict themselves in {told(own['rate'], digits=3)} of turns{most}; real episodes, by the same "
+        f"rules, in {told(own['real'], digits=3)}."
+    ]
+
+
+def _optimism(found: Mapping[str, Any]) -> list[str]:
+    if not found["policies"]:
+        return []
+    last = found["policies"][-1]
+    if last["gap"]["value"] is None:
+        return []
+    return [
+        f"Of {last['name']} it believes {told(last['dream'])}; really {told(last['real'])}; its dreamed actions solve "
+        f"{told(last['replay'])} in reality; optimism gap {told(last['gap'], sign=True)}."
+    ]
+
+
+def _worst(found: Mapping[str, Any]) -> list[str]:
+    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    if not own or not own["failures"]["groups"]:
+        return []
+    worst = own["failures"]["groups"][0]
+    return [
+        f"Most of its mistakes ({worst['n']} of {own['failures']['wrong']}; {own['about']}): {_lower(worst['title'])}."
+    ]
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,106 @@
+"""The world model measured on held-out episodes, and its calibration fitted there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from imagination.dreaming.engines import Engines
+from imagination.dreaming.rollout_progress import judge_with_bar
+from imagination.dreaming.world_models import load_world_model
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import DreamSettings, UserError, WorldModelSettings
+from policy.lm.settings import EngineSettings
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Trajectory
+from worldmodel.evaluation import audit_metrics, in_new_situations
+from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
+
+
+def measure(
+    run: RunFolder,
+    settings: WorldModelSettings,
+    dream: DreamSettings,
+    engine: EngineSettings,
+    train: Sequence[Trajectory],
+    held: Sequence[Trajectory],
+    name: str = "worldmodel",
+) -> dict[str, Any]:
+    """The audit on episodes of the training games that the model has not seen, and on the held-out games.
+
+    ``new`` of it are the turns that no training episode has. A model that reads facts is also judged on the last
+    episodes of each held-out game with the others in reach (``heldout_tasks_known``). A declared goal is what pays in
+    predictions, so it also says what they should have paid. Writes the calibration beside the model. ``name``: of the
+    folder under ``models/``.
+    """
+    goal = settings.goal
+    held = goal.paid_log(held)
+    world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
+    apart = world_model.excluding(held)
+    failed: list[tuple[str, int]] = []
+    judged = asyncio.run(judge_with_bar("judge kept-back episodes", apart, held, failed))
+    metrics: dict[str, Any] = audit_metrics(judged)
+    metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
+    # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
+    temperature = dream.temperature
+    sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held))
+    calibration = fit_calibration(sampled, temperature, goal.observation)
+    if calibration is not None:
+        calibration.save(run.model(name))
+    metrics["calibration"] = calibration_metrics(sampled)
+    elsewhere: Sequence[Trajectory] = heldout_tasks(run)
+    if not elsewhere:
+        return metrics
+    elsewhere = goal.paid_log(elsewhere)
+    apart = world_model.excluding(elsewhere)
+    failed = []
+    there = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))
+    metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
+    if settings.facts:
+        reach, judged_there = in_reach(elsewhere)
+        known = load_world_model(
+            Engines(engine), run, settings, dream, 0.0, [*train, *reach], served=False, name=name
+        ).excluding(judged_there)
+        failed = []
+        there = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
+        metrics["heldout_tasks_known"] = {**audit_metrics(there), "failed": len(failed)}
+    return metrics
+
+
+def heldout_tasks(run: RunFolder) -> list[Trajectory]:
+    """Logged episodes of tasks that nothing is trained on; a log of one's own may have none."""
+    try:
+        return [t for t in TrajectoryStore.open(run.log).read("heldout") if t.turns and not t.stop.is_failure]
+    except ValueError:
+        return []
+
+
+def few_episodes(log: Sequence[Trajectory], most: int) -> list[Trajectory]:
+    """The first episodes of each task, at most so many; 0 is all.
+
+    Raises:
+        UserError: there are none at all.
+    """
+    tasks: dict[str, list[Trajectory]] = {}
+    for episode in log:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    if not tasks:
+        raise UserError("the log has no episode of a held-out task; log some: collect.heldout_episodes=20")
+    return [episode for episodes in tasks.values() for episode in episodes[: most or None]]
+
+
+def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+    """The first three quarters of each task's episodes, to know the task by, and the rest, to judge by.
+
+    A task with a single episode is judged without knowing it.
+    """
+    tasks: dict[str, list[Trajectory]] = {}
+    for episode in log:
+        tasks.setdefault(episode.task_id, []).append(episode)
+    reach, judged = [], []
+    for episodes in tasks.values():
+        cut = len(episodes) * 3 // 4
+        reach += episodes[:cut]
+        judged += episodes[cut:]
+    return reach, judged

@@ -1,0 +1,259 @@
+"""The audit as one page of HTML that needs nothing but itself, and as a table for a terminal.
+
+The order is that of a reader's questions: may I dream in it, what was asked of it, how long and how truly does it
+dream, what does it believe of policies, where does it fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from imagination.evaluation.format import interval, number, signed
+from imagination.evaluation.verdict import digits_of
+from imagination.report.audit_cases import render_failures
+from imagination.report.audit_plots import draw_audit
+from imagination.report.style import document
+
+Estimate = Mapping[str, Any]
+EXTRA = """
+.met { color: var(--dream); font-weight: 600; } .missed { color: var(--real); font-weight: 600; }
+.reasons { padding-left: 1.1rem; max-width: 48rem; } .reasons li { margin: 0.35rem 0; }
+.scroll { overflow-x: auto; } .scroll table { min-width: 36rem; }
+.wide-table td, .wide-table th { padding-right: 0.8rem; }
+.case { border-top: 1px solid var(--grid); padding: 0.6rem 1.1rem 0.8rem; }
+.case .cells > * { padding: 0.3rem 0; } .case .cells > * + * { border-left: 0; padding-left: 1rem; }
+.case .cells { gap: 0.5rem; }
+@media (max-width: 720px) { .case .cells > * + * { border-top: 0; padding-left: 0; }
+  .targets th[scope=row] { min-width: 8rem; } .plots { grid-template-columns: 1fr; } }
+"""
+SET_TITLES = {"held_out": "log, held out", "on_policy": "own actions", "on_policies": "all policies"}
+WORDS = {True: "met", False: "missed", None: "not measured"}
+
+
+def render_audit(found: Mapping[str, Any]) -> str:
+    """The whole page, from what ``audit.json`` holds."""
+    body = "\n".join(
+        part
+        for part in (
+            _head(found),
+            _targets(found["targets"]),
+            _plots(found),
+            _one_turn(found),
+            _policies(found),
+            render_failures(found),
+            _footer(found),
+        )
+        if part
+    )
+    return document(f"{found['run']} · audit of {found['world_model']['name']}", body, EXTRA)
+
+
+def _head(found: Mapping[str, Any]) -> str:
+    headline, *reasons = found["verdict"]["sentences"]
+    facts = [
+        found["run"],
+        f"world model {found['world_model']['name']} {found['world_model']['version']}",
+        f"seed {found['seeds']['run']}",
+        f"{found['real_steps']:,} real steps",
+        f"{found['seconds']:.0f} s",
+    ]
+    told = found.get("forecast")
+    reasons += [told["sentence"]] if told else []
+    items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
+    notes = "".join(f"<li>{escape(note)}</li>" for note in found["notes"])
+    aside = f'<div class="partial"><h3>What to keep in mind</h3><ul>{notes}</ul></div>' if notes else ""
+    return f"""<header>
+<div class="run">{escape(" · ".join(facts))}</div>
+<h1>{escape(headline)}</h1>
+<ul class="reasons">{items}</ul>
+{aside}
+</header>"""
+
+
+def _targets(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        kind = {True: "met", False: "missed", None: "note"}[row["met"]]
+        bound = "at least" if row["bound"] == ">=" else "at most"
+        lines.append(
+            f'<tr><th scope="row">{escape(row["title"])}<small>{bound} {row["target"]:g}</small></th>'
+            f'{_cell(row["estimate"])}<td class="{kind}">{WORDS[row["met"]]}</td></tr>'
+        )
+    return f"""<section>
+<h2>What was asked of it</h2>
+<table class="audit targets">
+<thead><tr><td></td><th class="right">measured</th><th></th></tr></thead>
+<tbody>{"".join(lines)}</tbody>
+</table>
+<p class="note">Brackets: 95&nbsp;% intervals, which take whole tasks (or episodes, where there are few tasks) as what
+varies.</p>
+</section>"""
+
+
+def _plots(found: Mapping[str, Any]) -> str:
+    figures = [
+        f'<figure class="{"wide" if plot.wide else "half"}"><figcaption><h3>{escape(plot.title)}</h3>'
+        f'<span class="note">{escape(plot.note)}</span></figcaption>{plot.svg}</figure>'
+        for plot in draw_audit(found)
+    ]
+    if not figures:
+        return ""
+    own = next((found["sets"][name]["about"] for name in ("on_policies", "held_out") if name in found["sets"]), "")
+    return f"""<section>
+<h2>How it dreams</h2>
+<p class="lead">The small pictures: {escape(own)}.</p>
+<div class="plots">{"".join(figures)}</div>
+</section>"""
+
+
+MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
+    ("Exact match", "words, reward and end are right", ("exact",)),
+    (
+        "The same, as dreams sample",
+        "at dream.temperature; all other rows are of its likeliest answers",
+        ("sampled", "exact"),
+    ),
+    ("Observation", "the words are right", ("text",)),
+    ("The same, not in the log", "of turns that no logged episode has; the rest it may know by heart", ("new", "text")),
+    ("Token F1", "overlap of its words with the real ones", ("token_f1",)),
+    ("Reward precision", "of the rewards it predicted, those that were paid", ("reward", "precision")),
+    ("Reward recall", "of the rewards that were paid, those it predicted", ("reward", "recall")),
+    ("End precision", "of the ends it predicted, those that came", ("end", "precision")),
+    ("End recall", "of the ends that came, those it predicted", ("end", "recall")),
+    ("Calibration error", "of its confidence in the whole answer; 0 is best", ("calibration", "whole", "ece")),
+    (
+        "The same, deciding",
+        "of its confidence in reward and end, where it pays or ends",
+        ("calibration", "deciding", "ece"),
+    ),
+    ("Refuses too", "of the actions that the world refused", ("refusals", "refused_too")),
+    ("Accepts too", "of the actions that the world did not refuse", ("refusals", "accepted_too")),
+    ("BehR", "change of a policy’s log-probability of the next action, in nats; 0 is best", ("behr", "behr")),
+    ("Malformed", "predictions that could not be read; they count as wrong", ("malformed",)),
+)
+
+
+def _one_turn(found: Mapping[str, Any]) -> str:
+    sets = {name: found["sets"][name] for name in SET_TITLES if name in found["sets"] and found["sets"][name]["n"]}
+    if not sets:
+        return ""
+    lines = []
+    for title, meaning, path in MEASURES:
+        cells = [_at(one, path) for one in sets.values()]
+        if any(cell is not None for cell in cells):
+            lines.append(
+                f'<tr><th scope="row">{title}<small>{meaning}</small></th>'
+                + "".join(_cell(cell, sign=path[0] == "behr") for cell in cells)
+                + "</tr>"
+            )
+    pairs = found["sensitivity"]
+    listens = (
+        f"<p>Pairs of actions from {pairs['states']:,} logged states: where the real answers differ its predictions "
+        f"differ in {_words(pairs['sensitivity'])} (sensitivity); where they are the same its predictions are the same "
+        f"in {_words(pairs['specificity'])} (specificity).</p>"
+        if pairs["sensitivity"]["n"] or pairs["specificity"]["n"]
+        else ""
+    )
+    heads = "".join(
+        f'<th class="right">{SET_TITLES[name]}<small>{one["n"]:,} turns</small></th>' for name, one in sets.items()
+    )
+    about = "; ".join(f"{SET_TITLES[name]}: {one['about']}" for name, one in sets.items())
+    return f"""<section>
+<h2>One turn ahead</h2>
+<p class="lead">From a real history, greedily. {escape(about)}.</p>
+<div class="scroll"><table class="audit wide-table">
+<thead><tr><td></td>{heads}</tr></thead>
+<tbody>{"".join(lines)}</tbody>
+</table></div>
+{listens}
+</section>"""
+
+
+def _policies(found: Mapping[str, Any]) -> str:
+    if not found["policies"]:
+        return ""
+    columns = (
+        ("dream", "dream"),
+        ("guarded", "guarded dream"),
+        ("replay", "dreamed actions, replayed"),
+        ("real", "real"),
+        ("gap", "gap"),
+        ("cr", "CR"),
+        ("cr_pairwise", "CR pairwise"),
+    )
+    lines = [
+        f'<tr><th scope="row">{escape(p["name"])}<small>n = {p["n"]}{_failed(p)}</small></th>'
+        + "".join(_cell(p[key], sign=key == "gap", n=False) for key, _ in columns)
+        + "</tr>"
+        for p in found["policies"]
+    ]
+    heads = "".join(f'<th class="right">{title}</th>' for _, title in columns)
+    ranks = [
+        f"{_words(found['agreement'][kind]['spearman'])} by Spearman, {_words(found['agreement'][kind]['kendall'])} by "
+        f"Kendall, mean absolute gap {_words(found['agreement'][kind]['mean_absolute_gap'])}, in {what}"
+        for kind, what in (("plain", "plain dreams"), ("guarded", "guarded dreams"))
+        if kind in found["agreement"]
+    ]
+    return f"""<section>
+<h2>What it believes of policies</h2>
+<p class="lead">Share solved, the same tasks and seeds in each world. CR: solved by the dreamed actions in reality over
+solved in reality; pairwise: of what was really solved, what the dreamed actions solve too. A guarded dream ends,
+unsolved, where the model is unsure, so it believes too little by design.</p>
+<div class="scroll"><table class="wide-table">
+<thead><tr><td></td>{heads}</tr></thead>
+<tbody>{"".join(lines)}</tbody>
+</table></div>
+<p>Rank agreement over {found["agreement"]["plain"]["policies"]} policies: {"; ".join(ranks)}.</p>
+</section>"""
+
+
+def _footer(found: Mapping[str, Any]) -> str:
+    seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
+    return f"""<footer><p class="note">Seeds: {escape(seeds)}. Episodes of at most {found["horizon"]} turns. All numbers
+are in the JSON file beside this page.</p></footer>"""
+
+
+def _at(one: Mapping[str, Any], path: Sequence[str]) -> Estimate | None:
+    value: Any = one
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _cell(estimate: Estimate | None, *, sign: bool = False, n: bool = True) -> str:
+    if estimate is None or estimate["value"] is None:
+        return '<td class="num right">–</td>'
+    value = signed(estimate["value"]) if sign else number(estimate["value"], 3 if abs(estimate["value"]) < 0.1 else 2)
+    size = f"<small>n = {estimate['n']:,}</small>" if n else ""
+    return f'<td class="num right"><b>{value}</b><small>{interval(estimate["ci95"], with_sign=sign)}</small>{size}</td>'
+
+
+def _words(estimate: Estimate) -> str:
+    return f"{number(estimate['value'])} {interval(estimate['ci95'])} (n = {estimate['n']:,})"
+
+
+def _failed(policy: Mapping[str, Any]) -> str:
+    return f", {policy['failures']} failed" if policy["failures"] else ""
+
+
+def terminal_audit(found: Mapping[str, Any]) -> Table:
+    """The targets for a terminal of 80 columns."""
+    title = f"Audit of {found['world_model']['name']}, seed {found['seeds']['run']}"
+    table = Table(title=Text(title, style="bold"), caption="95 % intervals in brackets")
+    for name in ("", "measured", "n", "target", ""):
+        table.add_column(name, justify="left" if not name else "right")
+    for row in found["targets"]:
+        e = row["estimate"]
+        table.add_row(
+            Text(row["title"]),
+            Text(f"{number(e['value'], digits_of(row))} {interval(e['ci95'])}"),
+            f"{e['n']:,}",
+            f"{row['bound']} {row['target']:g}",
+            Text(WORDS[row["met"]], style={True: "green", False: "red", None: ""}[row["met"]]),
+        )
+    return table

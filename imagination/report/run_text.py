@@ -1,0 +1,278 @@
+"""The report in words: the verdict, the Markdown page and the table in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from imagination.evaluation.compare.twins import Row, find_twins
+from imagination.evaluation.format import count, interval, number, proportion, signed
+from imagination.evaluation.ledger import spent_to_learn
+from imagination.evaluation.monitors.rules import stopped_sentence
+from imagination.report.costs import cost_lines
+from imagination.report.episodes import choose
+from imagination.report.loop_panel import loop_lines
+
+AUDIT_ROWS = {
+    "exact_match": ("Exact match", "words, reward and end of the next turn are all as in reality"),
+    "token_f1": ("Token F1", "overlap of its words with the real ones"),
+    "reward_precision": ("Reward precision", "of the rewards it predicted, how many were paid"),
+    "reward_recall": ("Reward recall", "of the rewards that were paid, how many it predicted"),
+    "end_accuracy": ("End accuracy", "it knows whether the episode is over"),
+    "ece": ("Calibration error", "gap between its confidence and how often it is right; 0 is best"),
+    "invalid": ("Malformed", "predictions that could not be read; they count as wrong"),
+    "n": ("Turns judged", ""),
+}
+AUDIT_COLUMNS = {
+    "": "on held-out episodes",
+    "heldout_tasks": "on held-out tasks",
+    "heldout_tasks_known": "the same, tasks known by other episodes",
+    "on_policy": "on the policy’s actions",
+}
+POLICY_COLUMNS = {"train_tasks": "training tasks", "heldout_tasks": "held-out tasks", "dream_success": "in the dream"}
+
+
+def verdict(report: Mapping[str, Any]) -> list[str]:
+    """What the run showed, in plain sentences; the first is the headline, of tasks never trained on if there are any.
+
+    "Rose" and "fell" are said only where the 95 % interval of the change excludes zero.
+    """
+    before, after = report["policy"]["before"], report["policy"]["after"]
+    trained = f"Trained with {count(spent_to_learn(report)[0], 'real step')}: "
+    sentences: list[str] = []
+    for key, where in (("heldout_tasks", "tasks it never trained on"), ("train_tasks", "training tasks")):
+        if not _measured(before[key], after[key]):
+            continue
+        change, doubt = _change(before[key], after[key], report["change_ci95"][key])
+        believed = after["dream_success"] if key == "train_tasks" else None  # dreams are of training tasks
+        dream = f"; the dream believed {number(believed['success'])}" if believed and _measured(believed) else ""
+        lead = f"On {where}, it" if sentences else f"{trained}real success on {where}"
+        sentences += [f"{lead} {change}{dream}.", *([doubt] if doubt else [])]
+    if not sentences and _measured(before["train_tasks"]):
+        sentences.append(
+            f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "
+            "there is no evaluation after training yet."
+        )
+    elif not sentences and _measured(after["train_tasks"]):
+        sentences.append(
+            f"{trained}real success on training tasks is {proportion(after['train_tasks'])}; "
+            "what it was before was not measured."
+        )
+    elif not sentences and "import" in report["wall_seconds"]:
+        sentences.append("The log was imported and its world cannot be played here, so no success was measured.")
+        held = report["world_model"].get("heldout_tasks")
+        if held and held["n"]:
+            right = f"right in {number(held['exact_match'])} of {held['n']:,} turns"
+            sentences.append(f"On held-out tasks the world model's next turn is {right}; `imagine audit` says more.")
+    elif not sentences:
+        sentences.append("The policy has not been evaluated in the real environment yet.")
+    if report["real_steps"]["collect"] is not None:
+        logged = count(report["real_steps"]["collect"], "real step")
+        dreamed = f"; {report['dreamed_turns']:,} turns were dreamed" if report["dreamed_turns"] else ""
+        sentences.append(f"The log for the world model and for cloning took {logged}{dreamed}.")
+    return sentences
+
+
+def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Heading and sentence about the tripwires, where a reader must know: one tripped, they were off or blind."""
+    wires = report.get("tripwires")
+    if not wires:
+        return None
+    if not wires["enabled"]:
+        return (
+            "The tripwires were off",
+            "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
+        )
+    if wires["stopped_by"]:
+        late = wires["stopped_by"].get("after_training")
+        return f"{'Taken back' if late else 'Stopped'} by a tripwire", stopped_sentence(wires["stopped_by"])
+    if wires["blind"]:
+        return (
+            "Some tripwires were blind",
+            f"The log is too varied or too small to say when these should trip: {', '.join(wires['blind'])}.",
+        )
+    return None
+
+
+def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row]) -> str:
+    """The report as Markdown: verdict, tables, cost, one dream beside reality."""
+    headline, *rest = report["verdict"]
+    lines = [f"# {_cell(name)}", "", f"**{headline}**", "", *rest, ""]
+    if note := tripwire_note(report):
+        lines += [f"> **{note[0]}.** {_cell(note[1])}", ""]
+    if report["notes"]:
+        lines += ["> This report is partial." if report["partial"] else "> Not everything could be measured."]
+        lines += [f"> {_cell(note)}" for note in report["notes"]] + [""]
+    lines += ["## Success rate", "", "| policy | " + " | ".join(POLICY_COLUMNS.values()) + " | optimism gap |"]
+    lines += ["|---|---|---|---|---|"]
+    for which in ("before", "after"):
+        cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS]
+        lines.append(f"| {which} training | " + " | ".join(cells) + f" | {_gap(report, which)} |")
+    lines += [
+        "",
+        "Brackets: 95 % intervals for tasks like these, each of them one trial. Gap: dreamed minus real success.",
+        "",
+    ]
+
+    lines += loop_lines(report)
+    columns, rows = audit_table(report)
+    notes = [sentence for sentence in (language_sentence(report), calibration_sentence(report)) if sentence]
+    lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
+    for sentence in notes:
+        lines += ["", sentence]
+    if rules := report.get("answered_by_rule"):
+        lines += ["", rules_sentence(rules), "", "| rule | dreamed turns |", "|---|--:|"]
+        lines += [f"| {_cell(rule)} | {n:,} |" for rule, n in rules["by_rule"]]
+    twins = report["twins"]
+    if twins["n"]:
+        lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
+        lines[-1] += f"{twins['false_success']} were solved in the dream and not in the game."
+
+    lines += ["", "## Cost", "", *cost_lines(report)]
+    lines += ["", *_pair(rollouts)]
+    lines += [f"Seed {report['seed']}. {_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}.", ""]
+    return "\n".join(lines)
+
+
+def terminal_table(report: Mapping[str, Any]) -> Table:
+    """The main table for a terminal of 80 columns: before and after by training, held-out and dreamed tasks."""
+    table = Table(title=Text(report["verdict"][0], style="bold"), caption="95 % intervals in brackets")
+    table.add_column("policy")
+    for title in (*POLICY_COLUMNS.values(), "optimism gap"):
+        table.add_column(title, justify="right")
+    for which in ("before", "after"):
+        cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS] + [_gap(report, which)]
+        lines = [cell.replace(" [", "\n[").replace(" n=", "\nn=") for cell in cells]  # fits into 80 columns
+        table.add_row(which, *(Text(line) for line in lines), end_section=True)  # Text: brackets are no markup
+    return table
+
+
+def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, str, list[str]]]]:
+    """Titles of the columns that were measured, and rows of title, meaning and cells."""
+    audit = report["world_model"]
+    columns = {title: audit.get(key) if key else audit for key, title in AUDIT_COLUMNS.items()}
+    measured = {title: column for title, column in columns.items() if column}
+    rows = []
+    for key, (title, meaning) in AUDIT_ROWS.items():
+        values = [column.get(key) for column in measured.values()]
+        whole = key in ("n", "invalid")
+        if any(value is not None for value in values):
+            cells = ["–" if v is None else f"{v:,}" if whole else f"{v:.3f}" for v in values]
+            rows.append((title, meaning, cells))
+    return list(measured), rows
+
+
+def calibration_sentence(report: Mapping[str, Any]) -> str:
+    """What calibration did for the sampled predictions; empty where it was not measured."""
+    found = report["world_model"].get("calibration")
+    if not found or found.get("ece_after") is None:
+        return ""
+    return (
+        f"Sampled as in dreams, {number(found['right'])} of {found['n']:,} held-out turns are exactly right; the gap "
+        f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
+        f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
+    )
+
+
+def rules_sentence(rules: Mapping[str, Any]) -> str:
+    """How much of the dreams was answered by rule (see ``answered_by_rule``)."""
+    share, mended, left = (rules[key] / rules["turns"] for key in ("answered", "mended", "inconsistent"))
+    return (
+        f"Of {count(rules['turns'], 'dreamed turn')} that are kept, rules of the log answered {share:.1%}, and words "
+        f"of {mended:.1%} were mended; {left:.1%} break a rule all the same."
+    )
+
+
+def language_sentence(report: Mapping[str, Any]) -> str:
+    """How long what the models write is, and how new the words of held-out tasks; empty where it was not measured."""
+    language = report.get("language")
+    if not language or language["tokens_per_action"] is None:
+        return ""
+    sentence = (
+        f"An action has {language['tokens_per_action']:.1f} tokens, an observation "
+        f"{language['tokens_per_observation']:.0f}"
+    )
+    written = language.get("tokens_per_prediction")  # runs of earlier versions have none
+    if written is not None and written < language["tokens_per_observation"]:
+        sentence += f", of which the world model writes {written:.0f}, as edits"
+    if language["unread_words"] is None:
+        return f"{sentence}."
+    share = f"{100 * language['unread_words']:.1f} % of {language['n']:,} observations of held-out tasks"
+    return f"{sentence}; {share} hold a word that the log never had."
+
+
+def plain(value: Any) -> str:
+    """A string, or a dict of them, in one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    return "unknown" if value is None else str(value)
+
+
+def _measured(*data: Mapping[str, Any] | None) -> bool:
+    return all(d is not None and d["success"] is not None for d in data)
+
+
+def _change(
+    before: Mapping[str, Any], after: Mapping[str, Any], ci95: Sequence[float] | None
+) -> tuple[str, str | None]:
+    """``("rose from .. to ..", None)``, or ``("went ..", a sentence of doubt)`` where chance would explain it."""
+    numbers = f"from {proportion(before)} to {proportion(after)}"
+    if ci95 is not None and ci95[0] > 0:
+        return f"rose {numbers}", None
+    if ci95 is not None and ci95[1] < 0:
+        return f"fell {numbers}", None
+    n = f"{before['n']} and {after['n']}" if before["n"] != after["n"] else str(after["n"])
+    tasks = after.get("tasks")
+    of = f"{n} episodes" + (f" of {count(tasks, 'task')}" if tasks else "")
+    return (
+        f"went {numbers}",
+        f"That change {interval(ci95, with_sign=True)} may be chance: {of} cannot tell it from none.",
+    )
+
+
+def _with_n(data: Mapping[str, Any] | None) -> str:
+    return "–" if data is None else f"{proportion(data)} n={_n(data)}"
+
+
+def _n(data: Mapping[str, Any]) -> str:
+    """``240``, or ``240, 6 tasks``."""
+    return f"{data['n']}, {count(data['tasks'], 'task')}" if data.get("tasks") else str(data["n"])
+
+
+def _gap(report: Mapping[str, Any], which: str) -> str:
+    return f"{signed(report['optimism_gap'][which])} {interval(report['optimism_gap_ci95'][which], with_sign=True)}"
+
+
+def _cell(text: str) -> str:
+    """Text that cannot break a Markdown table or be read as HTML."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("\n", " ")
+
+
+def _pair(rollouts: Sequence[Row]) -> list[str]:
+    """The first chosen dream beside reality, as a diff."""
+    chosen = choose(find_twins(rollouts), limit=1)
+    if not chosen:
+        return []
+    kind, twin = chosen[0]
+    lines = []
+    for k, (dream, real) in enumerate(zip(twin.dream["turns"], twin.real["turns"], strict=False)):
+        lines.append(f"  {k + 1} > {_line(dream['action'])}")
+        if twin.parts_at is None or k < twin.parts_at:
+            lines.append(f"    {_line(real['observation'])}")
+            continue
+        for sign, turn in (("-", dream), ("+", real)):
+            end = " [the end]" if turn["terminated"] else ""
+            reward = f" [reward {turn['reward']:g}]" if turn["reward"] else ""
+            lines.append(f"{sign}   {_line(turn['observation'])}{reward}{end}")
+        break
+    fence = "`" * (3 + max((line.count("`") for line in lines), default=0))  # longer than any run of them in the text
+    title = f"{kind}: {_cell(str(twin.dream.get('task_id', '')))}. Up to the first difference; − dream, + reality."
+    return ["## A dream beside reality", "", title, "", f"{fence}diff", *lines, fence, ""]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,121 @@
+"""What an audit says of dreams like its own, from planted runs. If these fail, people train where nobody learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from imagination.evaluation.forecast import MEASURES, forecast, measures_of, shipped
+from imagination.report.audit_page import render_audit
+from tests.support.audits import e, finished, good
+
+ENV, OPTIONS = "gymnasium", {"id": "GoTo"}
+
+
+def runs(many: int) -> list[dict[str, Any]]:
+    """Precision 0.00, 0.05, ...: those below 0.5 lose 0.1, those from there on gain as much as their precision."""
+    found = []
+    for k in range(many):
+        x = k / 20
+        told = {measure.key: None for measure in MEASURES} | {"reward_precision": x}
+        found.append({"variant": "v", "seed": k, "gain": -0.1 if k < 10 else x, "clone": told, "trained": told})
+    return found
+
+
+def known(many: int = 21, measure: str = "reward_precision") -> dict[str, Any]:
+    best = {"measure": measure, "spearman": 0.62, "ci95": [0.4, 0.8]}
+    return {
+        "env": ENV,
+        "options": OPTIONS,
+        "command": "make fidelity",
+        "best": {"clone": best, "trained": best},
+        "runs": runs(many),
+    }
+
+
+def audited(precision: float | None) -> dict[str, Any]:
+    found = good()
+    found["sets"]["on_policy"]["reward"]["precision"] = e(precision)
+    return found
+
+
+def test_the_measures_are_read_where_the_audit_has_them() -> None:
+    found = good()
+    found["policies"][-1] = {**found["policies"][-1], "gap": e(0.25), "cr_pairwise": e(0.875)}
+    assert measures_of(found) == {
+        "exact_own": 0.93,
+        "reward_precision": 0.98,
+        "reward_precision_sampled": None,  # its dreams are greedy
+        "reward_recall": 0.97,
+        "gap": 0.25,
+        "cr_pairwise": 0.875,
+        "confidence": 0.95,
+    }
+    found["sets"]["on_policy"]["sampled"] = {"reward": {"precision": e(0.5)}}
+    assert measures_of(found)["reward_precision_sampled"] == 0.5
+    assert set(measures_of({"sets": {}, "policies": []}).values()) == {None}  # no world to play in
+
+
+def test_the_nearest_fifteen_speak() -> None:
+    # 0.99: the nearest are 1.00, 0.95, ..., 0.30; of these 1.00 to 0.50 gained, which are eleven, and four lost
+    found = forecast(audited(0.99), ENV, OPTIONS, known())
+    assert found is not None
+    assert (found["runs"], found["raised"], found["gain"], found["same_world"]) == (15, 11, [0.5, 1.0], True)
+    assert found["sentence"] == (
+        "Dreams like these raised real success by 0.50 to 1.00 in 11 of 15 runs of gymnasium GoTo (reward precision, "
+        "own actions 0.99, there 0.30 to 1.00; its rank correlation with the gain is 0.62 [0.40, 0.80]; make fidelity)."
+    )
+
+
+def test_it_says_where_it_can_only_guess() -> None:
+    # -0.5 is below all: the nearest are 0.00 to 0.70, of which 0.50, 0.55, ..., 0.70 gained
+    found = forecast(audited(-0.5), ENV, {"id": "Elsewhere"}, known())
+    assert found is not None
+    assert (found["raised"], found["gain"], found["same_world"]) == (5, [0.5, 0.7], False)
+    assert "-0.50, there 0.00 to 0.70, none like it;" in found["sentence"]
+    assert found["sentence"].endswith("That is another world than this one: a guess.")
+
+
+def test_runs_that_never_gained_are_called_so() -> None:
+    lost = known()
+    lost["runs"] = [{**run, "gain": 0.0} for run in lost["runs"]]
+    found = forecast(audited(0.5), ENV, OPTIONS, lost)
+    assert found is not None
+    assert (found["raised"], found["gain"]) == (0, None)
+    assert found["sentence"].startswith("Dreams like these did not raise real success in any of 15 runs of ")
+
+
+@pytest.mark.parametrize("which", ["clone", "trained"])
+def test_a_policy_that_has_not_learned_yet_is_compared_with_clones(which: str) -> None:
+    told = known()
+    for run in told["runs"]:
+        run["trained" if which == "clone" else "clone"] = dict.fromkeys(run[which])
+    found = audited(0.9)
+    assert (forecast(found, ENV, OPTIONS, told) is None) == (which == "clone")  # its last policy is "policy"
+    found["policies"] = found["policies"][:1]  # "policy-clone"
+    assert (forecast(found, ENV, OPTIONS, told) is None) == (which == "trained")
+
+
+def test_without_numbers_nothing_is_said() -> None:
+    assert forecast(audited(None), ENV, OPTIONS, known()) is None
+    assert forecast(audited(0.9), ENV, OPTIONS, known(14)) is None
+    assert forecast(audited(0.9), ENV, OPTIONS, known(measure="gap")) is None  # no run has it
+    assert forecast(audited(0.9), ENV, OPTIONS, {**known(), "best": {}}) is None
+
+
+def test_the_file_of_the_package_is_whole() -> None:
+    found = shipped()
+    assert set(found) == {"env", "options", "command", "best", "runs"}
+    keys = {measure.key for measure in MEASURES}
+    assert all(set(run["clone"]) == set(run["trained"]) == keys and -1 <= run["gain"] <= 1 for run in found["runs"])
+    assert all(best["measure"] in keys for best in found["best"].values())
+
+
+def test_the_page_shows_it_and_does_without() -> None:
+    found = finished(audited(0.99))
+    said = forecast(found, ENV, OPTIONS, known())
+    assert said is not None
+    assert said["sentence"] in render_audit({**found, "forecast": said})
+    for without in (found, {**found, "forecast": None}):
+        assert "Dreams like these" not in render_audit(without)

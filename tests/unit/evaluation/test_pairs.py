@@ -1,0 +1,104 @@
+"""What many pairs say, counted by hand, and what compare.json holds."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from imagination.evaluation.compare.pairs import consistency, outcome, pair_json, pair_up, statistics
+from imagination.report.compare_text import pair_view
+from real_envs.trajectory import Source, StopReason, Turn
+from tests.support.comparisons import episode
+
+HALL, CAT, RAT = (Turn("go", text, 0.0, False, {"confidence": 0.5}) for text in ("A hall.", "A cat.", "A rat."))
+THE_CAT = Turn("go", "The cat!", 0.0, False)
+WIN = Turn("go", "You win.", 1.0, True)
+
+
+def pair(dream: list[Turn], real: list[Turn], stop: StopReason | None = None, end: StopReason | None = None):  # type: ignore[no-untyped-def]
+    return pair_up("p", "dream", "train", episode("d", dream, stop=stop), episode("r", real, Source.REAL, stop=end))
+
+
+def test_statistics_by_hand() -> None:
+    pairs = [
+        pair([HALL, WIN], [HALL, WIN]),  # never parts
+        pair([HALL, WIN], [HALL, RAT]),  # parts at its second turn, solved only in the dream
+        pair([CAT, HALL], [THE_CAT, HALL]),  # wording at once, never in substance
+        pair([CAT, CAT], [RAT, RAT]),  # parts at once; its second turn counts no more
+        pair([HALL], [HALL, CAT], StopReason.PREDICTION_INVALID),
+        pair([HALL, CAT], [HALL, CAT], StopReason.UNSURE),  # the guard cut what was right
+        pair([HALL, CAT], [HALL, RAT], StopReason.UNSURE),  # and what was wrong
+        pair([HALL], [HALL], end=StopReason.ENV_CRASHED),  # says nothing
+    ]
+    found = statistics(pairs)
+    assert (found["pairs"], found["left_out"]) == (7, 1)
+    assert found["first"] == {"never": 2, "state": 3, "wording": 1, "invalid": 1}
+    assert found["turns"] == {"same": 7, "state": 3, "wording": 1, "invalid": 1}
+    assert found["never_parted"]["share"] == pytest.approx(2 / 7)
+    assert found["never_in_substance"]["share"] == pytest.approx(3 / 7)
+    assert (found["false_success"], found["missed_success"]) == (1, 0)
+    assert found["guard"] == {"cut": 2, "right": 1}
+    # seven at risk of which two part at turn 1; five left, of which three part at turn 2
+    assert found["still_true"] == [[0, 1.0, 7], [1, pytest.approx(5 / 7), 7], [2, pytest.approx(5 / 7 * 2 / 5), 5]]
+    assert found["still_true_in_substance"][1] == [1, pytest.approx(6 / 7), 7]
+    assert statistics([])["never_parted"] == {"share": None, "n": 0, "ci95": None}
+
+
+def test_a_pair_that_began_otherwise_is_left_out() -> None:
+    other = pair_up("p", "log", "s", episode("d", [HALL]), episode("r", [HALL], Source.REAL, start="elsewhere"))
+    assert not other.comparable
+    assert statistics([other])["left_out"] == 1
+
+
+@pytest.mark.parametrize(
+    ("turns", "stop", "name"),
+    [
+        ([WIN], None, "solved"),
+        ([HALL], None, "unsolved"),
+        ([HALL], StopReason.UNSURE, "unsure"),
+        ([HALL], StopReason.PREDICTION_INVALID, "invalid"),
+        ([HALL], StopReason.ENV_TIMEOUT, "failed"),
+        ([Turn("go", "A hall.", None, True)], None, "unjudged"),
+    ],
+)
+def test_outcomes(turns: list[Turn], stop: StopReason | None, name: str) -> None:
+    assert outcome(episode("e", turns, stop=stop)) == name
+
+
+def test_consistency_by_hand() -> None:
+    pairs = [pair([WIN], [WIN]), pair([WIN], [HALL]), pair([HALL], [HALL]), pair([WIN], [WIN]), pair([WIN], [WIN])]
+    free = [episode(f"f{k}", [turn], Source.REAL) for k, turn in enumerate([WIN, WIN, WIN, HALL])]
+    free.append(episode("f4", [HALL], Source.REAL, StopReason.ENV_CRASHED))  # says nothing, nor does its pair
+    found = consistency(pairs, free)
+    assert found["replayed"]["success"] == 0.5  # 2 of 4
+    assert found["ratio"] == pytest.approx(2 / 3)
+    assert found["pairwise"] == pytest.approx(1 / 3)
+    assert consistency(pairs[:1], free[3:4])["ratio"] is None
+
+
+def test_a_pair_as_json() -> None:
+    made = pair_json(pair([HALL, CAT], [HALL, RAT], StopReason.UNSURE))
+    assert json.loads(json.dumps(made)) == made
+    assert (made["first"], made["first_in_substance"], made["comparable"]) == (1, 1, True)
+    assert made["dream"] == {"outcome": "unsure", "stop": "unsure", "reward": 0.0, "failure": None, "turns": 2}
+    last = made["turns"][1]
+    assert (last["kind"], last["differs"], last["unsure"], last["action"]) == ("state", ["state"], True, "go")
+    assert last["dream"]["marks"] == [[2, 5]]
+    assert last["dream"]["confidence"] == 0.5
+    assert last["real"]["observation"][slice(*last["real"]["marks"][0])] == "rat"
+    assert made["turns"][0]["dream"]["marks"] == []
+    assert last["dream"]["reasoning"] is None
+
+
+def test_what_the_world_model_thought_is_shown_and_compared_with_nothing() -> None:
+    thought = Turn("go", "A hall.", 0.0, False, {"reasoning": "East \x1b[2J is a hall."})
+    made = pair_json(pair([thought, CAT], [HALL, CAT]))
+    assert made["first"] is None
+    assert [turn["dream"]["reasoning"] for turn in made["turns"]] == ["East \x1b[2J is a hall.", None]
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(pair_view(made, 100))
+    text = " ".join(console.export_text().split())
+    assert "(thought: East \ufffd[2J is a hall.)" in text

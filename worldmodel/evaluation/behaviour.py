@@ -1,0 +1,112 @@
+"""Would an agent notice? How a predicted state changes what a frozen policy does next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from policy.lm.batch import by_length
+from policy.lm.forward import hidden_before, token_logits
+from policy.lm.render import ChatFormat, policy_prompt
+from real_envs.trajectory import Owner, Trajectory, Turn
+from worldmodel.evaluation.intervals import clusters, estimate, ratio
+from worldmodel.evaluation.transitions import Judged
+
+Question = tuple[str, Sequence[Turn], str]  # start, history, action
+
+
+@torch.no_grad()
+def action_logprobs(
+    model: Any, chat: ChatFormat, questions: Sequence[Question], context: int, max_tokens: int = 4096
+) -> list[float | None]:
+    """log pi(action | start, history) at temperature 1, the token that ends the action included.
+
+    Args:
+        model: the policy, a causal LM.
+        context: longer sequences have no answer: ``None``.
+        max_tokens: of a forward pass.
+    """
+    rows: list[list[int]] = []
+    sizes: list[int] = []
+    for start, history, action in questions:
+        tokens = policy_prompt(chat, start, history, Owner.SCAFFOLD)
+        wanted = (*chat.encode(action), chat.stop)
+        rows.append([*tokens.ids, *wanted])
+        sizes.append(len(wanted))
+    found: list[float | None] = [None] * len(rows)
+    fitting = [i for i, row in enumerate(rows) if len(row) <= context]
+    device = next(model.parameters()).device
+    for batch in by_length([len(rows[i]) for i in fitting], max_tokens):
+        chosen = [fitting[i] for i in batch]
+        longest = max(len(rows[i]) for i in chosen)
+        ids = torch.zeros(len(chosen), longest, dtype=torch.long)
+        real, asked = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
+        for line, i in enumerate(chosen):
+            n = len(rows[i])
+            ids[line, :n] = torch.tensor(rows[i])
+            real[line, :n] = True
+            asked[line, n - sizes[i] : n] = True
+        ids, real, asked = ids.to(device), real.to(device), asked.to(device)
+        predictors = hidden_before(model, ids, real, asked)
+        table = token_logits(model, predictors.states).log_softmax(-1)
+        logprobs = table[predictors.which, ids[asked]].tolist()
+        position = 0
+        for i in chosen:
+            found[i] = sum(logprobs[position : position + sizes[i]])
+            position += sizes[i]
+    return found
+
+
+def behaviour_metrics(
+    judged: Sequence[Judged],
+    episodes: Sequence[Trajectory],
+    model: Any,
+    chat: ChatFormat,
+    context: int,
+    seed: int,
+) -> dict[str, Any]:
+    """BehR: mean log pi(a | predicted state) - mean log pi(a | true state) under a frozen policy.
+
+    a is the next action of the episode, and the state is its history, in which the last observation is the predicted
+    or the true one ("Beyond State Consistency", arXiv 2604.13824). 0 is best; below 0 the policy would rather have done
+    something else in the dream. ``absolute`` is the mean size of the change, in which opposite signs do not cancel.
+    Where the predicted text is the true one the difference is 0 and nothing is computed; malformed predictions have no
+    state and are left out, as are last turns.
+    """
+    by_id = {t.id: t for t in episodes}
+    asked: list[Judged] = []
+    questions: list[Question] = []
+    for j in judged:
+        turns = by_id[j.trajectory_id].turns
+        if j.predicted is None or j.index + 1 >= len(turns):
+            continue
+        asked.append(j)
+        if not j.text_right:
+            past, turn, action = turns[: j.index], turns[j.index], turns[j.index + 1].action
+            start = by_id[j.trajectory_id].start
+            for text in (j.predicted.observation, turn.observation):
+                questions.append((start, (*past, replace(turn, observation=text)), action))
+    answers = iter(action_logprobs(model, chat, questions, context))
+    rows, tasks, names = [], [], []
+    for j in asked:
+        difference = 0.0
+        if not j.text_right:
+            predicted, true = next(answers), next(answers)
+            if predicted is None or true is None:
+                continue
+            difference = predicted - true
+        rows.append((difference, 1.0))
+        tasks.append(j.task_id)
+        names.append(j.trajectory_id)
+    cluster = clusters(tasks, names)
+    return {
+        "behr": estimate(rows, cluster, ratio, seed).to_json(),
+        "absolute": estimate(
+            [(abs(d), one) for d, one in rows], cluster, ratio, seed, bounds=(0.0, math.inf)
+        ).to_json(),
+        "differing": sum(not j.text_right for j in asked),
+    }

@@ -1,0 +1,111 @@
+"""How long does a dream stay true? The model's own words are fed back, along the actions of a real episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.evaluation.intervals import clusters, proportion
+from worldmodel.evaluation.transitions import Judged
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """An open-loop dream along a real episode.
+
+    Attributes:
+        right: one entry per turn of the episode: text, reward and end as in reality. False from where the dream broke
+            off (malformed, or it believed in an end) to the episode's end.
+    """
+
+    trajectory_id: str
+    task_id: str
+    right: tuple[bool, ...]
+
+    @property
+    def parts_at(self) -> int | None:
+        """How many turns were true before the first wrong one; ``None`` if all were true."""
+        return None if all(self.right) else self.right.index(False)
+
+
+async def roll(
+    model: WorldModel, trajectories: Sequence[Trajectory], turns: int, concurrency: int = 64
+) -> list[Rolled]:
+    """Dreams along the actions of real episodes, on what the model itself predicted (Word2World's open loop).
+
+    Args:
+        model: should predict greedily.
+        turns: at most so many of each episode.
+
+    Returns:
+        Episodes without a turn that can be judged are left out; one that outgrows the context, or at which generation
+        breaks, is cut there.
+    """
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(trajectory: Trajectory) -> Rolled:
+        right: list[bool] = []
+        history: list[Turn] = []
+        session, over = ("audit-roll", trajectory.id), False
+        async with gate:
+            for k, turn in enumerate(trajectory.turns[:turns]):
+                if turn.reward is None:
+                    break  # what follows cannot be judged, and nothing before it is lost
+                predicted: Prediction | None = None
+                if not over:
+                    try:
+                        predicted = await model.predict(
+                            trajectory.start, tuple(history), turn.action, seed=0, session=session
+                        )
+                    except PredictionInvalid:
+                        over = True
+                    except (EngineFailure, ContextFull):
+                        break
+                right.append(Judged(trajectory.id, k, turn, predicted).exact)
+                if predicted is not None:
+                    history.append(Turn(turn.action, predicted.observation, predicted.reward, predicted.terminated))
+                    over = predicted.terminated
+            model.release(session)
+        return Rolled(trajectory.id, trajectory.task_id, tuple(right))
+
+    own = [t for t in trajectories if not t.prefix_turns]
+    return [rolled for rolled in await asyncio.gather(*map(one, own)) if rolled.right]
+
+
+def drift_metrics(rolled: Sequence[Rolled]) -> dict[str, Any]:
+    """By turn k = 1, 2, ...: of the episodes that long, how many are right at k, and how many were right all along.
+
+    ``first_divergence`` counts dreams by how many turns were true before the first wrong one; ``never`` those in which
+    none was wrong.
+    """
+    longest = max((len(r.right) for r in rolled), default=0)
+    at, still = {}, {}
+    for k in range(1, longest + 1):
+        long = [r for r in rolled if len(r.right) >= k]
+        cluster = clusters([r.task_id for r in long], [r.trajectory_id for r in long])
+        at[str(k)] = proportion([r.right[k - 1] for r in long], cluster).to_json()
+        still[str(k)] = proportion([all(r.right[:k]) for r in long], cluster).to_json()
+    parted = Counter(r.parts_at for r in rolled)
+    return {
+        "n": len(rolled),
+        "exact_at": at,
+        "true_until": still,
+        "first_divergence": {str(k): parted[k] for k in sorted(k for k in parted if k is not None)},
+        "never": parted[None],
+    }
+
+
+def horizon(metrics: dict[str, Any], least: float, least_n: int) -> int:
+    """The last turn up to which open-loop exact match stays at or above ``least``, each on ``least_n`` episodes."""
+    last = 0
+    for k, at in metrics["exact_at"].items():
+        if at["n"] < least_n or at["value"] < least:
+            break
+        last = int(k)
+    return last

@@ -1,0 +1,116 @@
+"""Which transitions fail, and in what way: each wrong prediction in one group, with examples to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.refusals import Refusals, model_refuses
+from worldmodel.evaluation.transitions import Judged
+
+GROUPS = {
+    "malformed": "Malformed: nothing that could be read as a prediction",
+    "missed_refusal": "Allowed what the world refuses",
+    "invented_refusal": "Refused what the world does",
+    "other_refusal": "Refused rightly, in the wrong words",
+    "reward": "Right words, wrong reward",
+    "end": "Right words and reward, wrong end",
+    "other_state": "Another state: words that this task has, but not here (a wrong room, a wrong place of a thing)",
+    "unseen_words": "Words that no logged turn of this task has",
+}
+
+
+def group(j: Judged, refusals: Refusals, known: set[tuple[str, str]]) -> str | None:
+    """The group of a wrong prediction, the first of ``GROUPS`` that fits; ``None`` where it is right.
+
+    Args:
+        known: ``(task, stripped observation)`` of the log.
+    """
+    if j.predicted is None:
+        return "malformed"
+    if j.exact:
+        return None
+    if j.text_right:
+        return "end" if j.reward_right else "reward"
+    really, believed = refusals.refuses(j.turn.action, j.turn.observation), model_refuses(j, refusals)
+    if really and not believed:
+        return "missed_refusal"
+    if believed and not really:
+        return "invented_refusal"
+    if believed and really:
+        return "other_refusal"
+    return "other_state" if (j.task_id, j.predicted.observation.strip()) in known else "unseen_words"
+
+
+def known_answers(log: Iterable[Trajectory]) -> set[tuple[str, str]]:
+    """What each task of a log ever answered."""
+    return {(t.task_id, turn.observation.strip()) for t in log for turn in t.turns}
+
+
+def failure_groups(
+    judged: Sequence[Judged],
+    episodes: Sequence[Trajectory],
+    refusals: Refusals,
+    known: set[tuple[str, str]],
+    examples: int = 3,
+) -> dict[str, Any]:
+    """Counts and examples by group, most frequent first.
+
+    ``wrong_reward`` counts, across groups, predictions whose reward is wrong; it is what a policy exploits. An example
+    holds the last actions before the turn, what was really answered and what was predicted; those of a group are of
+    different actions where there are such, the surest first: what the model is sure of no guard can catch.
+    """
+    by_id = {t.id: t for t in episodes}
+    groups: dict[str, list[Judged]] = {}
+    for j in judged:
+        if (name := group(j, refusals, known)) is not None:
+            groups.setdefault(name, []).append(j)
+    wrong = sum(map(len, groups.values()))
+    return {
+        "n": len(judged),
+        "wrong": wrong,
+        "wrong_reward": sum(not j.reward_right for j in judged),
+        "groups": [
+            {
+                "group": name,
+                "title": GROUPS[name],
+                "n": len(some),
+                "share_of_wrong": len(some) / wrong,
+                "examples": [_example(j, by_id) for j in _different(some, examples)],
+            }
+            for name, some in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+        ],
+    }
+
+
+def _different(some: Sequence[Judged], limit: int) -> list[Judged]:
+    surest = sorted(some, key=lambda j: (-(j.predicted.confidence if j.predicted else 0.0), j.trajectory_id, j.index))
+    first: dict[tuple[str, str], Judged] = {}
+    for j in surest:
+        first.setdefault((j.task_id, j.turn.action), j)
+    return list(first.values())[:limit]
+
+
+def _example(j: Judged, by_id: dict[str, Trajectory]) -> dict[str, Any]:
+    return {
+        "episode": j.trajectory_id,
+        "task": j.task_id,
+        "turn": j.index,
+        "actions_before": [turn.action for turn in by_id[j.trajectory_id].turns[: j.index]],
+        "action": j.turn.action,
+        "real": {
+            "observation": j.turn.observation,
+            "reward": j.turn.reward,
+            "terminated": j.turn.terminated,
+        },
+        "predicted": None
+        if j.predicted is None
+        else {
+            "observation": j.predicted.observation,
+            "reward": j.predicted.reward,
+            "terminated": j.predicted.terminated,
+            "confidence": j.predicted.confidence,
+            "outcome_confidence": j.predicted.outcome_confidence,
+        },
+    }

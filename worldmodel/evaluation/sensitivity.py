@@ -1,0 +1,140 @@
+"""Does the prediction follow the action? Pairs of actions from one and the same logged state.
+
+A model that has learned what usually comes next may answer well on average and still not listen to what was done. Where
+the log holds several continuations of one state, the same question is asked with another action:
+
+- *sensitivity*: of the pairs whose real answers differ, how many predictions differ;
+- *specificity*: of the pairs whose real answers are the same, how many predictions are the same.
+
+A model that always says the same has sensitivity 0 and specificity 1. Neither asks whether the answers are right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory, Turn, same_reward
+from worldmodel.evaluation.intervals import clusters, proportion
+from worldmodel.evaluation.refusals import answer
+from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
+
+PER_STATE = 20  # most pairs of each kind from one state: the first states have thousands
+
+
+@dataclass(frozen=True, slots=True)
+class ActionPair:
+    """Two actions from one state: the real answers and what was predicted (``None``: malformed)."""
+
+    task_id: str
+    state: str
+    actions: tuple[str, str]
+    same: bool
+    predicted: tuple[Prediction | None, Prediction | None]
+
+
+def action_pairs(
+    log: Iterable[Trajectory], fresh: Iterable[Trajectory], seed: int, limit: int
+) -> list[tuple[Trajectory, int, Turn, Turn, bool]]:
+    """Pairs of turns from one state (task and actions so far), with whether the real answers are the same.
+
+    Args:
+        log: episodes that the model was trained on; they may be one side of a pair.
+        fresh: episodes that it was not; the other side is a turn that only they hold.
+        seed: of the choice where a state has many pairs.
+        limit: at most this many pairs of each kind.
+
+    Returns:
+        ``(an episode through the state, the index of the turn there, one turn, the other, the same)``.
+    """
+    states: dict[tuple[str, tuple[str, ...]], dict[str, tuple[Turn, bool]]] = {}
+    way: dict[tuple[str, tuple[str, ...]], tuple[Trajectory, int]] = {}
+    for episodes, is_fresh in ((log, False), (fresh, True)):
+        for trajectory in episodes:
+            history: tuple[str, ...] = ()
+            for k, turn in enumerate(trajectory.turns):
+                if turn.reward is not None:
+                    key = (trajectory.task_id, history)
+                    way.setdefault(key, (trajectory, k))
+                    states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
+                history = (*history, turn.action)
+    rng = random.Random(stream_seed("action pairs", seed))
+    found: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
+    for key in sorted(states):
+        kinds: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
+        for (one, one_fresh), (other, other_fresh) in combinations([v for _, v in sorted(states[key].items())], 2):
+            if one_fresh or other_fresh:
+                same = answer(one) == answer(other)
+                kinds[same].append((*way[key], one, other, same))
+        for same, pairs in kinds.items():
+            found[same] += rng.sample(pairs, min(PER_STATE, len(pairs)))
+    return [pair for same in (False, True) for pair in rng.sample(found[same], min(limit, len(found[same])))]
+
+
+async def judge_pairs(
+    model: WorldModel, pairs: Sequence[tuple[Trajectory, int, Turn, Turn, bool]], concurrency: int = 64
+) -> list[ActionPair]:
+    """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``.
+
+    Pairs of which one cannot be asked (it does not fit the context, or generation broke) are left out.
+    """
+    gate = asyncio.Semaphore(concurrency)
+    questions: dict[tuple[str, tuple[str, ...], str], Coroutine[Any, Any, tuple[bool, Prediction | None]]] = {}
+
+    async def ask(trajectory: Trajectory, k: int, action: str, session: object) -> tuple[bool, Prediction | None]:
+        """Whether it was answered, and how (``None``: malformed)."""
+        async with gate:
+            try:
+                history = trajectory.turns[:k]
+                return True, await model.predict(trajectory.start, history, action, seed=0, session=session)
+            except PredictionInvalid:
+                return True, None
+            except (EngineFailure, ContextFull):
+                return False, None
+            finally:
+                model.release(session)
+
+    keys = []
+    for trajectory, k, one, other, _ in pairs:
+        state = tuple(turn.action for turn in trajectory.turns[:k])
+        both = [(trajectory.task_id, state, turn.action) for turn in (one, other)]
+        keys.append(both)
+        for key, turn in zip(both, (one, other), strict=True):
+            if key not in questions:
+                questions[key] = ask(trajectory, k, turn.action, ("audit-pair", len(questions)))
+    told = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
+    return [
+        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (told[a][1], told[b][1]))
+        for (t, _, one, other, same), (a, b) in zip(pairs, keys, strict=True)
+        for state in [" > ".join(a[1])]
+        if told[a][0] and told[b][0]
+    ]
+
+
+def alike(a: Prediction, b: Prediction) -> bool:
+    """Whether two predictions say the same: text, reward and end."""
+    return (
+        a.observation.strip() == b.observation.strip()
+        and same_reward(a.reward, b.reward)
+        and a.terminated == b.terminated
+    )
+
+
+def sensitivity_metrics(pairs: Sequence[ActionPair]) -> dict[str, Any]:
+    """Sensitivity and specificity; a pair with a malformed prediction counts against the model in both."""
+
+    def share(some: Sequence[ActionPair], wanted: bool) -> dict[str, Any]:
+        hits = [a is not None and b is not None and alike(a, b) is wanted for a, b in (p.predicted for p in some)]
+        return proportion(hits, clusters([p.task_id for p in some], [p.state for p in some])).to_json()
+
+    return {
+        "states": len({p.state for p in pairs}),
+        "sensitivity": share([p for p in pairs if not p.same], False),
+        "specificity": share([p for p in pairs if p.same], True),
+    }

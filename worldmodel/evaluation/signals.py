@@ -1,0 +1,218 @@
+"""What tells a false turn of a dream without a simulator? Signals behind one protocol, and how well each tells.
+
+Each is judged on turns whose truth is known. Of a dream whose actions were replayed in the real world, the first turn
+that the world answered differently is false, and those before it are true; later ones are not judged, as the two
+worlds are then in different states. Of answers to logged actions, given the real history, all are judged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.evaluation.contradictions import contradictions_of
+from worldmodel.evaluation.intervals import RESAMPLES, Estimate, clusters, interval_of
+from worldmodel.evaluation.transitions import Judged, token_f1
+from worldmodel.retrieval import TransitionIndex
+from worldmodel.rules.rule_set import RuleSet
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+_NGRAM = 3  # words
+_NEIGHBOURS = 8  # logged transitions like the turn's, of which the nearest answer counts
+_UNSURE = 1e-9  # least probability, so that its logarithm is finite
+
+
+@dataclass(frozen=True, slots=True)
+class DreamedTurn:
+    """A turn of a dream, what stood before it, and whether the real world answered otherwise."""
+
+    dream: Trajectory
+    index: int
+    false: bool
+
+    @property
+    def turn(self) -> Turn:
+        return self.dream.turns[self.index]
+
+    @property
+    def history(self) -> Sequence[Turn]:
+        return self.dream.turns[: self.index]
+
+
+def upto(episode: Trajectory, index: int, turn: Turn) -> Trajectory:
+    """The episode up to a turn, which is put in place of its own, as a dream that begins there."""
+    turns = (*episode.turns[:index], turn)
+    return replace(episode, id=f"{episode.id}/{index}", turns=turns, prefix_turns=index, trace=None)
+
+
+def answered(episode: Trajectory, judged: Judged) -> Trajectory:
+    """The episode up to a turn, as the world model answered it.
+
+    Raises:
+        ValueError: it wrote nothing that could be read.
+    """
+    said = judged.predicted
+    if said is None:
+        raise ValueError(f"turn {judged.index} of {episode.id} has no answer")
+    turn = Turn(judged.turn.action, said.observation, said.reward, said.terminated, said.record())
+    return upto(episode, judged.index, turn)
+
+
+class Signal(Protocol):
+    """``name`` for tables, and for each turn a number that is the higher the likelier the turn is false; ``None`` where
+    the signal says nothing of it."""
+
+    name: str
+
+    def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]: ...
+
+
+class Recorded:
+    """A number that the world model gave with its answer, such as ``confidence``: the higher, the surer it was.
+
+    Args:
+        sure: false where the number grows with doubt, as disagreement does.
+    """
+
+    def __init__(self, name: str, key: str, sure: bool = True) -> None:
+        self.name, self._key, self._sure = name, key, sure
+
+    def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
+        return [self._score(t.turn.info.get(self._key)) for t in turns]
+
+    def _score(self, value: object) -> float | None:
+        if not isinstance(value, float):
+            return None
+        return -math.log(max(value, _UNSURE)) if self._sure else value
+
+
+class Support:
+    """Share of the word trigrams of action and answer that stand nowhere in the log."""
+
+    name = "n-gram support"
+
+    def __init__(self, log: Sequence[Trajectory]) -> None:
+        texts = {_said(turn) for trajectory in log for turn in trajectory.turns}
+        self._known = {gram for text in texts for gram in _ngrams(text)}
+
+    def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
+        return [self._score(_said(t.turn)) for t in turns]
+
+    def _score(self, text: str) -> float:
+        grams = _ngrams(text)
+        return sum(gram not in self._known for gram in grams) / len(grams)
+
+
+class Nearest:
+    """How far the answer is from that of the nearest of the logged transitions most like this one: 1 - token F1."""
+
+    name = "nearest transition"
+
+    def __init__(self, index: TransitionIndex) -> None:
+        self._index = index
+
+    def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
+        return [self._score(t) for t in turns]
+
+    def _score(self, t: DreamedTurn) -> float:
+        seen = t.history[-1].observation if t.history else t.dream.start
+        like = self._index.similar(t.dream.start, seen, t.turn.action, _NEIGHBOURS, frozenset())
+        return 1.0 - max((token_f1(t.turn.observation, n.turn.observation) for n in like), default=0.0)
+
+
+class Violations:
+    """1 where the turn contradicts what rules foretell of it, breaks an invariant, or is accepted when tried again."""
+
+    name = "rule violations"
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = rules
+
+    def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
+        found: dict[str, list[Any]] = {}
+        for t in turns:
+            if t.dream.id not in found:
+                found[t.dream.id] = contradictions_of(t.dream, self._rules)
+        own = ((found[t.dream.id], t.index - t.dream.prefix_turns) for t in turns)
+        # a turn that the guard rejected is in no list
+        return [float(kinds[k] is not None) if k < len(kinds) else None for kinds, k in own]
+
+
+def _said(turn: Turn) -> str:
+    return f"> {turn.action}\n{turn.observation}"
+
+
+def _ngrams(text: str) -> list[tuple[str, ...]]:
+    words = _WORDS.findall(text.lower())
+    return [tuple(words[k : k + _NGRAM]) for k in range(max(1, len(words) - _NGRAM + 1))]
+
+
+def judge_signals(signals: Sequence[Signal], turns: Sequence[DreamedTurn], seed: int) -> list[dict[str, Any]]:
+    """How well each signal tells the false turns: one row a signal, in their order.
+
+    Returns:
+        ``name``; ``auroc``, the chance that a false turn scores above a true one; ``average_precision``, whose chance
+        level is ``false`` / ``n`` (both as ``Estimate.to_json``, bootstrap over tasks); ``n`` turns of which the signal
+        says something, ``false`` of them.
+    """
+    rows = []
+    for signal in signals:
+        told = [(s, t) for s, t in zip(signal.scores(turns), turns, strict=True) if s is not None]
+        labels = [t.false for _, t in told]
+        groups = clusters([t.dream.task_id for _, t in told], [t.dream.id for _, t in told])
+        scores = [s for s, _ in told]
+        rows.append({"name": signal.name, "n": len(told), "false": sum(labels)})
+        for name, measure in (("auroc", auroc), ("average_precision", average_precision)):
+            rows[-1][name] = _estimate(measure, scores, labels, groups, seed).to_json()
+    return rows
+
+
+Measure = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+
+
+def auroc(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Area under the ROC curve: how often a positive scores above a negative, a tie counting half (Mann and Whitney,
+    Annals of Mathematical Statistics 18, 1947, 50-60).
+
+    Args:
+        positive, negative: ``[..., scores]``, how many there are at each distinct score, from the lowest one up.
+
+    Returns:
+        ``[...]``; nan where there are none of a kind.
+    """
+    below = np.cumsum(negative, -1) - negative / 2
+    return np.asarray((positive * below).sum(-1) / (positive.sum(-1) * negative.sum(-1)))
+
+
+def average_precision(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``sum_k (R_k - R_{k-1}) P_k`` over thresholds from the highest score down; arguments as for ``auroc``."""
+    hits, all_ = (np.cumsum(x[..., ::-1], -1) for x in (positive, positive + negative))
+    precision = hits / np.maximum(all_, 1e-12)
+    return np.asarray((precision * positive[..., ::-1]).sum(-1) / positive.sum(-1))
+
+
+def _estimate(
+    measure: Measure, scores: Sequence[float], labels: Sequence[bool], groups: Sequence[str], seed: int
+) -> Estimate:
+    """The measure, and its interval over clusters drawn with replacement."""
+    if not any(labels) or all(labels):
+        return Estimate(None, len(scores))
+    _, at = np.unique(scores, return_inverse=True)
+    _, cluster = np.unique(groups, return_inverse=True)
+    counts = np.zeros((2, cluster.max() + 1, at.max() + 1))
+    np.add.at(counts, (np.asarray(labels, int), cluster, at), 1.0)
+    value = float(measure(counts[1].sum(0), counts[0].sum(0)))
+    many = counts.shape[1]
+    rng = np.random.default_rng(stream_seed("signals", seed))
+    drawn = rng.multinomial(many, [1 / many] * many, size=RESAMPLES).astype(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = measure(drawn @ counts[1], drawn @ counts[0])
+    return Estimate(value, len(scores), interval_of(values[np.isfinite(values)].tolist(), many, (0.0, 1.0)))
