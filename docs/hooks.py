@@ -7,8 +7,8 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from imagination.cli import overview, stage_help
+from imagination.commands.catalogue import STAGES
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.stages.catalogue import STAGES
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -27,17 +27,17 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 if TYPE_CHECKING:
+    from imagination.api import AuditResult as AuditResult
+    from imagination.api import EvaluateResult as EvaluateResult
+    from imagination.api import LoopResult as LoopResult
+    from imagination.api import PolicyResult as PolicyResult
+    from imagination.api import Run as Run
+    from imagination.api import TrainResult as TrainResult
+    from imagination.api import WorldModelResult as WorldModelResult
+    from imagination.api import load_log as load_log
     from imagination.settings import Config as Config
     from imagination.settings import UserError as UserError
     from imagination.settings.schema import ConfigError as ConfigError
-    from imagination.stages.api import AuditResult as AuditResult
-    from imagination.stages.api import EvaluateResult as EvaluateResult
-    from imagination.stages.api import LoopResult as LoopResult
-    from imagination.stages.api import PolicyResult as PolicyResult
-    from imagination.stages.api import Run as Run
-    from imagination.stages.api import TrainResult as TrainResult
-    from imagination.stages.api import WorldModelResult as WorldModelResult
-    from imagination.stages.api import load_log as load_log
     from real_envs.store import TrajectoryStore as TrajectoryStore
     from real_envs.trajectory import Trajectory as Trajectory
 
@@ -52,7 +52,7 @@ _API = (
     "load_log",
 )
 _FROM = {
-    **dict.fromkeys(_API, "imagination.stages.api"),
+    **dict.fromkeys(_API, "imagination.api"),
     "Config": "imagination.settings",
     "UserError": "imagination.settings",
     "ConfigError": "imagination.settings.schema",

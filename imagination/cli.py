@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.catalogue import STAGES
+from imagination.commands.stage import Stage
 from imagination.settings import compose
 from imagination.settings.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
-from imagination.stages.catalogue import STAGES
-from imagination.stages.stage import Stage
 from real_envs.errors import told_in_a_line
 
 OVERVIEW = """\
@@ -88,7 +88,7 @@ def _command(words: Sequence[str]) -> int:
     dry = DRY_RUN in overrides
     config, folder = prepare([word for word in overrides if word != DRY_RUN], write=stage.writes_run and not dry)
     if dry:
-        _load("imagination.stages.dry_run:dry_run")(config, folder, stage)
+        _load("imagination.commands.dry_run:dry_run")(config, folder, stage)
         return 0
     function: Callable[[Any, Path], None] = _load(stage.function)
     try:

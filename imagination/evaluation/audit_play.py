@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import NO_GUARD, DreamEnv, Guard, Start
-from imagination.dreaming.replay import replay_all
-from imagination.dreaming.rollout import Episode, Provenance, plan, play_all
+from imagination.rollout.dream_env import NO_GUARD, DreamEnv, Guard, Start
+from imagination.rollout.play import Episode, Provenance, plan, play_all, replay_all
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, Task
 from real_envs.trajectory import Source, Trajectory

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.rollout_progress import judge_with_bar
-from imagination.dreaming.world_models import load_world_model
+from imagination.rollout.engines import Engines
+from imagination.rollout.play import judge_with_bar
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
 from policy.lm.settings import EngineSettings

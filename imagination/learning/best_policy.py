@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from imagination.dreaming.dream_env import Start
-from imagination.dreaming.rollout import Episode
+from imagination.rollout.dream_env import Start
+from imagination.rollout.play import Episode
 from real_envs.env import Task
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory

@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from imagination.dreaming.curriculum import turns_at
-from imagination.dreaming.dream_env import Start
-from imagination.dreaming.mixture import added_episodes, share_at
-from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.evaluation.monitors.monitor import TripwireMonitor
 from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
@@ -29,6 +25,9 @@ from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation_buffer import Replays
 from imagination.learning.supervise import cut
+from imagination.rollout.dream_env import Start
+from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.schedules import added_episodes, share_at, turns_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span, timed

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.learning.renaming import with_renamed
+from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import UserError
 from imagination.settings.pretraining import CorpusWorld, Option
 from imagination.settings.schema import build

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from imagination.dreaming.reasoning_checks import thoughts_of
-from imagination.dreaming.world_models import form_of
+from imagination.rollout.world_models import form_of, thoughts_of
 from imagination.runs.models import adapted
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings

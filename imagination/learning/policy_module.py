@@ -13,7 +13,6 @@ from typing import Any
 import lightning as L
 import torch
 
-from imagination.dreaming.mixture import realised_shares
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit, played, trained
 from imagination.learning.critic import critic_values
@@ -23,6 +22,7 @@ from imagination.learning.micro_batch import Losses, Step
 from imagination.learning.progress_attribution import Progress
 from imagination.learning.reference_policy import logprobs_under, reference_kl
 from imagination.learning.supervised_module import Record
+from imagination.rollout.schedules import realised_shares
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import Row, collate, padded
 from policy.lm.forward import micro_batches

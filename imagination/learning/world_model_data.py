@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from imagination.dreaming.world_models import form_of
 from imagination.learning.objectives import NextToken, Objective
+from imagination.rollout.world_models import form_of
 from imagination.settings import UserError, WorldModelSettings
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed

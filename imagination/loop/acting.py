@@ -7,9 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
-from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.loop.budget import Budget, wave
 from imagination.loop.journal import Journal, JournalEnv
+from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.progress_bar import Bar
 from policy.agent import Agent
 from real_envs.env import TaskSet

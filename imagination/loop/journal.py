@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.rollout import Episode, Provenance
+from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Env, StepResult, Task
 from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn

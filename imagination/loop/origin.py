@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from imagination.dreaming.dream_env import Start, starts_from_log
+from imagination.rollout.dream_env import Start, starts_from_log
 from imagination.runs.lifecycle import need
 from imagination.runs.log import ORIGIN
 from imagination.runs.run_folder import RunFolder

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from imagination.dreaming.world_models import form_of, member_folder
 from imagination.learning.renaming import with_renamed
 from imagination.learning.supervise import fitting, supervise
 from imagination.learning.world_model_data import forms_of, weights_of
 from imagination.loop.promotion import Scores, log_likelihood
+from imagination.rollout.world_models import form_of, member_folder
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, LoggerName, LoopSettings, WorldModelSettings

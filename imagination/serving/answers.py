@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from imagination.dreaming.dream_env import JUDGEMENTS
+from imagination.rollout.dream_env import JUDGEMENTS
 from real_envs.env import StepResult
 from real_envs.trajectory import StopReason
 

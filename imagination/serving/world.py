@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from imagination.dreaming.dream_env import Start
+from imagination.rollout.dream_env import Start
 from real_envs.env import Env, Task
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation

@@ -25,16 +25,16 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands.experiments.other_world_models import fit_beside
+from imagination.commands.experiments.seed_runs import prepared_run
 from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.other_world_models import fit_beside
-from imagination.stages.seed_runs import prepared_run
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from real_envs.files import write_atomically
 from real_envs.registry import find_world

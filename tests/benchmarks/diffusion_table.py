@@ -38,19 +38,18 @@ from typing import Any
 
 import torch
 
-from imagination.dreaming.dream_env import DreamEnv, Start
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.replay import replay_all
-from imagination.dreaming.rollout import Episode
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands.collect import collect
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.world_model_eval import heldout_tasks, measure
+from imagination.rollout.dream_env import DreamEnv, Start
+from imagination.rollout.engines import Engines
+from imagination.rollout.play import Episode, replay_all
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.collect import collect
-from imagination.stages.fit_world_model import fit_world_model
 from real_envs.env import Task
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically

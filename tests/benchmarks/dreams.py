@@ -17,9 +17,9 @@ import sys
 from typing import Any
 
 from imagination.cli import prepare
-from imagination.stages.clone import clone
-from imagination.stages.collect import collect
-from imagination.stages.fit_world_model import fit_world_model
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
+from imagination.commands.fit_world_model import fit_world_model
 from tests.benchmarks.measure import arguments, run_worker
 from tests.benchmarks.result import Limit, table_row, write
 

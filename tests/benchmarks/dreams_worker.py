@@ -10,10 +10,10 @@ import time
 from typing import Any
 
 from imagination.cli import prepare
-from imagination.dreaming.dream_env import DreamEnv, starts_from_log
-from imagination.dreaming.engines import drafts_from
-from imagination.dreaming.rollout import Episode, Provenance, play_all
-from imagination.dreaming.world_models import form_of
+from imagination.rollout.dream_env import DreamEnv, starts_from_log
+from imagination.rollout.engines import drafts_from
+from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.world_models import form_of
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder

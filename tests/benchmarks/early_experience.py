@@ -22,18 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
+from imagination.commands.experiments.variants import hash_of, play_clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.reflect import reflect
+from imagination.commands.relabel import relabel
 from imagination.evaluation.proportions import Proportion, difference_ci95
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.clone import clone
-from imagination.stages.collect import collect
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.reflect import reflect
-from imagination.stages.relabel import relabel
-from imagination.stages.variants import hash_of, play_clone
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
 

@@ -27,17 +27,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.audit import audited_before, run_audit
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
+from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.forecast import measures_of
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.audit import audited_before, run_audit
-from imagination.stages.clone import clone
-from imagination.stages.collect import collect
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.variants import play_clone, train_arm
 from real_envs.errors import told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore

@@ -22,15 +22,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagination.commands.audit import audited_before, run_audit
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.import_logs import COVERAGE, cover, import_logs
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.audit import audited_before, run_audit
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.import_logs import COVERAGE, cover, import_logs
 from real_envs.errors import UserError, told_in_a_line
 from real_envs.files import write_atomically
 from real_envs.importers.similar import SimilarTasks

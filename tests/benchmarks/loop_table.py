@@ -24,9 +24,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.engines import Engines, make_agent
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
+from imagination.commands.evaluate import play_real
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.loop import loop
+from imagination.commands.train import train
 from imagination.evaluation.proportions import summarise
 from imagination.loop.origin import copy_folder, roots
+from imagination.rollout.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
 from imagination.runs.memory import give_back_memory
@@ -35,12 +41,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.clone import clone
-from imagination.stages.collect import collect
-from imagination.stages.evaluate import play_real
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.loop import loop
-from imagination.stages.train import train
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.loop_arms import ARMS, DREAMS, Arm

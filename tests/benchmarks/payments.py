@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.replay import replay_all
-from imagination.dreaming.rollout import Episode
 from imagination.evaluation.monitors.monitor import TripwireMonitor
+from imagination.rollout.play import Episode, replay_all
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory, Turn
 

@@ -22,20 +22,20 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import DreamEnv, starts_from_log
-from imagination.dreaming.engines import Engines, make_agent
-from imagination.dreaming.rollout import Provenance, plan, play_all
-from imagination.dreaming.world_models import guard_of, load_world_model, rules_of
+from imagination.commands.experiments.seed_runs import prepared_run
+from imagination.commands.experiments.variants import play_clone, train_arm
 from imagination.evaluation.proportions import Proportion, pooled
 from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.rollout.dream_env import DreamEnv, starts_from_log
+from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.play import Provenance, plan, play_all
+from imagination.rollout.world_models import guard_of, load_world_model, rules_of
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.seed_runs import prepared_run
-from imagination.stages.variants import play_clone, train_arm
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from websockets.asyncio.client import connect
 
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.serve import open_world
 from imagination.serving.answers import Refused
 from imagination.serving.app import ServingLimits
 from imagination.serving.sessions import SessionLimits, Sessions
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.serve import open_world
 from tests.support.served import served
 from tests.support.tiny import tiny_settings, write_log
 

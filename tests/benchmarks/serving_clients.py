@@ -18,10 +18,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from imagination.commands.serve import open_world
 from imagination.serving.app import ServingLimits
 from imagination.serving.sessions import SessionLimits
 from imagination.serving.world import DreamWorld
-from imagination.stages.serve import open_world
 from tests.benchmarks.machine import hardware
 from tests.support.imagine_serve import fit_tiny_run, imagine_serve
 from tests.support.many_clients import Played, own_words, play_alone, play_together

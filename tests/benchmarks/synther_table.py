@@ -26,6 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from imagination.commands.clone import clone
+from imagination.commands.experiments.variants import hash_of
+from imagination.commands.fit_critic import transitions_of
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.critic_start import fit_value_head, squared_errors
@@ -35,9 +38,6 @@ from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.clone import clone
-from imagination.stages.fit_critic import transitions_of
-from imagination.stages.variants import hash_of
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from tests.benchmarks.arguments import going_on, options_and_settings

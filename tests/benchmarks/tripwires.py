@@ -33,21 +33,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.dreaming.dream_env import DreamEnv, starts_from_log
-from imagination.dreaming.engines import Engines, make_agent
-from imagination.dreaming.rollout import Episode, Provenance, play_all
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands import train as train_stage
+from imagination.commands.evaluate import play_real
 from imagination.evaluation.monitors.action_stats import plain
 from imagination.evaluation.monitors.rules import PREFIX
 from imagination.evaluation.monitors.word_drift import words
 from imagination.evaluation.proportions import summarise
+from imagination.rollout.dream_env import DreamEnv, starts_from_log
+from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages import train as train_stage
-from imagination.stages.evaluate import play_real
 from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory, Turn

@@ -29,13 +29,17 @@ from typing import Any
 
 import torch
 
-from imagination.dreaming.dream_env import DreamEnv, Start
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.replay import replay_all
-from imagination.dreaming.rollout import Episode, Provenance, plan, play_all
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands.audit import audited_before, run_audit
+from imagination.commands.compare import compare
+from imagination.commands.experiments.demo import run_stages
+from imagination.commands.experiments.seed_runs import seed_config
+from imagination.commands.report import report
 from imagination.evaluation.proportions import summarise
 from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
+from imagination.rollout.dream_env import DreamEnv, Start
+from imagination.rollout.engines import Engines
+from imagination.rollout.play import Episode, Provenance, plan, play_all, replay_all
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
@@ -43,11 +47,6 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from imagination.settings.compose import config_folder, load_config
-from imagination.stages.audit import audited_before, run_audit
-from imagination.stages.compare import compare
-from imagination.stages.demo import run_stages
-from imagination.stages.report import report
-from imagination.stages.seed_runs import seed_config
 from real_envs.behaviours import Agent
 from real_envs.errors import UserError
 from real_envs.files import write_atomically

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main, placed
+from imagination.commands.catalogue import STAGES
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from imagination.stages.catalogue import STAGES
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.settings import Config
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
 from tests.support.tiny import tiny_settings, write_log
 
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.train import train
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
-from imagination.stages.train import train
 from policy.lm.batch import Row
 from tests.support.killing import moved
 from tests.support.tiny import tiny_settings

@@ -21,9 +21,9 @@ import torch
 import imagination
 from imagination import ConfigError, Run, UserError, load_log
 from imagination.cli import main
+from imagination.commands.calling import call
 from imagination.settings import Config
 from imagination.settings.schema import flatten, to_plain
-from imagination.stages.calling import call
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source
 from tests.support.tiny import TASKS, logged_episode, tiny_settings

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
-from imagination.dreaming.dream_env import Start
-from imagination.dreaming.replay import Replay, ReplayActor
+from imagination.commands.audit import audited_before, run_audit
+from imagination.commands.clone import clone
+from imagination.commands.experiments.audit_table import audit_others
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
 from imagination.evaluation.audit import Subject, measure
 from imagination.evaluation.audit_play import LoadedPolicy, PlaySetup, RankedPolicy
 from imagination.evaluation.verdict import targets, verdict
+from imagination.rollout.dream_env import Start
+from imagination.rollout.play import Replay, ReplayActor
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import load_config
-from imagination.stages.audit import audited_before, run_audit
-from imagination.stages.audit_table import audit_others
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 from policy.agent import LanguageModelAgent
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat

@@ -10,10 +10,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
 from imagination.settings import Config
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 from real_envs.store import TrajectoryStore
 from tests.support.worlds import Corridors, plant
 

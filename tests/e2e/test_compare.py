@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from imagination.cli import main
+from imagination.commands import compare as stage
+from imagination.commands.clone import clone
+from imagination.commands.compare import compare
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.runs.fingerprint import fingerprint
 from imagination.settings import Config, UserError
-from imagination.stages import compare as stage
-from imagination.stages.clone import clone
-from imagination.stages.compare import compare
-from imagination.stages.fit_world_model import fit_world_model
 from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Observation, Trajectory, Turn

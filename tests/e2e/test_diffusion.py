@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from imagination.dreaming.engines import Engines, Meter
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands.audit import run_audit
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.loop import check as check_loop
+from imagination.commands.refine_world_model import check as check_refine
+from imagination.commands.serve import open_world
+from imagination.commands.train import train
+from imagination.rollout.engines import Engines, Meter
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
 from imagination.serving.answers import Refused
 from imagination.serving.sessions import SessionLimits, Sessions
 from imagination.settings import Config, UserError, WorldModelSettings
-from imagination.stages.audit import run_audit
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.loop import check as check_loop
-from imagination.stages.refine_world_model import check as check_refine
-from imagination.stages.serve import open_world
-from imagination.stages.train import train
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.engine import EngineUnavailable
 from policy.lm.settings import EngineSettings, LoraSettings

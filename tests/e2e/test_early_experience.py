@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from imagination.dreaming.dream_env import Guard
+from imagination.commands import reflect as stage
+from imagination.commands.clone import clone
+from imagination.commands.relabel import relabel
+from imagination.rollout.dream_env import Guard
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.supplements import folder_of, read_supplements
 from imagination.settings import Config, UserError
-from imagination.stages import reflect as stage
-from imagination.stages.clone import clone
-from imagination.stages.relabel import relabel
 from tests.support.tabled import Table
 from tests.support.tiny import write_log
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
+from imagination.commands.fit_critic import fit_critic
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
 from imagination.runs.fingerprint import READS, fingerprint
 from imagination.settings import AlgorithmSettings, Config
 from imagination.settings.compose import load_config
 from imagination.settings.dreams import DreamSettings
-from imagination.stages.clone import clone
-from imagination.stages.collect import collect
-from imagination.stages.fit_critic import fit_critic
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
 

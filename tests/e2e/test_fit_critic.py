@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from imagination.commands import fit_critic as stage
+from imagination.commands import train as training
+from imagination.commands.check_train import longest_episode
+from imagination.commands.fit_critic import fit_critic
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.critic_start import load_critic, made_for
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages import fit_critic as stage
-from imagination.stages import train as training
-from imagination.stages.check_train import longest_episode
-from imagination.stages.fit_critic import fit_critic
 from worldmodel.synther.settings import SyntherSettings
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-import imagination.stages.train as train_stage
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.world_models import guard_of, load_world_model
+import imagination.commands.train as train_stage
+from imagination.commands.audit import run_audit
+from imagination.commands.clone import clone
+from imagination.commands.compare import compare
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import guard_of, load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError, WorldModelSettings
-from imagination.stages.audit import run_audit
-from imagination.stages.clone import clone
-from imagination.stages.compare import compare
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason, Trajectory
@@ -199,7 +199,7 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     tiny.worldmodel.kind = "delta"
     with monkeypatch.context() as patch:
         patch.setattr(
-            "imagination.stages.fit_world_model.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+            "imagination.commands.fit_world_model.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
         )
         with pytest.raises(KeyboardInterrupt):
             fit_world_model(tiny, run)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from imagination.commands.clone import clone
 from imagination.runs.fingerprint import READS, fingerprint
 from imagination.settings import Config
-from imagination.stages.clone import clone
 
 
 @pytest.fixture

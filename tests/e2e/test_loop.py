@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from imagination.commands import loop_learning
+from imagination.commands.loop_rounds import round_of
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from imagination.stages import loop_learning
-from imagination.stages.loop_rounds import round_of
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 from tests.support.faults import Corridor, Faults

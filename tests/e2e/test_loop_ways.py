@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from imagination.commands import loop_learning
+from imagination.commands.loop_rounds import round_of
 from imagination.loop.origin import roots
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from imagination.stages import loop_learning
-from imagination.stages.loop_rounds import round_of
 from real_envs.store import TrajectoryStore
 from tests.support.counted import Counted
 from tests.support.faults import NEW, Elsewhere
@@ -79,7 +79,7 @@ def test_dreams_are_as_long_as_they_are_true(
 ) -> None:
     """At least two turns, at most ``dream.max_turns``; all of these where nothing is known."""
     play_in_corridors(patch=monkeypatch.setattr)
-    monkeypatch.setattr("imagination.stages.loop.true_turns", lambda *_: true)
+    monkeypatch.setattr("imagination.commands.loop.true_turns", lambda *_: true)
     folder, config = Path(shutil.copytree(cloned, tmp_path / "run")), loop_settings(budget=0)
     config.loop.horizon = "audited"
     found = run_loop(folder, config)

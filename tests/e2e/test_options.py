@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.train import train
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings
 from imagination.settings.compose import load_config
-from imagination.stages.train import train
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, moved
 from tests.support.tiny import tiny_settings
 from tests.support.worlds import Lottery, plant

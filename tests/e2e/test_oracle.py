@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from imagination.dreaming.dream_env import DreamEnv, Start
-from imagination.dreaming.rollout import Episode, Provenance, play, play_all
+from imagination.rollout.dream_env import DreamEnv, Start
+from imagination.rollout.play import Episode, Provenance, play, play_all
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import build_model
 from policy.lm.engines.inprocess.engine import InProcessEngine

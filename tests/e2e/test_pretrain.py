@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.pretrain import pretrain
 from imagination.settings import Config
 from imagination.settings.pretraining import CorpusWorld
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.pretrain import pretrain
 from policy.lm.backbone import load_checkpoint
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
 from tests.support.tiny import write_log

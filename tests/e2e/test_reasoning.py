@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from imagination.dreaming.dream_env import DreamEnv, starts_from_log
-from imagination.dreaming.engines import Engines, drafts_from, make_agent
-from imagination.dreaming.rollout import Episode, Provenance, play
-from imagination.dreaming.world_models import form_of, load_world_model
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.refine_world_model import Answers, refine_world_model
+from imagination.commands.train import train
 from imagination.learning.experience import policy_row
+from imagination.rollout.dream_env import DreamEnv, starts_from_log
+from imagination.rollout.engines import Engines, drafts_from, make_agent
+from imagination.rollout.play import Episode, Provenance, play
+from imagination.rollout.world_models import form_of, load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.refine_world_model import Answers, refine_world_model
-from imagination.stages.train import train
 from real_envs.env import Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Owner, Source, Trajectory

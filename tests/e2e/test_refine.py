@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.world_models import form_of
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.refine_world_model import Answers, no_worse, refine_world_model
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import form_of
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.refine_world_model import Answers, no_worse, refine_world_model
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
 from tests.support.tiny import write_log

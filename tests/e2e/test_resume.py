@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
 from imagination.runs.lifecycle import need
 from imagination.settings import Config
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, weights
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
-from imagination.dreaming.world_models import rules_of
 from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.rollout.world_models import rules_of
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
 from worldmodel.rules.check import check_rules

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from imagination.cli import main
-from imagination.dreaming.world_models import form_of
 from imagination.learning.screen_module import ScreenModule
+from imagination.rollout.world_models import form_of
 from imagination.settings import UserError, WorldModelSettings
 from real_envs.screens import keep
 from real_envs.store import TrajectoryStore

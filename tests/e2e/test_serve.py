@@ -17,11 +17,11 @@ pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]
 from websockets.asyncio.client import connect
 
 from imagination.cli import main
+from imagination.commands.serve import open_world, serve
 from imagination.serving.answers import Answer, Refused
 from imagination.serving.app import ServingLimits
 from imagination.serving.sessions import SessionLimits, Sessions
 from imagination.settings import UserError
-from imagination.stages.serve import open_world, serve
 from policy.lm.engine import Engine
 from tests.support.imagine_serve import AS_FITTED, ServedRun, imagine_serve
 from tests.support.served import served
@@ -115,7 +115,7 @@ def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(run: ServedRun, cloned
 
 def test_a_run_is_a_gymnasium_environment_by_its_folder(cloned: Path) -> None:
     gymnasium = pytest.importorskip("gymnasium", reason="pip install 'imagination[gymnasium]'")
-    env = gymnasium.make("imagination.stages.gym:imagination/Dream-v0", run=str(cloned), overrides=AS_FITTED)
+    env = gymnasium.make("imagination.gym:imagination/Dream-v0", run=str(cloned), overrides=AS_FITTED)
     try:
         text, _ = env.reset(seed=1)
         assert text == start("corridor-b")
@@ -128,7 +128,7 @@ def test_a_run_is_a_gymnasium_environment_by_its_folder(cloned: Path) -> None:
     finally:
         env.close()
     with pytest.raises(UserError, match="fit-world-model"):
-        gymnasium.make("imagination.stages.gym:imagination/Dream-v0", run=str(cloned / "nothing"))
+        gymnasium.make("imagination.gym:imagination/Dream-v0", run=str(cloned / "nothing"))
 
 
 # --- what cannot be served

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from imagination.cli import main
-from imagination.stages import train as train_stage
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
+from imagination.commands import train as train_stage
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
 from real_envs.interaction import PoolStats
 from worldmodel.evaluation.intervals import wilson
 

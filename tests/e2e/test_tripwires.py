@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.train import train
 from imagination.learning.collector import ExperienceCollector
 from imagination.report.write import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
-from imagination.stages.train import train
 from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.stages.clone import clone
+from imagination.commands.clone import clone
 from tests.benchmarks.machine import hardware
 from tests.support.chat_endpoint import chat_endpoint
 from tests.support.imagine_serve import fit_tiny_run, imagine_serve

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.dreaming.rollout import Episode, Provenance, play
 from imagination.learning.experience import imitation_row, policy_row
+from imagination.rollout.play import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row, collate
 from policy.lm.engine import Completion, Sampling

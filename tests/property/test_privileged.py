@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.dreaming.dream_env import NO_GUARD, DreamEnv, Start
-from imagination.dreaming.rollout import Episode, Provenance, play
 from imagination.learning.experience import policy_row
+from imagination.rollout.dream_env import NO_GUARD, DreamEnv, Start
+from imagination.rollout.play import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from imagination.stages.fit_world_model import fit_world_model
+from imagination.commands.fit_world_model import fit_world_model
 from tests.support.tiny import tiny_settings, write_log
 
 # What of ``tiny_settings`` a fitted world model needs to be told again.

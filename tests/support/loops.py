@@ -25,11 +25,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from imagination.commands import loop as loop_stage
+from imagination.commands import loop_rounds
 from imagination.loop.journal import Journal
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages import loop as loop_stage
-from imagination.stages import loop_rounds
 from policy.lm.backbone import load_checkpoint
 from real_envs.env import Task
 from real_envs.isolation import SyncEnv

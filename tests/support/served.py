@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from imagination.dreaming.dream_env import DreamEnv, Guard, Start
+from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.serving.app import ServingLimits, make_app
 from imagination.serving.gate import Admission
 from imagination.serving.server import Server, listen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from imagination.stages import train as train_stage
+from imagination.commands import train as train_stage
 from real_envs.trajectory import Turn
 from tests.support.tiny import TASKS, start
 from worldmodel.world_model import Prediction

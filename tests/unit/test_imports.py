@@ -44,7 +44,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "dreaming", "evaluation", "learning", "loop", "report", "serving", "stages", "cli")
+ROOMS = ("settings", "runs", "rollout", "evaluation", "learning", "loop", "report", "serving", "commands", "api", "cli")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
@@ -174,7 +174,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
         ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
         (
             "imagination/learning/trainer.py",
-            "import lightning\nfrom ..dreaming.rollout import r",
+            "import lightning\nfrom ..rollout.play import p",
         ),
         ("imagination/settings/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
     ],
@@ -186,16 +186,19 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str)
     assert violations(tmp_path) == []
 
 
-# What is about a whole configuration: its composition, its fingerprint, and what opens a run with it.
-WHOLE = ("imagination/settings/", *(f"imagination/runs/{name}.py" for name in ("fingerprint", "lifecycle", "status")))
+# What is about a whole configuration: its composition, its fingerprint, what opens a run with it, and the commands.
+WHOLE = (
+    *("imagination/settings/", "imagination/commands/", "imagination/api.py", "imagination/gym.py"),
+    *("imagination/cli.py", *(f"imagination/runs/{name}.py" for name in ("fingerprint", "lifecycle", "status"))),
+)
 
 
-def test_below_the_stages_nothing_takes_the_whole_configuration() -> None:
+def test_below_the_commands_nothing_takes_the_whole_configuration() -> None:
     """What takes all settings depends on all of them, and cannot be called without a run."""
     found = []
     for path in sorted((ROOT / "imagination").rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
-        if file.startswith(("imagination/stages/", "imagination/cli.py", *WHOLE)):
+        if file.startswith(WHOLE):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             annotation = getattr(node, "annotation", None)

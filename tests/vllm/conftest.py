@@ -12,9 +12,9 @@ import pytest
 from transformers import PreTrainedModel
 
 import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
+from imagination.commands.clone import clone
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.settings import Config
-from imagination.stages.clone import clone
-from imagination.stages.fit_world_model import fit_world_model
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from imagination.dreaming.engines import Engines
-from imagination.dreaming.world_models import load_world_model
+from imagination.commands.train import train
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from imagination.stages.train import train
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore

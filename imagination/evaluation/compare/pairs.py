@@ -8,7 +8,7 @@
     aligned                [{"source", "split", and the keys of ``statistics``}, ...], one a source and split
     free                   [{"split", and the keys of ``free_play``, "replayed", "consistency"}, ...], one a split
     signals                see ``compare.signals.signal_table``; empty where nobody asked
-    cost                   see ``stages.compare``
+    cost                   see ``commands.compare``
     pairs                  [pair, ...]; a pair is
 
     id, source, split, task_id, agent, seed, start, screenshot

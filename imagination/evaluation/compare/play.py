@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from imagination.dreaming.dream_env import DreamEnv, Guard, Start
-from imagination.dreaming.engines import Meter
-from imagination.dreaming.replay import Replay
-from imagination.dreaming.rollout import Episode, Provenance, plan
-from imagination.dreaming.rollout_progress import play_with_bar
 from imagination.evaluation.compare.pairs import Pair, pair_up
+from imagination.rollout.dream_env import DreamEnv, Guard, Start
+from imagination.rollout.engines import Meter
+from imagination.rollout.play import Episode, Provenance, Replay, plan, play_with_bar
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, StepResult, Task, TaskSet
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory

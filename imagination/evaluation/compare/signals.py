@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from imagination.dreaming.world_models import rules_of
 from imagination.evaluation.compare.pairs import Pair
+from imagination.rollout.world_models import rules_of
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import WorldModelSettings

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.evaluation.monitors.rollout_stats import LogReference, measure
 from imagination.evaluation.monitors.rules import Measured, Tripped, check, first_trip, stopped_sentence
 from imagination.evaluation.proportions import summarise
+from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.experiments.audit_table import audit_table, config_of, render_table, row_of
 from imagination.evaluation.audit_play import find_candidates
 from imagination.evaluation.verdict import targets, verdict
 from imagination.report.audit_page import render_audit, terminal_audit
 from imagination.settings import AuditSettings, Config
 from imagination.settings.compose import remember_overrides
-from imagination.stages.audit_table import audit_table, config_of, render_table, row_of
 from tests.support.audits import e, finished, good
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from imagination.commands import import_logs
+from imagination.commands.import_logs import cover
+from imagination.commands.import_told import Report, told
 from imagination.evaluation.retrieval_baseline import looked_up, tasks_to_look_at
-from imagination.stages import import_logs
-from imagination.stages.import_logs import cover
-from imagination.stages.import_told import Report, told
 from real_envs.importers.similar import SimilarTasks
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagination.dreaming.dream_env import Start, dream_starts
 from imagination.learning.best_policy import BestPolicy, split_starts
+from imagination.rollout.dream_env import Start, dream_starts
 from real_envs.trajectory import StopReason, Turn
 from tests.support.rooms_world import rooms_log
 

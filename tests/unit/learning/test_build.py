@@ -8,6 +8,8 @@ from typing import Any, get_args
 import pytest
 
 from imagination.cli import STAGES, stage_help
+from imagination.commands.check_train import check, check_experts
+from imagination.commands.refine_world_model import grpo
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.algorithms.build import TRAINERS, build_algorithm, changed
 from imagination.settings import (
@@ -19,8 +21,6 @@ from imagination.settings import (
     UserError,
 )
 from imagination.settings.compose import load_config
-from imagination.stages.check_train import check, check_experts
-from imagination.stages.refine_world_model import grpo
 
 # --- names and keys ---
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from imagination.dreaming.mixture import added_episodes, realised_shares
 from imagination.learning.algorithms.build import build_algorithm
 from imagination.learning.credit import assign_credit, trained
 from imagination.learning.experience import policy_rows
 from imagination.learning.losses import replay_loss
 from imagination.learning.self_imitation_buffer import Replays, replay_row
+from imagination.rollout.schedules import added_episodes, realised_shares
 from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
 from policy.lm.batch import Row, collate
 from real_envs.trajectory import Source, StopReason

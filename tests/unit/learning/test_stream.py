@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from imagination.dreaming.mixture import added_episodes, realised_shares
 from imagination.learning.stream import StepStream, SupervisedBatches
+from imagination.rollout.schedules import added_episodes, realised_shares
 from policy.lm.batch import Row
 from real_envs.trajectory import Source
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from imagination.dreaming.rollout import Episode, Provenance, play_all
 from imagination.learning.experience import policy_row
 from imagination.learning.policy_module import PolicyModule, Update
+from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import AlgorithmSettings
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from imagination.dreaming.replay import Replay
-from imagination.dreaming.rollout import Episode, Provenance
 from imagination.loop.acting import act
 from imagination.loop.budget import Budget
 from imagination.loop.journal import Journal
+from imagination.rollout.play import Episode, Provenance, Replay
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from imagination.dreaming.rollout import Episode, Provenance
 from imagination.loop.acting import act
 from imagination.loop.budget import Budget
 from imagination.loop.journal import Journal
+from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Env, EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason
 

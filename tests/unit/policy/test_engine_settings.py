@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.dreaming.engines import Engines, make_agent
-from imagination.dreaming.world_models import load_world_model
+from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config

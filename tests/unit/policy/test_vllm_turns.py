@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.dreaming.engines import Engines
+from imagination.rollout.engines import Engines
 from policy.lm.engine import Engine, Sampling
 from policy.lm.engines import vllm as vllm_engine
 from policy.lm.engines.inprocess.engine import InProcessEngine

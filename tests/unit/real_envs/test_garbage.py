@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from imagination.dreaming.rollout import Episode, Provenance, play_all
+from imagination.rollout.play import Episode, Provenance, play_all
 from real_envs.env import EnvFailure, Task
 from real_envs.interaction import real_interaction
 from real_envs.isolation import WorkerPool

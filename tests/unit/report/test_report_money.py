@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from imagination.commands.report import report
 from imagination.evaluation.proportions import Proportion
 from imagination.report.write import write_report
 from imagination.settings import Config, UserError
-from imagination.stages.report import report
 from tests.support.reports import Json, Page, page, summary, write_run
 
 

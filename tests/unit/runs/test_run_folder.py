@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from imagination.commands.experiments.demo import seeds_table, table_row
 from imagination.runs.run_folder import RunFolder
-from imagination.stages.demo import seeds_table, table_row
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 

@@ -12,10 +12,10 @@ pytest.importorskip("gymnasium", reason="pip install 'imagination[gymnasium]'")
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
+from imagination.gym import ID
 from imagination.serving.answers import Refused
 from imagination.serving.gymnasium_env import DreamGym
 from imagination.serving.sessions import SessionLimits
-from imagination.stages.gym import ID
 from real_envs.gymnasium_text import Plain, Stepped
 from tests.support.served import STARTS, Planted, planted_world
 
@@ -83,4 +83,4 @@ def test_closing_frees_the_dream_and_may_be_repeated() -> None:
 
 def test_the_id_is_registered() -> None:
     assert ID == "imagination/Dream-v0"
-    assert gymnasium.spec(ID).entry_point == "imagination.stages.gym:make_dream"
+    assert gymnasium.spec(ID).entry_point == "imagination.gym:make_dream"

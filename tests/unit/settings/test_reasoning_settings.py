@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagination.dreaming.reasoning_checks import check_room, check_thoughts, thoughts_of
-from imagination.dreaming.world_models import form_of, trained_as
+from imagination.rollout.world_models import check_room, check_thoughts, form_of, thoughts_of, trained_as
 from imagination.settings import Config, UserError, WorldModelSettings
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError

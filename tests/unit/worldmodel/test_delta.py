@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from imagination.dreaming.dream_env import DreamEnv, Start
+from imagination.rollout.dream_env import DreamEnv, Start
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import CHAT, Says

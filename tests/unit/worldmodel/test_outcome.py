@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from imagination.dreaming.dream_env import DreamEnv, Start
+from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.settings.schema import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from imagination.dreaming.dream_env import DreamEnv, Start
+from imagination.rollout.dream_env import DreamEnv, Start
 from policy.lm.batch import Row
 from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat

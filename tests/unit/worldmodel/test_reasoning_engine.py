@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.dreaming.engines import drafts_from
+from imagination.rollout.engines import drafts_from
 from policy.lm.backbone import build_model
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine

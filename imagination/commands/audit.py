@@ -1,0 +1,235 @@
+"""Stage ``audit``: is the world model good enough to dream in? Writes ``audit.json`` and ``audit.html``."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from imagination.commands.screens import audit_screens
+from imagination.evaluation.audit import FORMAT, VERSION, Subject, measure
+from imagination.evaluation.audit_play import (
+    LoadedPolicy,
+    PlaySetup,
+    PolicyCandidate,
+    RankedPolicy,
+    fill_up,
+    find_candidates,
+)
+from imagination.evaluation.forecast import forecast
+from imagination.evaluation.verdict import targets, verdict
+from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.report.audit_page import render_audit, terminal_audit
+from imagination.rollout.dream_env import NO_GUARD, Start
+from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.world_models import guard_of, load_world_model, rules_of
+from imagination.runs.lifecycle import open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import can_play, logged_world, open_tasks
+from imagination.settings import AuditSettings, Config, UserError
+from real_envs.env import TaskSet
+from real_envs.files import write_atomically
+from real_envs.interaction import real_interaction
+from real_envs.trajectory import Trajectory
+
+
+def audit(config: Config, folder: Path) -> None:
+    """Measures ``models/<audit.world_model>`` and prints the verdict and where the page is."""
+    if config.worldmodel.kind == "screen":
+        audit_screens(config, folder)
+        return
+    found = run_audit(config, folder)
+    console = Console()
+    console.print(terminal_audit(found))
+    for sentence in found["verdict"]["sentences"]:
+        console.print(f"- {sentence}", highlight=False, markup=False, soft_wrap=True)
+    if found["forecast"]:
+        console.print(f"- {found['forecast']['sentence']}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"audit: {audit_files(folder, config.audit.world_model)[1]}", highlight=False, soft_wrap=True)
+
+
+def audit_files(folder: Path, world_model: str) -> tuple[Path, Path]:
+    """``audit.json`` and ``audit.html``; of another world model than the run's own, with its name in them."""
+    stem = "audit" if world_model == "worldmodel" else f"audit-{world_model}"
+    return folder / f"{stem}.json", folder / f"{stem}.html"
+
+
+def run_audit(config: Config, folder: Path) -> dict[str, Any]:
+    """Audits and writes both files; what ``audit.json`` holds.
+
+    Raises:
+        UserError: the settings cannot work, or an earlier stage is missing.
+    """
+    check(config.audit)
+    run = open_run(config, folder)
+    begin, before = time.monotonic(), real_interaction()
+    found = asyncio.run(_audit(config, run))
+    spent = real_interaction() - before
+    found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
+    found |= {"verdict": verdict(found, config.audit), "targets": targets(found, config.audit)}
+    found["forecast"] = forecast(found, logged_world(run) or config.env.name, config.env.options)
+    run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": found["seconds"]}})
+    for path, text in zip(
+        audit_files(folder, config.audit.world_model),
+        (json.dumps(found, indent=1), render_audit(found)),
+        strict=True,
+    ):
+        write_atomically(path, text)
+    return found
+
+
+def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
+    """The audit that is there, if it has these settings and no model or policy of it has been written since."""
+    path = audit_files(folder, config.audit.world_model)[0]
+    if not path.exists():
+        return None
+    written = path.stat().st_mtime
+    policies = [Path(policy) / "config.json" for policy in config.audit.policies]
+    models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
+    if any(model.stat().st_mtime > written for model in models):
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = found.get("version") == VERSION and found.get("settings") == _settings(config)
+    return found if same else None
+
+
+def _settings(config: Config) -> str:
+    """A short hash of the settings that decide what an audit says."""
+    which = {k: v for k, v in asdict(config.audit).items() if k not in ("runs", "world_models", "others")}
+    parts = [config.seed, which, asdict(config.worldmodel), asdict(config.dream), asdict(config.evaluate)]
+    parts.append(config.collect.validation)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def check(settings: AuditSettings) -> None:
+    """
+    Raises:
+        UserError: a setting that nothing can be measured with.
+    """
+    for key in ("episodes", "judged", "pairs", "least_n"):
+        if getattr(settings, key) < 1:
+            raise UserError(f"audit.{key} must be 1 or more, got {getattr(settings, key)}")
+    if any(temperature < 0 for temperature in settings.temperatures):
+        raise UserError(f"audit.temperatures must be 0 or more, got {settings.temperatures}")
+
+
+async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
+    settings = config.audit
+    log, held = read_log(run, config.collect.validation)
+    engines = Engines(config.engine)
+    world = load_world_model(
+        engines, run, config.worldmodel, config.dream, config.dream.temperature, log, name=settings.world_model
+    )
+    candidates = _candidates(config, run)
+    tasks, why = _real_tasks(config, run)
+    if tasks is None:  # where nothing can be played, logged turns are all there is; few tasks have several episodes
+        held = [*held, *heldout_tasks(run)]
+    notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
+    if why:
+        notes.append(why)
+    if tasks is not None and not candidates:
+        notes.append("There is no policy, so nothing was played for real.")
+    own = {c.folder for c in candidates}
+    if candidates and len(own) < settings.min_policies:
+        notes.append(
+            f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
+            "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
+        )
+    arena = _arena(run, config, world, log, tasks) if tasks is not None and candidates else None
+    greedy = world.at_temperature(0.0)
+    subject = Subject(
+        model=greedy,
+        log=log,
+        held=held,
+        contestants=[_contestant(config, engines, candidate) for candidate in candidates],
+        arena=arena,
+        seed=config.seed,
+        horizon=config.evaluate.max_turns,
+        apart=greedy.excluding,
+        sampled=world.excluding if config.dream.temperature else None,
+        rules=rules_of(run),
+    )
+    try:
+        found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))
+    finally:
+        if tasks is not None:
+            await tasks.close()
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "run": run.path.name,
+        "world_model": {"name": settings.world_model, "version": world.version, "kind": config.worldmodel.kind},
+        "settings": _settings(config),
+        "seeds": {"run": config.seed, "bootstrap": config.seed},
+        "horizon": config.evaluate.max_turns,
+        **found,
+        "notes": [*notes, *found["notes"]],
+    }
+
+
+def _candidates(config: Config, run: RunFolder) -> list[PolicyCandidate]:
+    """The policies of the settings, or those of the run, the oldest first.
+
+    Raises:
+        UserError: a folder of the settings holds no model.
+    """
+    settings, temperature = config.audit, config.evaluate.temperature
+    if not settings.policies:
+        return find_candidates(run.path / "models", temperature, settings.min_policies, settings.temperatures)
+    folders = [Path(name) for name in settings.policies]
+    for folder in folders:
+        if not (folder / "config.json").exists():
+            raise UserError(f"audit.policies: {folder} holds no model (no config.json); name folders of checkpoints")
+    named = [PolicyCandidate(_short(folder, folders), folder, temperature) for folder in folders]
+    return fill_up(named, folders[::-1], settings.min_policies, settings.temperatures)
+
+
+def _short(folder: Path, others: Sequence[Path]) -> str:
+    """The folder's name, or its path where that is not unique."""
+    return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
+
+
+def _contestant(config: Config, engines: Engines, candidate: PolicyCandidate) -> RankedPolicy:
+    def load() -> LoadedPolicy:
+        model, chat = load_model(candidate.folder, "clone", config.policy)
+        model.requires_grad_(False)
+        agent = make_agent(
+            engines, model, chat, config.policy, config.max_action_tokens, candidate.temperature, candidate.name
+        )
+        return LoadedPolicy(agent, model, weights_version(model))
+
+    return RankedPolicy(candidate.name, load)
+
+
+def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
+    """The real tasks, or why there are none: a log of the user's own may be of a world that cannot be played here."""
+    if logged_world(run) != config.env.name:
+        return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
+    if not can_play(run, config.env):
+        return None, f"{run.games} is not there: only logged turns were judged."
+    return open_tasks(run, config.env, config.collect.workers), ""
+
+
+def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> PlaySetup:
+    starts = {t.task_id: Start(t.task_id, t.start) for t in log}
+    guard = guard_of(run, config.worldmodel, config.dream, name=config.audit.world_model)
+    return PlaySetup(
+        dream=world,
+        guard=None if guard == NO_GUARD else guard,
+        starts=starts,
+        tasks=[task for task in tasks.tasks("train")[: config.evaluate.tasks or None] if task.id in starts],
+        make_env=tasks.make_env,
+        episodes=config.audit.episodes,
+        max_turns=config.evaluate.max_turns,
+        seed=config.seed,
+    )

@@ -1,0 +1,122 @@
+"""Stage ``collect``: generate the games and log scripted agents of many skills in them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.progress_bar import Bar
+from imagination.runs.real_costs import real_costs, spent_before
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import check_world, open_tasks, world_settings
+from imagination.settings import Config, UserError
+from real_envs.behaviours import deal
+from real_envs.env import TaskSet
+from real_envs.interaction import real_interaction
+from real_envs.registry import find_world
+from real_envs.screens import FOLDER
+from real_envs.store import TrajectoryStore
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Source, Trajectory
+from real_envs.world import World
+
+
+def collect(config: Config, folder: Path) -> None:
+    """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
+    run = open_run(config, folder, "collect", models=False)
+    check_world(run, config.env)
+    with run.timed("collect"):
+        generate_tasks(config, run)
+        asyncio.run(_collect(config, run))
+    finish(run, "collect")
+
+
+def generate_tasks(config: Config, run: RunFolder) -> None:
+    """Tasks of both splits, in ``games/``.
+
+    Raises:
+        UserError: the world has not so many different ones.
+    """
+    counts = {"train": config.games.train, "heldout": config.games.heldout}
+    settings = world_settings(config.env, config.games)
+    with Bar("generate games", sum(counts.values())) as bar:
+        try:
+            find_world(config.env.name).generate(
+                run.games, counts, config.seed, settings, lambda done, total: bar.advance(done), config.collect.workers
+            )
+        except ValueError as error:
+            raise UserError(f"env={config.env.name}: {error}") from error
+
+
+def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
+    """The run's log; a new one where there is none, for the tasks of both splits."""
+    if (run.log / "manifest.json").exists():
+        return TrajectoryStore.open(run.log)
+    splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
+    return TrajectoryStore.create(run.log, splits, meta={"environment": world})
+
+
+async def _collect(config: Config, run: RunFolder) -> None:
+    tasks = open_tasks(run, config.env, config.collect.workers, privileged=True)
+    store = open_store(run, config.env.name, tasks)
+    world = find_world(config.env.name)
+    known = store.ids()
+    plan = {"train": config.collect.episodes, "heldout": config.collect.heldout_episodes}
+    episodes: list[Episode] = []
+    agents = {}
+    commands = await commands_of(world, tasks)
+    for split, per_task in plan.items():
+        played = tasks.tasks(split)
+        # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
+        dealt = deal(world.behaviours(commands), per_task * len(played), stream_seed(f"agents/{split}", config.seed))
+        for place, agent in enumerate(dealt):
+            number, k = divmod(place, per_task)
+            task = played[number]
+            name = f"{task.id}/{agent.name}/{k}"
+            if name not in known:
+                seed = stream_seed(f"collect/{split}", config.seed, number, k)
+                episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
+                agents[name] = agent
+    before, earlier = real_interaction(), spent_before(run, "collect")
+    try:
+        with (
+            Bar("collect episodes", len(episodes), "turns") as bar,
+            store.writer(pictures=run.games / FOLDER) as writer,
+        ):
+            done = 0
+
+            def keep(trajectory: Trajectory) -> None:
+                nonlocal done
+                done += 1
+                bar.advance(done)
+                bar.count(len(trajectory.turns))
+                writer.add(trajectory)
+
+            await play_all(
+                episodes,
+                tasks.make_env,
+                lambda episode: agents[episode.id],
+                lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
+                config.collect.max_turns,
+                concurrency=config.collect.workers,
+                on_done=keep,
+            )
+    finally:  # also after Ctrl-C: what was played was played
+        run.update(real_costs("collect", earlier + (real_interaction() - before), config.env.price))
+    await tasks.close()
+
+
+async def commands_of(world: World, tasks: TaskSet) -> list[str]:
+    """What solves the training games: commands that agents in other games confuse with theirs; none if they cannot."""
+    if not getattr(world, "elsewhere", True):
+        return []
+    found: dict[str, None] = {}
+    env = tasks.make_env()
+    for task in tasks.tasks("train"):
+        plan = (await env.reset(task, 0)).privileged["policy_commands"]
+        assert isinstance(plan, list)
+        found |= dict.fromkeys(str(command) for command in plan)
+    await env.close()
+    return list(found)

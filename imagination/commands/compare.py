@@ -1,0 +1,238 @@
+"""Stage ``compare``: dreams beside reality, pair by pair and policy by policy.
+
+Only the protocols ``Env`` and ``TaskSet`` are played through, so any world that keeps them can be compared. Without
+one, logged episodes stand for reality.
+
+A real environment must answer the same actions in the same way, given task and seed. Where it does not, a replay parts
+from its dream by chance, and the first divergence is not the world model's mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from imagination.commands.screens import compare_screens
+from imagination.evaluation.compare.free_play import free_play
+from imagination.evaluation.compare.pairs import Pair, consistency, pair_json, statistics
+from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
+from imagination.evaluation.compare.signals import signal_table
+from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.report.compare_page import render_page
+from imagination.report.compare_text import diverging, pair_view, summary_table
+from imagination.rollout.dream_env import NO_GUARD, Start, starts_from_log
+from imagination.rollout.engines import Engines, Meter, make_agent
+from imagination.rollout.world_models import guard_of, load_world_model
+from imagination.runs.lifecycle import open_run
+from imagination.runs.log import read_log, solved_at
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import can_play, open_tasks
+from imagination.settings import Config, UserError
+from policy.agent import LanguageModelAgent
+from real_envs.env import Task, TaskSet
+from real_envs.files import write_atomically
+from real_envs.interaction import real_interaction
+from real_envs.rows import nearest
+from real_envs.screens import FOLDER
+from real_envs.store import TrajectoryStore
+from real_envs.trajectory import Trajectory
+
+
+def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> None:
+    """Writes ``compare.json`` and ``compare.html`` and prints what they say; or prints one pair (``compare.show``).
+
+    Args:
+        reality: the real world by split; ``None`` takes the run's own tasks, or nothing if it has none.
+
+    Raises:
+        UserError: settings contradict each other, an earlier stage is missing, or there is no such pair.
+    """
+    if config.worldmodel.kind == "screen":
+        compare_screens(config, folder)
+        return
+    console = Console()
+    if config.compare.show:
+        console.print(pair_view(_find(folder, config.compare.show), console.width))
+        return
+    if min(config.compare.episodes, config.compare.logged) < 0 or config.compare.temperature < 0:
+        raise UserError("compare.episodes, compare.logged and compare.temperature must not be negative")
+    run = open_run(config, folder)
+    run.forget("compare")
+    before = real_interaction()
+    with run.timed("compare"):
+        comparison = asyncio.run(_compare(config, run, reality))
+    spent = real_interaction() - before
+    spent.steps = int(sum(comparison["cost"]["real_steps"].values()))  # also of worlds without worker processes
+    run.update(real_costs("compare", spent, config.env.price))
+    write_atomically(folder / "compare.json", json.dumps(comparison, allow_nan=False))
+    write_atomically(folder / "compare.html", render_page(comparison, [run.games / FOLDER, run.log / FOLDER]))
+    console.print(summary_table(comparison))
+    for pair in diverging(comparison["pairs"], config.compare.pairs):
+        console.print(pair_view(pair, console.width, brief=True))
+    console.print(f"all pairs: {folder / 'compare.html'}", soft_wrap=True)
+
+
+def _find(folder: Path, wanted: str) -> dict[str, Any]:
+    path = folder / "compare.json"
+    if not path.exists():
+        raise UserError(f"{path} is not there yet; run `imagine compare` with the same run= and no compare.show first")
+    pairs = {pair["id"]: pair for pair in json.loads(path.read_text(encoding="utf-8"))["pairs"]}
+    if wanted not in pairs:
+        raise UserError(f"{path} has no pair '{wanted}'; {nearest(wanted, pairs)}")
+    return dict(pairs[wanted])
+
+
+async def _compare(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
+    own = None
+    if reality is None and can_play(run, config.env):
+        own = reality = open_tasks(run, config.env, config.collect.workers)
+    try:
+        return await _play(config, run, reality)
+    finally:
+        if own is not None:
+            await own.close()
+
+
+async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
+    store = TrajectoryStore.open(run.log) if (run.log / "manifest.json").exists() else None
+    notes: list[str] = []
+    splits = _splits(config, store, reality)
+    ledger = Ledger(Meter())
+    engines = Engines(config.engine, ledger.meter)
+    train, held = read_log(run, config.collect.validation) if store else ([], [])
+    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
+    guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else NO_GUARD
+    player = ComparisonPlayer(
+        config.compare.episodes,
+        config.evaluate.max_turns,
+        config.seed,
+        world,
+        guard,
+        reality,
+        *_policy(config, run, engines),
+        ledger,
+        solved_at(run, config.worldmodel.goal),
+    )
+    if reality is None:
+        notes.append("This world cannot be played for real: only logged episodes are paired.")
+    if config.engine.name == "openai":
+        notes.append("What the server sampled for the world model is not among the generated tokens.")
+    pairs: list[Pair] = []
+    free: list[dict[str, Any]] = []
+    aligned: list[dict[str, Any]] = []
+    for split in splits:
+        log = _unseen(config, run, store, split)
+        of_split: list[Pair] = []
+        if player.agent is not None and config.compare.episodes:
+            starts = {start.task_id: start for start in starts_from_log(log, branch=False).values()}
+            tasks = _tasks(reality, split, starts)[: config.evaluate.tasks or None]
+            dreams, reals, of_split = await player.policy(split, tasks, starts)
+            played = free_play(dreams, reals, player.agent.chat.encode, config.seed)
+            if reals is not None:
+                played |= consistency(of_split, _beside(of_split, reals))
+            free.append({"split": split, **played})
+        if config.compare.logged:
+            chosen = _choose(log, config.compare.logged, config.evaluate.tasks or None)
+            if not chosen:
+                notes.append(f"Split '{split}' has no logged episode that no model was trained on.")
+            of_split = of_split + await player.logged(split, chosen, world.excluding(chosen))
+        for source in ("dream", "log"):
+            if found := [pair for pair in of_split if pair.source == source]:
+                aligned.append({"source": source, "split": split, **statistics(found)})
+        pairs += of_split
+    signals: list[dict[str, Any]] = []
+    if config.compare.signals and train:
+        unseen = heldout_tasks(run)
+        shown = world.excluding(unseen)
+        signals = await signal_table(pairs, run, config.worldmodel, shown, train, held, unseen, config.seed)
+    return {
+        "format": "imagination-comparison",
+        "version": 1,
+        "run": config.run,
+        "seed": config.seed,
+        "temperature": config.compare.temperature,
+        "guard": config.dream.min_confidence if config.compare.guard else None,
+        "max_turns": config.evaluate.max_turns,
+        "policy": config.compare.policy,
+        "policy_version": player.policy_version,
+        "world_model_version": world.version,
+        "hardware": run.summary.get("hardware"),
+        "notes": notes,
+        "aligned": aligned,
+        "free": free,
+        "signals": signals,
+        "cost": ledger.cost,
+        "pairs": [pair_json(pair) for pair in pairs],
+    }
+
+
+def _policy(config: Config, run: RunFolder, engines: Engines) -> tuple[LanguageModelAgent | None, str | None]:
+    name = config.compare.policy
+    if not name or not config.compare.episodes:
+        return None, None
+    own = run.model(name)
+    elsewhere = not own.exists() and (Path(name) / "config.json").exists()  # a folder policy/ of sources is no model
+    folder = Path(name) if elsewhere else own
+    model, chat = load_model(folder, "clone" if name == "policy-clone" else "train", config.policy)
+    agent = make_agent(
+        engines, model, chat, config.policy, config.max_action_tokens, config.compare.temperature, "policy"
+    )
+    return agent, weights_version(model)
+
+
+def _splits(config: Config, store: TrajectoryStore | None, reality: TaskSet | None) -> list[str]:
+    """The splits to compare: those that were asked for, or all of the log and the games.
+
+    Raises:
+        UserError: there is no such split, or nothing to compare.
+    """
+    known = list(store.splits) if store else []
+    if not known and reality is not None:
+        known = config.compare.splits or ["train", "heldout"]
+    if not known:
+        raise UserError(
+            f"{config.run} has neither log/ nor games/: there is nothing to compare; collect episodes first"
+        )
+    for split in config.compare.splits:
+        if split not in known:
+            raise UserError(f"compare.splits names '{split}'; {nearest(split, known)}")
+    return config.compare.splits or known
+
+
+def _tasks(reality: TaskSet | None, split: str, starts: dict[str, Start]) -> Sequence[Task]:
+    if reality is None:
+        return [Task(task_id) for task_id in sorted(starts)]
+    return reality.tasks(split)
+
+
+def _unseen(config: Config, run: RunFolder, store: TrajectoryStore | None, split: str) -> list[Trajectory]:
+    """Logged episodes of a split that no model was trained on."""
+    if store is None:
+        return []
+    if split == "train":
+        return read_log(run, config.collect.validation)[1]
+    tasks = frozenset(store.tasks(split))
+    found = (t for t in store.read(require_actions=False) if t.task_id in tasks)
+    return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)
+
+
+def _choose(log: Sequence[Trajectory], per_task: int, tasks: int | None) -> list[Trajectory]:
+    """The same few of each task every time, whoever played them."""
+    chosen: dict[str, list[Trajectory]] = {}
+    for episode in sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest()):
+        chosen.setdefault(episode.task_id, []).append(episode)
+    return [episode for task in sorted(chosen)[:tasks] for episode in chosen[task][:per_task]]
+
+
+def _beside(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> list[Trajectory]:
+    """The free play of each pair's task and seed."""
+    free = {(real.task_id, real.seed): real for real in reals}
+    return [free[pair.real.task_id, pair.real.seed] for pair in pairs]

@@ -1,0 +1,152 @@
+"""Stage ``evaluate``: the verdict in the real games, beside what the dream believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from imagination.evaluation.proportions import summarise
+from imagination.rollout.dream_env import DreamEnv, Guard, Start
+from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
+from imagination.rollout.world_models import guard_of, load_world_model
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import real_costs
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import check_world, open_tasks
+from imagination.settings import Config
+from policy.agent import LanguageModelAgent
+from real_envs.env import TaskSet
+from real_envs.interaction import real_interaction
+from real_envs.trajectory import Source, Trajectory
+from worldmodel.evaluation import audit_metrics
+from worldmodel.world_model import LanguageWorldModel
+
+REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
+SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
+
+
+def evaluate(config: Config, folder: Path) -> None:
+    """Plays the cloned and the trained policy in real and dreamed games; audits the world model on both."""
+    run = open_run(config, folder)
+    check_world(run, config.env)
+    run.forget("evaluate")
+    with run.timed("evaluate"):
+        asyncio.run(_evaluate(config, run))
+    finish(run, "evaluate")
+
+
+async def _evaluate(config: Config, run: RunFolder) -> None:
+    tasks = open_tasks(run, config.env, config.collect.workers)
+    before = real_interaction()
+    played: dict[str, list[Trajectory]] = {}
+    dreams: list[Trajectory] = []
+    policies: dict[str, Any] = {}
+    engines = Engines(config.engine)
+    world = load_world_model(
+        engines,
+        run,
+        config.worldmodel,
+        config.dream,
+        config.dream.temperature,
+        read_log(run, config.collect.validation)[0],
+    )
+    guard = guard_of(run, config.worldmodel, config.dream)
+    for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
+        model, chat = load_model(run.model(folder), stage, config.policy)
+        agent = make_agent(
+            engines, model, chat, config.policy, config.max_action_tokens, config.evaluate.temperature, "policy"
+        )
+        version = weights_version(model)
+        results: dict[str, Any] = {}
+        for split in ("train", "heldout"):
+            episodes = await play_real(config, tasks, agent, version, which, split)
+            run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
+            results[f"{split}_tasks"] = summarise(episodes).success.to_json()
+            played[f"{which}/{split}"] = episodes
+        dreams = await _dreams(config, world, guard, tasks, agent, version, which, _starts(played[f"{which}/train"]))
+        run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
+        results["dream_success"] = summarise(dreams).success.to_json()
+        policies[which] = results
+    await _replay(run, tasks, dreams)
+    await tasks.close()
+    on_policy: dict[str, dict[str, float | int | None]] = {}
+    for which in ("before", "after"):
+        judged = played[f"{which}/train"][::2]
+        failed: list[tuple[str, int]] = []
+        apart = world.at_temperature(0.0).excluding(judged)
+        found = await judge_with_bar(f"judge {which}", apart, judged, failed)
+        on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
+    run.update(
+        {
+            "policy": policies,
+            **real_costs("evaluate", real_interaction() - before, config.env.price),
+            "world_model": {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]},
+        }
+    )
+
+
+def _starts(episodes: Sequence[Trajectory]) -> dict[str, Start]:
+    """The beginning of each task, as it was really seen."""
+    return {e.task_id: Start(e.task_id, e.start) for e in episodes if not e.stop.is_failure}
+
+
+async def play_real(
+    config: Config, tasks: TaskSet, agent: LanguageModelAgent, version: str, which: str, split: str
+) -> list[Trajectory]:
+    """The policy's episodes in the real games of a split, the same tasks and seeds for every policy."""
+    known, count = tasks.tasks(split), config.evaluate.heldout_episodes
+    if split == "train":
+        known, count = known[: config.evaluate.tasks or None], config.evaluate.episodes
+    episodes = plan(known, count, f"real/{which}/{split}", config.seed)
+    stamp = Provenance(Source.REAL, version)
+    what = f"play {which}, {split} games"
+    return await play_with_bar(what, episodes, tasks.make_env, agent, stamp, config.evaluate.max_turns, concurrency=64)
+
+
+async def _dreams(
+    config: Config,
+    model: LanguageWorldModel,
+    guard: Guard,
+    tasks: TaskSet,
+    agent: LanguageModelAgent,
+    version: str,
+    which: str,
+    starts: dict[str, Start],
+) -> list[Trajectory]:
+    known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
+    episodes = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
+    stamp = Provenance(Source.DREAM, version, model.version)
+    limit = config.evaluate.max_turns
+    return await play_with_bar(
+        f"dream {which}", episodes, lambda: DreamEnv(model, starts, guard), agent, stamp, limit, concurrency=128
+    )
+
+
+def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:
+    """The first few of each task: enough to read, whatever the number of episodes."""
+    seen: dict[str, int] = {}
+    kept = []
+    for episode in episodes:
+        seen[episode.task_id] = seen.get(episode.task_id, 0) + 1
+        if seen[episode.task_id] <= SAMPLES:
+            kept.append(episode)
+    return kept
+
+
+async def _replay(run: RunFolder, tasks: TaskSet, dreams: Sequence[Trajectory]) -> None:
+    """The dreamed actions of the trained policy in the real game: where do dream and reality part?"""
+    by_id = {task.id: task for task in tasks.tasks("train")}
+    step = max(1, len(dreams) // REPLAYS)
+    chosen = [d for d in dreams[::step] if d.turns and not d.stop.is_failure]
+    episodes = [Episode(f"replay/{d.id}", by_id[d.task_id], d.group_id, d.seed) for d in chosen]
+    twins = await replay_all({f"replay/{d.id}": d for d in chosen}, episodes, tasks.make_env)
+    sampled = {d.id for d in _samples(dreams)}
+    run.add_rollouts("evaluate", [d for d in chosen if d.id not in sampled], which="after", split="train")
+    pairs = {twin.id: dream.id for twin, dream in zip(twins, chosen, strict=True)}
+    run.add_rollouts("evaluate", twins, pairs, which="replay", split="train")

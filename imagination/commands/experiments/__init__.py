@@ -1,0 +1,1 @@
+"""Commands that train or compare several runs, and what they share."""

@@ -1,0 +1,160 @@
+"""Stage ``ablate``: the same clones and world models, trained with other settings, and what that does to reality."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from imagination.commands.check_train import check
+from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
+from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.evaluation.monitors.rules import stopped_sentence
+from imagination.evaluation.proportions import Proportion
+from imagination.runs.lifecycle import need
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
+from imagination.settings import Config, UserError
+from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
+from real_envs.files import write_atomically
+
+Arms = Mapping[str, str]
+
+
+def ablate(config: Config, folder: Path) -> None:
+    """Trains every arm from every run's clone and prints the table. Writes ``ablation.md`` and ``ablation.json``.
+
+    Raises:
+        UserError: no arms, two of one name, settings that contradict each other, or a run that is not there.
+    """
+    if not config.ablation.arms:
+        raise UserError(
+            "nothing to compare: choose ablation=gating or ablation=masks, or name arms and their settings, such as "
+            "ablation.arms.as_it_is= ablation.arms.rloo=algorithm=rloo"
+        )
+    arms = config.ablation.arms
+    if config.ablation.runs:
+        paths = named_runs(config.ablation.runs, "ablation.runs")
+        for path in paths:
+            check_arms(arms, path, folder)
+        runs = {str(path): (arms, path, folder) for path in paths}
+        found = side_by_side(compare_arms, runs, folder, config.jobs)
+    else:
+        check_arms(arms, folder, folder)
+        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
+        found = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
+    results = list(found.values())
+    write_atomically(folder / "ablation.json", json.dumps(results, indent=1))
+    table = arms_table(results)
+    write_atomically(folder / "ablation.md", table)
+    print(table)
+    print(f"table: {folder / 'ablation.md'}")
+
+
+def _compare_arms_of_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
+    return compare_arms(config.ablation.arms, prepared_run(config, folder, seed, until="clone"), folder)
+
+
+def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
+    """The clone of the run in ``path`` in the real games, and every arm trained from it under ``folder/arms/``.
+
+    Raises:
+        UserError: as ``ablate``; before anything is trained.
+    """
+    slugs = slugs_of(arms)
+    configs = {name: config_of_arm(path, folder, settings) for name, settings in arms.items()}
+    run = RunFolder(path, next(iter(configs.values())).seed)
+    need(run.games / "games.json", "collect")
+    print(f"== {path}: the clone", flush=True)
+    found = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(configs.values())), path)}
+    found |= {"hardware": run.summary["hardware"], "arms": {}}
+    for name, config in configs.items():
+        print(f"== {path}: {name}", flush=True)
+        there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
+        found["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
+        give_back_memory()
+    return found
+
+
+def check_arms(arms: Arms, path: Path, folder: Path) -> None:
+    """Says what is wrong with arms of the run in ``path``, or of runs that ``folder`` will hold, before hours of work.
+
+    Raises:
+        UserError: two names would be one folder, or settings contradict each other.
+        ConfigError: a setting has no such key, or not that type.
+    """
+    slugs_of(arms)
+    for settings in arms.values():
+        _config_with(path, folder, settings)
+
+
+def slugs_of(arms: Arms) -> dict[str, str]:
+    """A folder name for each arm.
+
+    Raises:
+        UserError: two would share one, or there is nothing to make one of.
+    """
+    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
+    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
+        raise UserError(f"they need names that differ in letters or digits, got {sorted(arms)}")
+    return slugs
+
+
+def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
+    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
+
+    Raises:
+        UserError: they contradict each other.
+        ConfigError: a setting has no such key, or not that type.
+    """
+    mine = _config_with(path, folder, settings)
+    mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
+    return mine
+
+
+def _config_with(path: Path, folder: Path, settings: str) -> Config:
+    own = remembered_overrides(path) or remembered_overrides(folder)
+    mine = load_config(merge_overrides(own, shlex.split(settings)), Config)
+    check(mine)
+    return mine
+
+
+def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Real success of every arm for every run, and the means over the runs, in Markdown."""
+    names = list(results[0]["arms"])
+    lines = [
+        "| run | n | clone | " + " | ".join(names) + " |",
+        "|---|---|---|" + "---|" * len(names),
+    ]
+    for result in results:
+        cells = [_cell(result["clone"]), *(_cell(result["arms"][name]) for name in names)]
+        lines.append(f"| {result['run']} | {result['clone']['train_tasks']['n']} | {' | '.join(cells)} |")
+    if len(results) > 1:
+        columns = [[r["clone"] for r in results], *([r["arms"][name] for r in results] for name in names)]
+        means = " | ".join(f"{sum(_rate(c) for c in column) / len(column):.2f}" for column in columns)
+        lines.append(f"| **mean of {len(results)}** | | {means} |")
+    lines += [
+        "",
+        "Success in the real training games, with 95 % intervals over tasks; in brackets what the last update's dreams "
+        "believed.",
+    ]
+    for name in names:
+        lines.append(f"- {name}: `{results[0]['arms'][name]['settings'] or 'as the run is'}`")
+        for result in results:
+            if stopped := result["arms"][name]["stopped_by"]:
+                lines.append(f"  - {result['run']}: {stopped_sentence(stopped)}")
+    return "\n".join(lines) + "\n"
+
+
+def _rate(arm: Mapping[str, Any]) -> float:
+    rate = Proportion.from_json(arm["train_tasks"]).rate
+    return float("nan") if rate is None else rate
+
+
+def _cell(arm: Mapping[str, Any]) -> str:
+    success, believed = Proportion.from_json(arm["train_tasks"]), arm.get("dream_success")
+    return success.cell + (f" ({believed[1]:.2f})" if success.n and believed else "")

@@ -1,0 +1,195 @@
+"""Stage ``audit-table``: the targets of the audit over several runs and world models, in one table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.commands.audit import audit_files, audited_before, run_audit
+from imagination.commands.experiments.ablate import arms_table, check_arms, compare_arms
+from imagination.commands.experiments.other_world_models import fit_beside, variant_configs
+from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
+from imagination.evaluation.audit_play import find_candidates
+from imagination.evaluation.format import number
+from imagination.evaluation.verdict import told
+from imagination.runs.memory import give_back_memory
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
+from imagination.settings import Config
+from imagination.settings.compose import load_config, remembered_overrides
+from real_envs.files import write_atomically
+
+PARTS = ("others", "models", "arms")  # the longest first
+
+
+def audit_table(config: Config, folder: Path) -> None:
+    """Audits every world model of every run and prints the table. Writes ``audit-table.md`` and ``audit-table.json``.
+
+    A run that is there is used as it is; an audit that is there is used if it has these settings and no model has
+    changed since. Without ``audit.runs`` the world models of ``audit.others`` are fitted to each seed's log and audited
+    with its policies, and each seed's clone is also trained in dreams with and without gating (``ablation=gating``),
+    into ``gating.json`` and the table.
+
+    Raises:
+        UserError: a run of ``audit.runs`` is not there, or ``audit.others`` cannot work.
+    """
+    if config.audit.runs:
+        paths = named_runs(config.audit.runs, "audit.runs")
+        jobs = {str(path): (config, path) for path in paths}
+        rows, gating = list(side_by_side(audit_models, jobs, folder, config.jobs).values()), []
+    else:
+        check_arms(config.audit.others, folder, folder)
+        seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
+        paths = list(side_by_side(prepared_run, seeds, folder, config.jobs).values())
+        parts = {f"{path.name}-{part}": (part, config, path, folder) for part in PARTS for path in paths}
+        found = side_by_side(_part, parts, folder, config.jobs)
+        rows = [found[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
+        gating = [found[f"{path.name}-arms"] for path in paths]
+    results = [row for mine in rows for row in mine]
+    table = render_table(results)
+    if gating:
+        table += f"\n**Learning from dreams alone, with guard and tripwires and without**\n\n{arms_table(gating)}"
+        write_atomically(folder / "gating.json", json.dumps(gating, indent=1))
+    write_atomically(folder / "audit-table.json", json.dumps(results, indent=1))
+    write_atomically(folder / "audit-table.md", table)
+    print(table)
+    print(f"table: {folder / 'audit-table.md'}")
+
+
+def _part(part: str, config: Config, path: Path, folder: Path) -> Any:
+    """What is done with a seed's run: audits of its own world models, of others fitted to its log, or training."""
+    if part == "models":
+        return audit_models(config, path)
+    if part == "others":
+        return audit_others(config, path, folder)
+    return compare_arms(load_config(["ablation=gating"], Config).ablation.arms, path, folder)
+
+
+def audit_models(config: Config, path: Path) -> list[dict[str, Any]]:
+    """Rows of the world models of a run that ``audit.world_models`` names."""
+    mine, rows = config_of(path, config), []
+    for name in config.audit.world_models:
+        mine.audit.world_model = name
+        rows.append(row_of(_audited(mine, path), audit_files(path, name)[1]))
+    return rows
+
+
+def _audited(config: Config, path: Path) -> dict[str, Any]:
+    found = audited_before(config, path)
+    print(f"== {path}, {config.audit.world_model}{': audited before' if found else ''}", flush=True)
+    found = found or run_audit(config, path)
+    give_back_memory()
+    return found
+
+
+def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any]]:
+    """Rows of the further world models of a run, judged by what the run's own policies do."""
+    rows = []
+    for name, (other, there) in variant_configs(path, folder, config.audit.others).items():
+        print(f"== {path}, {name}: fit to the same log", flush=True)
+        fit_beside(other, path, there)
+        give_back_memory()
+        other.audit = deepcopy(config.audit)
+        other.audit.policies = other.audit.policies or [
+            str(c.folder) for c in find_candidates(path / "models", other.evaluate.temperature, 0, ())
+        ]
+        row = row_of(_audited(other, there), audit_files(there, other.audit.world_model)[1])
+        rows.append(row | {"run": path.name, "world_model": row["world_model"] | {"name": name}})
+    return rows
+
+
+def config_of(path: Path, config: Config) -> Config:
+    """A run's own settings, such as the kind of its world model, with the audit's of ``config``."""
+    own = remembered_overrides(path)
+    mine = load_config(own, Config) if own else deepcopy(config)
+    mine.audit = deepcopy(config.audit)
+    mine.seed = int(RunFolder(path, config.seed).summary["seed"])
+    return mine
+
+
+def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:
+    """What the table keeps of an audit: targets, verdict, notes, and the failures on real actions of all policies."""
+    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    return {
+        "run": found["run"],
+        "seed": found["seeds"]["run"],
+        "world_model": found["world_model"],
+        "policies": len(found["policies"]),
+        "targets": found["targets"],
+        "trust": found["verdict"]["trust"],
+        "notes": found["notes"],
+        "failures": {"about": own["about"], **own["failures"]} if own else None,
+        "page": str(page),
+        "seconds": found["seconds"],
+        "real_steps": found["real_steps"],
+    }
+
+
+def render_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """A table for each world model: one line a run, means over the runs, and why targets are missed; in Markdown."""
+    lines = []
+    for name in dict.fromkeys(r["world_model"]["name"] for r in results):
+        mine = [r for r in results if r["world_model"]["name"] == name]
+        lines += [
+            "| run | world model | policies | " + " | ".join(_head(t) for t in mine[0]["targets"]) + " | trust |",
+            "|---|---|---|" + "---|" * (len(mine[0]["targets"]) + 1),
+        ]
+        for r in mine:
+            cells = " | ".join(_cell(t) for t in r["targets"])
+            lines.append(f"| {r['run']} | {name} | {r['policies']} | {cells} | {r['trust']} |")
+        if len(mine) > 1:
+            means = " | ".join(_mean([r["targets"][k] for r in mine]) for k in range(len(mine[0]["targets"])))
+            lines.append(f"| **mean of {len(mine)}** | {name} | | {means} | |")
+        lines.append("")
+    lines.append("Bold: missed. Brackets: 95 % intervals. Own actions: those of each run's last policy, really played.")
+    for r in results:
+        lines += _why(r)
+    return "\n".join(lines) + "\n"
+
+
+def _head(target: Mapping[str, Any]) -> str:
+    return f"{target['title']} {'≥' if target['bound'] == '>=' else '≤'} {target['target']:g}"
+
+
+def _cell(target: Mapping[str, Any]) -> str:
+    if target["met"] is None:
+        return "–"
+    cell = told(target["estimate"])
+    return cell if target["met"] else f"**{cell}**"
+
+
+def _mean(targets: Sequence[Mapping[str, Any]]) -> str:
+    values = [t["estimate"]["value"] for t in targets if t["estimate"]["value"] is not None]
+    return number(sum(values) / len(values), 3) if values else "–"
+
+
+def _why(result: Mapping[str, Any]) -> list[str]:
+    """The groups of failures behind missed targets, each with its surest example."""
+    failures = result["failures"]
+    if not failures or not failures["wrong"] or all(t["met"] is not False for t in result["targets"]):
+        return []
+    lines = [
+        "",
+        f"**{result['run']}, {result['world_model']['name']}**: {failures['wrong']} of {failures['n']} predictions "
+        f"wrong, {failures['wrong_reward']} in the reward ({failures['about']}).",
+        "",
+    ]
+    for group in failures["groups"]:
+        lines.append(f"- {group['title']}: {group['n']} ({group['share_of_wrong']:.0%})")
+        for case in group["examples"][:1]:
+            predicted = "malformed" if case["predicted"] is None else _said(case["predicted"])
+            lines.append(f"  - `> {_line(case['action'])}`: predicted {predicted}; real {_said(case['real'])}")
+    return lines
+
+
+def _said(answer: Mapping[str, Any]) -> str:
+    text = _line(answer["observation"])
+    text = text if len(text) <= 110 else text[:107] + "..."
+    return f"“{text}” (reward {answer['reward']:g}{', end' if answer['terminated'] else ''})"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

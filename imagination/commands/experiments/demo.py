@@ -1,0 +1,139 @@
+"""Stages ``demo`` and ``demo-seeds``: the whole flow, once or for several seeds with a control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.commands.evaluate import evaluate
+from imagination.commands.experiments import seed_runs
+from imagination.commands.experiments.variants import train_arm
+from imagination.commands.report import report
+from imagination.evaluation.proportions import Proportion, pooled
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.memory import give_back_memory
+from imagination.runs.real_costs import KEYS
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.side_by_side import side_by_side
+from imagination.settings import Config
+from real_envs.files import write_atomically
+from real_envs.streams import stream_seed
+
+STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
+
+
+def demo(config: Config, folder: Path) -> None:
+    """Runs every stage that this folder has not finished with these settings, and reports."""
+    run_stages(config, folder)
+    report(config, folder, partial=False)
+
+
+def run_stages(config: Config, folder: Path) -> None:
+    """All stages in order; the finished ones of an interrupted run are kept."""
+    redo = False
+    for number, (name, stage) in enumerate(STAGES.items(), start=1):
+        done = RunFolder(folder, config.seed).summary.get("done", {}).get(name)
+        redo = redo or done != fingerprint(config, name)
+        title = f"[{number}/{len(STAGES)}] {name.replace('_', ' ')}"
+        print(f"{title}: done before" if not redo else title, flush=True)
+        if redo:
+            stage(config, folder)
+            give_back_memory()
+
+
+def demo_seeds(config: Config, folder: Path) -> None:
+    """The demo for seeds 0, 1 and 2, each beside its control: the same updates played in the real games.
+
+    Writes ``table.json`` and ``table.md``.
+    """
+    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in seed_runs.SEEDS}
+    results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
+    write_atomically(folder / "table.json", json.dumps(results, indent=1))
+    table = seeds_table([table_row(result) for result in results])
+    write_atomically(folder / "table.md", table)
+    print(table)
+
+
+def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
+    """One seed of them; its line of the table."""
+    mine = seed_runs.seed_config(config, seed)
+    print(f"== seed {seed}: dreams", flush=True)
+    run_stages(mine, folder)
+    report(mine, folder, partial=False)
+    again: list[dict[str, Any]] = []
+    for k in range(1, config.train.seeds):
+        print(f"== seed {seed}: the same clone in dreams of the same world model, training seed {k}", flush=True)
+        arm = deepcopy(mine)
+        arm.train.seed = stream_seed("training seed", seed, k)
+        again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
+    print(f"== seed {seed}: control, the same updates in the real games", flush=True)
+    control = _control(mine, folder)
+    report(mine, folder, partial=False)  # again: now it can say what the same success costs without dreams
+    return {**_result(folder, control), "training_seeds": again}
+
+
+def _control(config: Config, folder: Path) -> dict[str, Any]:
+    """Trains the same clone with the same settings in the real games; its success and what it cost."""
+    real = deepcopy(config)
+    real.train.world = "real"
+    return train_arm(real, folder, folder / "control")
+
+
+def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
+    found = json.loads((folder / "report.json").read_text())
+    keys = ("seed", "policy", "world_model", "dreamed_turns", "wall_seconds", "hardware")
+    costs = {key: found[key] for key in KEYS if key in found}
+    return {**{key: found[key] for key in keys}, **costs, "control": control}
+
+
+def table_row(result: dict[str, Any]) -> dict[str, Any]:
+    """What ``seeds_table`` shows of a seed: the clone, the policy of each training seed, the control."""
+    policy = result["policy"]
+    again = result.get("training_seeds", [])
+    dreamed = [policy["after"]["dream_success"]["success"], *(arm["dream_success"][1] for arm in again)]
+    return {
+        "seed": result["seed"],
+        "before": policy["before"],
+        "after": [policy["after"], *again],
+        "control": result["control"],
+        "real_steps": result["control"]["real_steps"]["train"],
+        "dream_before": policy["before"]["dream_success"]["success"],
+        "dream_after": sum(dreamed) / len(dreamed),
+    }
+
+
+def seeds_table(results: Sequence[dict[str, Any]]) -> str:
+    """One line per seed and one with the means, in Markdown. A policy stands for all training seeds of its clone, which
+    stand beside it one by one."""
+    head = (
+        "| seed | games | n | cloned | dream-trained | by training seed | rise | control (real steps) | "
+        "dream before / after |\n|---|---|---|---|---|---|---|---|---|\n"
+    )
+    lines: list[str] = []
+    for split, title in (("train_tasks", "training"), ("heldout_tasks", "held-out")):
+        rises: list[float] = []
+        columns: dict[str, list[float]] = {"before": [], "after": [], "control": []}
+        for r in results:
+            before, control = (Proportion.from_json(r[key][split]) for key in ("before", "control"))
+            arms = [Proportion.from_json(arm[split]) for arm in r["after"]]
+            after = pooled(arms)
+            for name, cell in (("before", before), ("after", after), ("control", control)):
+                columns[name].append(cell.rate or 0.0)
+            rises.append(columns["after"][-1] - columns["before"][-1])
+            dream = "-"
+            if split == "train_tasks":
+                dream = " / ".join(f"{r[key]:.2f}" for key in ("dream_before", "dream_after"))
+            lines.append(
+                f"| {r['seed']} | {title} | {after.n} | {before.cell} | {after.cell} "
+                f"| {', '.join(f'{arm.rate or 0.0:.2f}' for arm in arms)} | {rises[-1]:+.2f} "
+                f"| {control.cell} ({r['real_steps']}) | {dream} |"
+            )
+        mean = {name: sum(values) / len(values) for name, values in columns.items()}
+        lines.append(
+            f"| **mean** | {title} | | {mean['before']:.2f} | {mean['after']:.2f} | "
+            f"| **{sum(rises) / len(rises):+.2f}** | {mean['control']:.2f} | |"
+        )
+    return head + "\n".join(lines) + "\n"

@@ -1,0 +1,70 @@
+"""Stage ``few-shot``: the policy trained in dreams of tasks that no model was fitted to, known by some logged episodes.
+
+The world model is not trained again: the logged episodes of a new task are where its dreams begin, and what they have
+shown stands in its prompt (``worldmodel.facts``). Beside it, the same clone trained in the real tasks by as many real
+steps as those episodes took.
+"""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.evaluation.proportions import Proportion
+from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
+from imagination.runs.lifecycle import need
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from real_envs.files import write_atomically
+
+
+def few_shot(config: Config, folder: Path) -> None:
+    """Trains in dreams of the held-out tasks and prints the table. Writes ``few-shot.json`` and ``few-shot.md``.
+
+    Raises:
+        UserError: an earlier stage is missing, or no episode of a held-out task is logged.
+    """
+    run = RunFolder(folder, config.seed)
+    need(run.games / "games.json", "collect")
+    need(run.model("worldmodel"), "fit-world-model")
+    episodes = few_episodes(heldout_tasks(run), config.few_shot.episodes)
+    spent = sum(len(episode.turns) for episode in episodes)
+    print("== the clone", flush=True)
+    result: dict[str, Any] = {
+        "tasks": len({episode.task_id for episode in episodes}),
+        "episodes": len(episodes),
+        "real_steps_logged": spent,
+        "clone": play_clone(config, folder),
+    }
+    dreams = deepcopy(config)
+    dreams.train.tasks, dreams.train.world, dreams.train.updates = "heldout", "dream", config.few_shot.updates
+    dreams.train.task_episodes = config.few_shot.episodes
+    print("== dreams of the new tasks", flush=True)
+    result["dreams"] = train_arm(dreams, folder, folder / "few-shot" / "dreams")
+    if config.few_shot.control:
+        real = deepcopy(config)
+        turns = spent / len(episodes) * config.train.groups * config.train.group_size
+        real.train.tasks, real.train.world, real.train.updates = "heldout", "real", max(1, round(spent / turns))
+        print("== control: the real tasks, by about as many real steps", flush=True)
+        result["control"] = train_arm(real, folder, folder / "few-shot" / "control")
+    write_atomically(folder / "few-shot.json", json.dumps(result, indent=1))
+    table = few_shot_table(result)
+    write_atomically(folder / "few-shot.md", table)
+    print(table)
+
+
+def few_shot_table(result: dict[str, Any]) -> str:
+    """A line each for the clone, dreams and control, in Markdown; real steps are those spent on the new tasks."""
+    spent = result["real_steps_logged"]
+    lines = [f"{result['tasks']} new tasks, {result['episodes']} logged episodes of them.", ""]
+    lines += ["| policy | real success on the new tasks | n | real steps there |", "|---|---|---|---|"]
+    rows = [("cloned from other tasks", result["clone"], 0), ("dreams of the new tasks", result["dreams"], spent)]
+    if "control" in result:
+        rows.append(("GRPO in the new tasks", result["control"], result["control"]["real_steps"]["train"]))
+    for name, arm, steps in rows:
+        success = Proportion.from_json(arm["heldout_tasks"])
+        lines.append(f"| {name} | {success.cell} | {success.n} | {steps:,} |")
+    return "\n".join(lines) + "\n"

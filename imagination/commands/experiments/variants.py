@@ -1,0 +1,115 @@
+"""The policy of a run trained once more, in a folder of its own, with other settings: controls and ablations."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from imagination.commands.evaluate import play_real
+from imagination.commands.train import train
+from imagination.evaluation.proportions import summarise
+from imagination.rollout.engines import Engines, make_agent
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.lifecycle import need
+from imagination.runs.models import load_model, weights_version
+from imagination.runs.real_costs import KEYS, real_costs
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
+from imagination.settings import Config
+from real_envs.interaction import real_interaction
+from worldmodel.rules.rule_set import FILE
+
+SHARED = ("games", "log", "tokenizer", "models/policy-clone")
+
+
+def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
+    """Trains the clone of the run in ``source`` by ``config`` and plays the result in the real games.
+
+    An arm that was finished with these settings from this clone and these world models is not trained again.
+
+    Returns:
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage and what else they
+        cost (``imagination.runs.real_costs``), ``wall_seconds`` of the training,
+        ``dream_success`` of its first and last update (``None`` in real games) and ``stopped_by``, the name of the
+        tripwire that stopped it or ``None``.
+    """
+    start = RunFolder(source, config.seed)
+    need(start.model("policy-clone"), "clone")
+    members = [f"models/{path.name}" for path in sorted(source.glob("models/worldmodel*"))]
+    members += [f"models/{name}" for name in ("critic", FILE) if start.model(name).exists()]
+    origin = hash_of(source, ["models/policy-clone", *members])
+    run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
+    if run.summary.get("done", {}).get("arm") == run.settings:
+        return dict(run.summary["arm"])
+    for name in ("checkpoints", "models/critic", *SHARED, *members):
+        shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
+    (there / "models" / FILE).unlink(missing_ok=True)
+    for name in (*SHARED, *members):
+        _copy(source / name, there / name)
+    run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
+    train(config, there)
+    result = asyncio.run(_play(config, run, "policy"))
+    for key in (key for key in KEYS if "train" in run.summary.get(key, {})):
+        result.setdefault(key, {})["train"] = run.summary[key]["train"]
+    lines = [line for line in run.metrics("train") if "dream_success" in line]
+    result |= {
+        "wall_seconds": run.summary["wall_seconds"]["train"],
+        "dream_success": [lines[0]["dream_success"], lines[-1]["dream_success"]] if lines else None,
+        "stopped_by": run.summary.get("tripwires", {}).get("stopped_by"),
+    }
+    run.update({"arm": result, "done": {"arm": run.settings}})
+    return result
+
+
+def _copy(source: Path, there: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, there)
+    else:
+        shutil.copy(source, there)
+
+
+def play_clone(config: Config, source: Path) -> dict[str, Any]:
+    """How the clone of a run does in the real games, over the same tasks and seeds as every arm.
+
+    Returns:
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), and ``real_steps`` of playing them and what
+        else they cost.
+    """
+    return asyncio.run(_play(config, RunFolder(source, config.seed), "policy-clone"))
+
+
+async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
+    tasks = open_tasks(run, config.env, config.collect.workers)
+    model, chat = load_model(run.model(name), "train", config.policy)
+    agent = make_agent(
+        Engines(config.engine),
+        model,
+        chat,
+        config.policy,
+        config.max_action_tokens,
+        config.evaluate.temperature,
+        "policy",
+    )
+    before = real_interaction()
+    result: dict[str, Any] = {}
+    for split in ("train", "heldout"):
+        episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
+        result[f"{split}_tasks"] = summarise(episodes).success.to_json()
+    await tasks.close()
+    result |= real_costs("evaluate", real_interaction() - before, config.env.price)
+    return result
+
+
+def hash_of(root: Path, folders: Sequence[str]) -> str:
+    """A short hash of these files of ``root`` and all files of these folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(p for p in (root / folder, *(root / folder).rglob("*")) if p.is_file()):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+            digest.update(content)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,113 @@
+"""Stage ``fit-critic``: the value head that PPO begins with, fitted to the returns of the log."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from imagination.commands.check_train import longest_episode
+from imagination.learning.algorithms import Algorithm
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.critic_start import NAME, fit_value_head, made_for, save_critic, squared_errors
+from imagination.learning.logged_returns import logged_rows, logged_transitions
+from imagination.learning.reward_shaping import RewardShaping, check_tiers
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import context_of, load_model, weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from policy.lm.render import ChatFormat
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Trajectory
+from worldmodel.diffusers_folders import need_diffusers
+from worldmodel.synther.transitions import Transitions
+
+SYNTHER = "synther"  # of the folder under models/
+
+
+def fit_critic(config: Config, folder: Path) -> None:
+    """Writes ``models/critic``, and ``models/synther`` where synthetic transitions are mixed in.
+
+    Raises:
+        UserError: the algorithm has no critic, no episode can be learned from, or an earlier stage is missing.
+    """
+    settings, algorithm = config.critic, build_algorithm(config.algorithm, longest_episode(config))
+    if algorithm.critic is None:
+        raise UserError(f"algorithm={algorithm.name} has no critic to fit: choose ppo, turn_ppo, st_ppo or bilevel_ppo")
+    if wrong := check_tiers(config.train.reward_tiers):
+        raise UserError(wrong)
+    if settings.synther.ratio:
+        need_diffusers("critic.synther.ratio")
+    run = open_run(config, folder, "fit_critic")
+    with run.timed("fit_critic"):
+        model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
+        train, held = read_log(run, config.collect.validation)
+        train = [t for t in train if t.agent.startswith(tuple(settings.agents))] if settings.agents else train
+        if not train:
+            raise UserError(f"no episode of the log is by critic.agents={settings.agents}")
+        found = transitions_of(config, algorithm, model, chat, train)
+        if found is None:
+            raise UserError(f"no episode fits policy.context={config.policy.context} tokens; raise it")
+        real, kept_back = found[0], transitions_of(config, algorithm, model, chat, held)
+        told: dict[str, Any] = {"transitions": len(real), "mean_return": float(real.returns.mean())}
+        synthetic, seed = None, config.seed
+        if settings.synther.ratio:
+            synthetic, made = _upsample(run, config, real, None if kept_back is None else kept_back[0])
+            told["synther"] = made
+        head = fit_value_head(real, settings, seed, synthetic)
+        save_critic(head, run.model(NAME), made_for(weights_version(model), algorithm, config.train))
+        told["error"] = float(squared_errors(head, real).mean())
+        if kept_back is not None:
+            other = kept_back[0]
+            told["kept_back_error"] = float(squared_errors(head, other).mean())
+            told["kept_back_error_of_the_mean"] = float((other.returns - real.returns.mean()).square().mean())
+        run.update({"critic": told, "real_steps": {"fit_critic": 0}})
+    print(f"critic: {_line(told)}", file=sys.stderr)
+    finish(run, "fit_critic")
+
+
+def transitions_of(
+    config: Config, algorithm: Algorithm, model: Any, chat: ChatFormat, episodes: Sequence[Trajectory]
+) -> tuple[Transitions, Tensor] | None:
+    """What these episodes teach a critic, see ``logged_transitions``; ``None`` where no episode fits the context."""
+    pay = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
+    paid = config.worldmodel.goal.paid_log(episodes)
+    rows = logged_rows(chat, paid, algorithm, pay, context_of(model, config.policy))
+    if len(rows) < len(episodes):
+        print(
+            f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes are longer than "
+            f"policy.context={config.policy.context} tokens and were left out",
+            file=sys.stderr,
+        )
+    return logged_transitions(rows, model, config.train.micro_tokens) if rows else None
+
+
+def _upsample(
+    run: RunFolder, config: Config, real: Transitions, held: Transitions | None
+) -> tuple[Transitions, dict[str, Any]]:
+    """Synthetic transitions, and how like those kept back they and the logged ones are."""
+    from worldmodel.synther.checks import similarity
+    from worldmodel.synther.upsample import Upsampler
+
+    settings = config.critic.synther
+    upsampler = Upsampler.fit(real, settings, config.seed)
+    upsampler.save(run.model(SYNTHER))
+    seed = stream_seed("synthetic transitions", config.seed)
+    synthetic = upsampler.sample(settings.samples, settings.denoising_steps, seed)
+    told: dict[str, Any] = {"samples": len(synthetic), "kept_variance": upsampler.kept_variance}
+    if held is not None and len(held) > 1:
+        told["synthetic"] = similarity(upsampler.denoiser, held, synthetic).to_json()
+        told["logged"] = similarity(upsampler.denoiser, held, real).to_json()
+    return synthetic, told
+
+
+def _line(told: dict[str, Any]) -> str:
+    numbers = {key: value for key, value in told.items() if key != "synther"}
+    return ", ".join(
+        f"{key.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{value} {key}"
+        for key, value in numbers.items()
+    )

@@ -1,0 +1,299 @@
+"""Stage ``refine-world-model``: RL on how right its predictions of logged turns are (RLVR-World, arXiv 2505.13934).
+
+Supervised training makes logged words likely; dreams need the whole answer right. So the model answers the same logged
+action several times, each answer is checked against the log, and GRPO makes the right ones likelier. Only logged
+histories are continued, never its own words, and the result takes the place of the model only if it is no worse on
+held-out episodes.
+
+A model that reasons first (``worldmodel.reasoning_tokens``) samples a reasoning with each answer, and all that it
+sampled is trained by how right the answer is. Where it never ends a reasoning nothing is right, and nothing is learned
+but from logged episodes: ``malformed`` among the metrics says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from imagination.evaluation.world_model_eval import measure
+from imagination.learning.advantages import informative
+from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.policy_module import PolicyModule, Update
+from imagination.learning.stream import StepStream
+from imagination.learning.supervise import cut
+from imagination.learning.trainer import make_trainer
+from imagination.rollout.engines import Engines, drafts_from
+from imagination.rollout.schedules import added_episodes
+from imagination.rollout.world_models import check_form, form_of
+from imagination.runs.lifecycle import finish, open_run, resume_from
+from imagination.runs.log import read_log
+from imagination.runs.models import adapted, context_of, load_model
+from imagination.runs.progress_bar import Bar
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import AlgorithmSettings, Config, UserError
+from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import Row
+from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling
+from policy.lm.render import ChatFormat
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Source, Trajectory, Turn
+from worldmodel.form import Form, prompt_tokens
+from worldmodel.objective import transition_weights, world_model_rows
+from worldmodel.text import parse_completion
+from worldmodel.verifiable import Parsed, verifiable_reward
+from worldmodel.world_model import PredictionInvalid
+
+NAME = "refine_world_model"
+CANDIDATE, BEFORE = "worldmodel-refined", "worldmodel-before"
+
+
+def refine_world_model(config: Config, folder: Path) -> None:
+    """Refines ``models/worldmodel``; what it was before stays in ``models/worldmodel-before``.
+
+    Raises:
+        UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.
+    """
+    check(config)
+    run = open_run(config, folder)
+    with run.timed(NAME):
+        train, held = read_log(run, config.collect.validation)
+        if not held:
+            raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
+        check_form(run, config.worldmodel, config.dream)
+        _train(run, config, train)
+        before = measure(run, config.worldmodel, config.dream, config.engine, train, held, "worldmodel")
+        after = measure(run, config.worldmodel, config.dream, config.engine, train, held, CANDIDATE)
+        better = no_worse(before, after)
+        told = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
+        if better:
+            _promote(run)
+            run.update({"world_model": after})
+        run.update({"refined": told, "real_steps": {NAME: 0}})
+    verdict = "takes its place" if better else f"is worse and stays in {run.model(CANDIDATE)}"
+    print(
+        f"exact match on {after['n']} held-out turns: {before['exact_match']:.3f} before, {after['exact_match']:.3f} "
+        f"after: the refined world model {verdict}"
+    )
+    finish(run, NAME)
+
+
+def no_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the refined model answers as many held-out turns exactly. Turns at which generation broke are in neither
+    share, so a model that breaks on some of them may only have been spared the hard ones, and is not judged better."""
+    return after["failed"] <= before["failed"] and (after["exact_match"] or 0.0) >= (before["exact_match"] or 0.0)
+
+
+def check(config: Config) -> None:
+    """
+    Raises:
+        UserError: the settings cannot work together.
+    """
+    settings = config.refine
+    if settings.group_size < 2:
+        raise UserError("refine.group_size must be 2 or more: GRPO compares the answers to one action")
+    if settings.turns < 1 or settings.updates < 1:
+        raise UserError("refine.turns and refine.updates must be 1 or more")
+    if not 0 <= settings.supervised_share < 1:
+        raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
+    build_algorithm(grpo(config))
+    if config.worldmodel.members > 1:
+        raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
+    if config.worldmodel.kind == "diffusion":
+        raise UserError(
+            "worldmodel.kind=diffusion cannot be refined: RL needs log-probs of what was sampled, and a canvas has "
+            "none; refine another kind"
+        )
+
+
+def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
+    settings = config.refine
+    model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
+    model = adapted(model, config.worldmodel)
+    state, done = resume_from(run, NAME)
+    run.forget(NAME, done)
+    form = form_of(config.worldmodel, train)
+    context = context_of(model, config.worldmodel)
+    bar = Bar("refine world model", settings.updates, "answers")
+    answers = Answers(
+        engine=Engines(config.engine).make(model, chat, context, drafts_from(train, chat, form)),
+        chat=chat,
+        form=form,
+        log=train,
+        weights=transition_weights(train, config.worldmodel.rarity),
+        config=config,
+        on_answer=bar.count,
+    )
+    module = PolicyModule(
+        model,
+        grpo(config),
+        replace(
+            config.train,
+            lr=settings.lr,
+            minibatches=settings.minibatches,
+            epochs=1,
+            expert_coef=settings.supervised_coef,
+            process_coef=0.0,
+        ),
+        lambda step, metrics: run.record(NAME, step, metrics),
+        seed=stream_seed("refine", config.seed),
+    )
+    stream = StepStream(settings.updates, module.done, answers.update)
+    trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", module.done, bar=bar, logger=config.logger)
+    trainer.fit(module, stream, ckpt_path=state, weights_only=True)
+    save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
+
+
+def grpo(config: Config) -> AlgorithmSettings:
+    """GRPO that clips and scales as ``algorithm.*`` says where the policy learns by GRPO too, and adds nothing."""
+    shared = ("clip_low", "clip_high", "dual_clip", "normalise_std", "std_eps", "tis_cap")
+    mine = shared if config.algorithm.name == "grpo" else ("tis_cap",)
+    return AlgorithmSettings(**{key: getattr(config.algorithm, key) for key in mine})
+
+
+def _promote(run: RunFolder) -> None:
+    """The candidate becomes the run's world model; nothing is lost where this is cut off between two renames."""
+    shutil.rmtree(run.model(BEFORE), ignore_errors=True)
+    run.model("worldmodel").rename(run.model(BEFORE))
+    run.model(CANDIDATE).rename(run.model("worldmodel"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A logged turn that is to be predicted: turn ``index`` of an episode."""
+
+    episode: Trajectory
+    index: int
+
+    @property
+    def turn(self) -> Turn:
+        return self.episode.turns[self.index]
+
+    @property
+    def before(self) -> str:
+        return self.episode.turns[self.index - 1].observation if self.index else self.episode.start
+
+
+@dataclass(slots=True)
+class Answers:
+    """Asks the model about logged turns and makes rows of what it answers.
+
+    Attributes:
+        weights: how often each turn of each episode is asked about, relative to others; 0 for unmeasured rewards.
+    """
+
+    engine: Engine
+    chat: ChatFormat
+    form: Form
+    log: Sequence[Trajectory]
+    weights: Sequence[Sequence[float]]
+    config: Config
+    on_answer: Callable[[], None] | None = None
+
+    def update(self, index: int) -> Update:
+        """A pure function of the update's index, the seed and the model's weights."""
+        settings = self.config.refine
+        self.engine.update_weights()
+        rng = random.Random(stream_seed("refine", self.config.seed, index))
+        asked = self._choose(rng, settings.turns)
+        found = asyncio.run(self._ask(asked, index))
+        rows, metrics = self._rows(asked, found)
+        extra = added_episodes(len(rows), settings.supervised_share)
+        for k in rng.sample(range(len(self.log)), min(extra, len(self.log))):
+            logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
+            logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
+            if logged:  # several where reasoning was logged; the share counts rows
+                rows.append(logged[0] if len(logged) == 1 else rng.choice(logged))
+        return Update(index, rows, metrics, exact=self.engine.exact)
+
+    def _choose(self, rng: random.Random, n: int) -> list[_Asked]:
+        places = [(t, k) for t, weights in enumerate(self.weights) for k, w in enumerate(weights) if w > 0]
+        weights = [self.weights[t][k] for t, k in places]
+        return [_Asked(self.log[t], k) for t, k in rng.choices(places, weights, k=n)]
+
+    async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
+        """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""
+        settings = self.config.refine
+        sampling = Sampling(self.config.dream.max_tokens + self.form.reasoning, self.chat.stop)
+
+        async def one(ids: list[int], seed: int) -> Completion | None:
+            try:
+                completion = await self.engine.complete(ids, sampling, seed)
+            except (EngineFailure, ContextFull):
+                return None
+            if self.on_answer is not None:
+                self.on_answer()
+            return completion
+
+        async def turn(number: int, one_asked: _Asked) -> tuple[list[int], list[Completion | None]]:
+            episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
+            form = self.form.excluding([episode])
+            ids = prompt_tokens(self.chat, form, episode.start, history, one_asked.turn.action).ids
+            seeds = [stream_seed("answer", self.config.seed, index, number, k) for k in range(settings.group_size)]
+            return ids, list(await asyncio.gather(*(one(ids, seed) for seed in seeds)))
+
+        return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))
+
+    def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
+        start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
+        try:
+            told = parse_completion(self.chat, self.form, (), completion, start, history, limit)
+        except PredictionInvalid:
+            return None
+        return told.observation, told.reward, told.terminated
+
+    def _rows(
+        self, asked: Sequence[_Asked], found: Sequence[tuple[list[int], list[Completion | None]]]
+    ) -> tuple[list[Row], dict[str, float]]:
+        settings = self.config.refine
+        rewards, groups, valid, malformed, exact = [], [], [], 0, 0
+        for number, (one, (_, completions)) in enumerate(zip(asked, found, strict=True)):
+            for completion in completions:
+                predicted = None if completion is None else self._read(one, completion)
+                rewards.append(verifiable_reward(settings.metric, one.before, predicted, one.turn))
+                exact += verifiable_reward("exact", one.before, predicted, one.turn) == 1
+                malformed += completion is not None and predicted is None
+                groups.append(number)
+                valid.append(completion is not None)
+        # groups of equal answers have no gradient, and are not in the share of logged episodes either
+        useful = informative(torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid)).tolist()
+        every = [(ids, completion) for ids, completions in found for completion in completions]
+        rows = [
+            _row(ids, completion, reward, group)
+            for (ids, completion), reward, group, wanted in zip(every, rewards, groups, useful, strict=True)
+            if completion is not None and wanted
+        ]
+        n = max(1, sum(valid))
+        told = {
+            "reward": sum(r for r, v in zip(rewards, valid, strict=True) if v) / n,
+            "exact_sampled": exact / n,
+            "malformed": malformed / n,
+            "failures": float(len(valid) - sum(valid)),
+            "rows_with_gradient": len(rows) / n,
+        }
+        return rows, told
+
+
+def _row(prompt: Sequence[int], completion: Completion, reward: float, group: int) -> Row:
+    """An episode of one turn, whose prompt is the history."""
+    before, made = len(prompt), len(completion.ids)
+    return Row(
+        ids=[*prompt, *completion.ids],
+        action_mask=[False] * before + [True] * made,
+        source=Source.REAL,
+        behavior_logprobs=[math.nan] * before + list(completion.logprobs),
+        rl_weight=[0.0] * before + [1.0] * made,
+        rewards=[0.0] * (before + made - 1) + [reward],
+        turns=[-1] * before + [0] * made,
+        group=group,
+    )
+
+
+__all__ = ["Answers", "check", "no_worse", "refine_world_model"]

@@ -1,0 +1,166 @@
+"""Stage ``reflect``: other actions than the expert's, tried in the world model and told before the expert's own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from imagination.learning.reflections import NAME, contrasts, reflected
+from imagination.rollout.dream_env import Guard
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import guard_of, load_world_model
+from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import read_log
+from imagination.runs.models import context_of, load_model
+from imagination.runs.progress_bar import Bar
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.supplements import write_supplement
+from imagination.settings import Config, UserError
+from policy.lm.engine import ContextFull, EngineFailure, Sampling
+from policy.lm.render import policy_prompt, spoken_action
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Owner, Source, Trajectory
+from worldmodel.world_model import PredictionInvalid, WorldModel
+
+Propose = Callable[[Trajectory, int], Awaitable[Sequence[str]]]
+
+
+def reflect(config: Config, folder: Path) -> None:
+    """Writes ``supplements/reflections``; the log stays as it is, and no world model is trained on what it says here.
+
+    Raises:
+        UserError: no expert in the log, no outcome that the world model is sure of, or an earlier stage is missing.
+    """
+    run = open_run(config, folder, "reflect")
+    with run.timed("reflect"):
+        train, _ = read_log(run, config.collect.validation)
+        experts = [episode for episode in train if _is_expert(episode, config.reflect.agents)]
+        if not experts:
+            agents = sorted({episode.agent for episode in train})
+            raise UserError(f"no episode of the log is by an expert; name some in reflect.agents, it has {agents}")
+        engines = Engines(config.engine)
+        world = load_world_model(engines, run, config.worldmodel, config.dream, 0.0, train)
+        guard = replace(guard_of(run, config.worldmodel, config.dream), min_confidence=config.reflect.min_confidence)
+        propose = asked_policy(config, run, engines) if config.reflect.proposer else _logged(config, train)
+        with Bar("reflect", len(experts), "turns") as bar:
+            asked = Asked(world, guard, propose, config.seed, bar)
+            episodes = asyncio.run(_all(asked, experts, config.reflect.words))
+        told = {"episodes": len(episodes), "tried": sum(asked.counts.values()), **asked.counts}
+        run.update({"reflected": told})
+        if not episodes:
+            raise UserError(f"no other action has an outcome to tell of, {told}; lower reflect.min_confidence")
+        place = write_supplement(run, NAME, episodes)
+    print(f"{told['told']} of {told['tried']} tried actions are told of, {told}: {place}", file=sys.stderr)
+    finish(run, "reflect")
+
+
+def _is_expert(episode: Trajectory, agents: Sequence[str]) -> bool:
+    return episode.agent.startswith(tuple(agents)) if agents else episode.source is Source.EXPERT
+
+
+def _logged(config: Config, log: Sequence[Trajectory]) -> Propose:
+    """Proposes what other episodes of the task did, at whatever time."""
+    done: dict[str, dict[str, None]] = {}
+    for episode in log:
+        done.setdefault(episode.task_id, {}).update(dict.fromkeys(turn.action for turn in episode.turns))
+
+    async def propose(episode: Trajectory, k: int) -> Sequence[str]:
+        rng = random.Random(stream_seed(f"alternatives/{episode.id}", config.seed, k))
+        others = [action for action in done[episode.task_id] if action != episode.turns[k].action]
+        return rng.sample(others, min(config.reflect.alternatives, len(others)))
+
+    return propose
+
+
+def asked_policy(config: Config, run: RunFolder, engines: Engines) -> Propose:
+    """Proposes what a policy of the run would do there. What it does not end within its limit is no action."""
+    model, chat = load_model(run.model(config.reflect.proposer), "clone", config.policy)
+    engine = engines.make(model, chat, context_of(model, config.policy))
+    sampling = Sampling(config.max_action_tokens, chat.stop)
+
+    async def propose(episode: Trajectory, k: int) -> Sequence[str]:
+        ids = policy_prompt(chat, episode.start, episode.turns[:k], Owner.SCAFFOLD).ids
+        seeds = (
+            stream_seed(f"alternatives/{episode.id}", config.seed, k, n) for n in range(config.reflect.alternatives)
+        )
+        found = [await engine.complete(ids, sampling, seed) for seed in seeds]
+        actions = (spoken_action(chat.decode(one.ids[:-1])) for one in found if one.stopped)
+        return [action for action in dict.fromkeys(actions) if action and action != episode.turns[k].action]
+
+    return propose
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the world model says of other actions.
+
+    Attributes:
+        counts: actions that were tried, by what became of them: ``told``, ``unsure``, ``invalid``, ``no_contrast``,
+            ``context_full`` and ``engine_failed``.
+    """
+
+    world: WorldModel
+    guard: Guard
+    propose: Propose
+    seed: int
+    bar: Bar
+    counts: Counter[str] = field(default_factory=lambda: Counter(told=0))
+
+    async def others(self, episode: Trajectory) -> list[list[tuple[str, str]]]:
+        """For each turn, the other actions to tell of, each with the observation that is predicted."""
+        found: list[list[tuple[str, str]]] = []
+        for k in range(len(episode.turns)):
+            try:
+                actions = await self.propose(episode, k)
+            except (ContextFull, EngineFailure) as error:
+                self.counts["context_full" if isinstance(error, ContextFull) else "engine_failed"] += 1
+                actions = []
+            outcomes = [(action, await self._outcome(episode, k, action)) for action in actions]
+            found.append([(action, seen) for action, seen in outcomes if seen is not None])
+            self.bar.count()
+        self.world.release(episode.id)
+        return found
+
+    async def _outcome(self, episode: Trajectory, k: int, action: str) -> str | None:
+        history = episode.turns[:k]
+        seed = stream_seed(f"reflect/{episode.id}", self.seed, k)
+        try:
+            prediction = await self.world.predict(episode.start, history, action, seed, episode.id)
+        except PredictionInvalid:
+            became = "invalid"
+        except ContextFull:
+            became = "context_full"
+        except EngineFailure:
+            became = "engine_failed"
+        else:
+            if not self.guard.trusts(prediction, sum(turn.reward or 0.0 for turn in history)):
+                became = "unsure"
+            elif not contrasts(episode.turns[k], prediction):
+                became = "no_contrast"
+            else:
+                self.counts["told"] += 1
+                return prediction.observation
+        self.counts[became] += 1
+        return None
+
+
+async def _all(asked: Asked, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
+    done = 0
+
+    async def one(episode: Trajectory) -> Trajectory | None:
+        nonlocal done
+        others = await asked.others(episode)
+        done += 1
+        asked.bar.advance(done)
+        return reflected(episode, others, words)
+
+    found = await asyncio.gather(*(one(episode) for episode in experts))
+    return [episode for episode in found if episode is not None]
+
+
+__all__ = ["reflect"]

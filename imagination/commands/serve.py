@@ -1,0 +1,105 @@
+"""Stage ``serve``: a fitted world model as an environment server, for other trainers and for playing by hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from imagination.rollout.dream_env import DreamEnv, dream_starts
+from imagination.rollout.engines import Engines
+from imagination.rollout.world_models import guard_of, load_world_model
+from imagination.runs.lifecycle import need, open_run
+from imagination.runs.log import read_log
+from imagination.serving.sessions import SessionLimits
+from imagination.serving.world import DreamWorld
+from imagination.settings import Config, UserError
+from imagination.settings.serving import ServeSettings
+from worldmodel.calibration import Calibration
+from worldmodel.retrieval import TransitionIndex
+
+
+def serve(config: Config, folder: Path) -> None:
+    """Answers clients until the process is told to stop. Writes nothing.
+
+    Raises:
+        ImportError: the packages of ``imagination[serve]`` are not there.
+        UserError: there is no fitted world model, nothing can listen there, or other machines would need no token.
+    """
+    try:
+        from imagination.serving.app import ServingLimits, make_app
+        from imagination.serving.gate import admission
+        from imagination.serving.server import Server, listen, run_server
+    except ImportError as error:
+        raise ServingUnavailable(f"{error}; run `pip install 'imagination[serve]'`") from error
+    settings = config.serve
+    token = os.environ.get(settings.token, "")
+    admitted = admission(settings.host, token, settings.token, settings.requests)
+    world = open_world(config, folder)
+    limits = ServingLimits(session_limits(settings), settings.message_bytes)
+    app, listening = make_app(world, admitted, limits), listen(settings.host, settings.port)
+    address = f"{_in_url(settings.host)}:{listening.getsockname()[1]}"
+    told = how_to_connect(world, address, bool(token), settings.token)
+    run_server(Server(app, settings.message_bytes, began=lambda: print(told, flush=True)), listening)
+
+
+class ServingUnavailable(UserError):
+    """A package of the optional group is missing."""
+
+
+def open_world(config: Config, folder: Path) -> DreamWorld:
+    """The dreams of the run in ``folder``, as its guard and its settings have them.
+
+    Raises:
+        UserError: it is no run, or its world model is not fitted.
+    """
+    need(need(folder, "fit-world-model") / "models", "fit-world-model")
+    run = open_run(config, folder, "serve")
+    log, _ = read_log(run, config.collect.validation)
+    paid = config.worldmodel.goal.paid_log(log)
+    starts = dream_starts(paid, config.dream.max_turns)
+    if not config.serve.branch:
+        starts = {name: start for name, start in starts.items() if not start.history}
+    model = load_world_model(
+        Engines(config.engine), run, config.worldmodel, config.dream, config.dream.temperature, log
+    )
+    guard = guard_of(run, config.worldmodel, config.dream, ends=config.dream.on_doubt != "downweight")
+    calibration = Calibration.load(run.model("worldmodel"))
+    try:
+        index = TransitionIndex(paid)
+    except ValueError:  # no turn has a reward
+        index = None
+    return DreamWorld(
+        name=config.run,
+        version=model.version,
+        make_env=lambda: DreamEnv(model, starts, guard, calibration),
+        starts=starts,
+        max_turns=config.serve.max_turns or config.dream.max_turns,
+        index=index,
+    )
+
+
+def session_limits(settings: ServeSettings) -> SessionLimits:
+    return SessionLimits(settings.sessions, settings.idle_seconds, settings.action_chars)
+
+
+def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str) -> str:
+    """What is printed once the server answers.
+
+    Args:
+        address: host and port.
+        locked: whether clients must show the token, which stands in ``variable``.
+    """
+    user = f"any:<{variable}>@" if locked else ""
+    return (
+        f"dreams of {world.name} ({len(world.tasks)} tasks) at http://{address}; Ctrl-C ends it\n\n"
+        f"play by hand:  http://{address}/\n\n"
+        f"from openenv.core.generic_client import GenericEnvClient\n"
+        f'env = GenericEnvClient(base_url="ws://{user}{address}").sync()'
+        '; env.reset(seed=0); env.step({"message": "look"})\n\n'
+        f"AgentGym:      http://{user}{address}/agentgym\n"
+        f"measured:      http://{address}/metrics"
+    )
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,235 @@
+"""The only turn loop. One episode is one coroutine; batching hides in the engine, isolation in the environment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from imagination.runs.progress_bar import Bar
+from policy.agent import Actor, Agent
+from policy.lm.engine import ContextFull, EngineFailure
+from real_envs.env import Env, EnvFailure, Task
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from worldmodel.evaluation import Judged, judge
+from worldmodel.world_model import WorldModel
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What to play: a task, under which names, from which seed."""
+
+    id: str
+    task: Task
+    group_id: str
+    seed: int
+
+
+def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Episode]:
+    """``count`` episodes of each task, ``<prefix>/<task>/<k>``; their seeds depend on run, task and k alone."""
+    return [
+        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", stream_seed("plan", seed, n, k))
+        for n, task in enumerate(tasks)
+        for k in range(count)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """What is stamped on every trajectory of a rollout.
+
+    Attributes:
+        solved_at: total reward from which an episode is solved, where it is another than that of all our worlds, 1.
+    """
+
+    source: Source
+    policy_version: str | None = None
+    world_model_version: str | None = None
+    solved_at: float | None = None
+
+
+async def play(
+    env: Env,
+    agent: Agent,
+    episode: Episode,
+    provenance: Provenance,
+    max_turns: int,
+    on_turn: Callable[[], None] | None = None,
+) -> Trajectory:
+    """Plays one episode, real or dreamed.
+
+    The world's end, our limits and faults are told apart in ``Trajectory.stop``. Faults of environment or engine do not
+    raise: they become a typed trajectory, which no loss reads unless an action provoked it.
+    ``max_turns`` counts the turns of this episode, not the turns of a logged history before it.
+    """
+    turns: list[Turn] = []
+    observation = Observation("")
+    actor: Actor | None = None
+    stop, failure = StopReason.TURN_LIMIT, None
+    try:
+        observation = await env.reset(episode.task, episode.seed)
+        actor = agent.start(observation, episode.seed)
+        for _ in range(max_turns):
+            action = await actor.act()
+            result = await env.step(action)
+            if on_turn is not None:
+                on_turn()
+            if result.stop is StopReason.CONTEXT_LIMIT:
+                stop = result.stop  # the world could not answer: there is no turn to record
+                break
+            turns.append(Turn(action, result.observation.text, result.reward, result.terminated, result.info))
+            if result.terminated:
+                stop = StopReason.TERMINATED
+                break
+            actor.observe(result.observation)  # also where we cut: a critic bootstraps from the state after it
+            if result.truncated:
+                stop = result.stop or StopReason.TURN_LIMIT
+                break
+    except ContextFull:
+        stop = StopReason.CONTEXT_LIMIT
+    except (EnvFailure, EngineFailure) as error:
+        stop, failure = error.reason, str(error)
+    trace = actor.trace() if actor is not None else None
+    if actor is not None:
+        actor.close()
+    played = Trajectory(
+        id=episode.id,
+        task_id=episode.task.id,
+        group_id=episode.group_id,
+        source=provenance.source,
+        agent=agent.name,
+        seed=episode.seed,
+        start=observation.text,
+        turns=(*observation.history, *turns),
+        stop=stop,
+        prefix_turns=len(observation.history),
+        policy_version=provenance.policy_version,
+        world_model_version=provenance.world_model_version,
+        trace=trace,
+        failure=failure,
+        world_facts=episode.task.world_facts,
+    )
+    if provenance.solved_at is None or stop.is_failure:
+        return played
+    return replace(played, success=played.earned(provenance.solved_at))
+
+
+async def play_all(
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | Callable[[Episode], Agent],
+    provenance: Provenance | Callable[[Episode], Provenance],
+    max_turns: int | Callable[[Episode], int],
+    concurrency: int = 64,
+    on_done: Callable[[Trajectory], None] | None = None,
+    on_turn: Callable[[], None] | None = None,
+) -> list[Trajectory]:
+    """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``."""
+    results: list[Trajectory | None] = [None] * len(episodes)
+    queue: Iterable[tuple[int, Episode]] = iter(enumerate(episodes))
+
+    async def worker() -> None:
+        env = make_env()
+        try:
+            for index, episode in queue:
+                player = agent(episode) if callable(agent) else agent
+                stamp = provenance(episode) if callable(provenance) else provenance
+                limit = max_turns(episode) if callable(max_turns) else max_turns
+                results[index] = trajectory = await play(env, player, episode, stamp, limit, on_turn)
+                if on_done is not None:
+                    on_done(trajectory)
+        finally:
+            await env.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(episodes))):
+            group.create_task(worker())
+    return [trajectory for trajectory in results if trajectory is not None]
+
+
+async def play_with_bar(
+    what: str,
+    episodes: Sequence[Episode],
+    make_env: Callable[[], Env],
+    agent: Agent | Callable[[Episode], Agent],
+    stamp: Provenance,
+    max_turns: int | Callable[[Episode], int],
+    concurrency: int,
+) -> list[Trajectory]:
+    """``play_all`` with a progress bar on standard error."""
+    done = 0
+    with Bar(what, len(episodes), "turns") as bar:
+
+        def count(_: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            bar.advance(done)
+
+        return await play_all(
+            episodes, make_env, agent, stamp, max_turns, concurrency, on_done=count, on_turn=bar.count
+        )
+
+
+async def judge_with_bar(
+    what: str, model: WorldModel, episodes: Sequence[Trajectory], failed: list[tuple[str, int]] | None = None
+) -> list[Judged]:
+    """``judge`` with a progress bar on standard error: a large model takes minutes."""
+    done = 0
+    with Bar(what, len(episodes), "turns") as bar:
+
+        def count(episode: Trajectory) -> None:
+            nonlocal done
+            done += 1
+            bar.count(len(episode.turns))
+            bar.advance(done)
+
+        return await judge(model, episodes, failed=failed, on_episode=count)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An ``Agent`` that plays ``actions`` and must not be asked for more: limit its turns to their number."""
+
+    actions: tuple[str, ...]
+    name: str = "replay"
+
+    def start(self, observation: Observation, seed: int) -> ReplayActor:
+        return ReplayActor(list(self.actions))
+
+
+@dataclass(slots=True)
+class ReplayActor:
+    """One episode of a ``Replay``."""
+
+    actions: list[str]
+
+    async def act(self) -> str:
+        return self.actions.pop(0)
+
+    def observe(self, observation: Observation) -> None:
+        pass
+
+    def trace(self) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+async def replay_all(
+    dreams: Mapping[str, Trajectory], episodes: Sequence[Episode], make_env: Callable[[], Env], concurrency: int = 64
+) -> list[Trajectory]:
+    """Does in the real world what dreams did, turn for turn, in the order of ``episodes``.
+
+    Args:
+        dreams: by the id of the episode that repeats it; each has at least one turn.
+    """
+    return await play_all(
+        episodes,
+        make_env,
+        lambda e: Replay(tuple(turn.action for turn in dreams[e.id].turns)),
+        Provenance(Source.REAL),
+        lambda e: len(dreams[e.id].turns),
+        concurrency,
+    )

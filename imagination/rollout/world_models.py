@@ -1,0 +1,346 @@
+"""The world model that the settings describe: its form, its members, and who decides reward and end."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from imagination.rollout.dream_env import Guard
+from imagination.rollout.engines import Engines, drafts_from
+from imagination.runs.lifecycle import need
+from imagination.runs.models import context_of, load_model, weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import DreamSettings, UserError, WorldModelSettings
+from policy.lm.backbone import load_tokenizer
+from policy.lm.engine import Engine, EngineCannotScore, EngineUnavailable
+from policy.lm.engines.openai import OpenAIEngine
+from policy.lm.render import ChatFormat
+from real_envs.trajectory import Trajectory
+from worldmodel.calibration import FILE, Calibration
+from worldmodel.delta import Edits
+from worldmodel.diffusion.checkpoint import check_trained, inverse_of
+from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.facts import FactIndex, WithFacts
+from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
+from worldmodel.outcome import GoalWorldModel
+from worldmodel.reasoning import INSTRUCTION, Reasoned, reasoning_of
+from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.rules.invariants import OUTCOME
+from worldmodel.rules.rule_set import RuleSet, RulesInvalid
+from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import LanguageWorldModel
+
+STAGE = "fit-world-model"
+UNFINISHED = "unfinished"
+
+
+def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+    """How the world model writes transitions.
+
+    Args:
+        log: what ``kind=retrieval`` retrieves from and ``facts`` are known from: the episodes it is trained on, and
+            those of further tasks.
+
+    Raises:
+        UserError: there is nothing to retrieve from, or it writes no text.
+    """
+    _check_writes(settings)
+    form = _form_of_answers(settings, log)
+    if settings.facts:
+        form = WithFacts(FactIndex(log), settings.facts, form)
+    if not settings.reasoning_tokens:
+        return form
+    # what starts at random reads no instruction, and would only have it in its context
+    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.follows_instructions else "")
+
+
+def _check_writes(settings: WorldModelSettings) -> None:
+    if settings.kind == "screen":
+        raise UserError(
+            "worldmodel.kind=screen draws screens and no text, so no policy can dream in it: it is for "
+            "fit-world-model, audit and compare. Set worldmodel.kind=text, delta or retrieval here"
+        )
+
+
+def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+    if settings.kind == "delta":
+        return Edits(settings.edited_in_full)
+    if settings.kind == "retrieval":
+        try:
+            return Retrieval(TransitionIndex(log), settings.neighbours)
+        except ValueError as error:
+            raise UserError(f"worldmodel.kind=retrieval: {error}") from error
+    return WholeText()
+
+
+def trained_as(settings: WorldModelSettings) -> str:
+    """What a model was trained to read and write, in a word: another form needs another training."""
+    form: str = settings.kind
+    if form == "retrieval":
+        form += f"-{settings.neighbours}"
+    if form == "delta":  # the word alone is of models from before texts stood there in full
+        form += "-full" if settings.edited_in_full else "-brief"
+    if form == "diffusion":
+        form += f"-{settings.diffusion.block}"
+    if settings.facts:
+        form += "+facts"
+    return f"{form}+reasoning" if settings.reasoning_tokens else form
+
+
+def as_trained(run: RunFolder, settings: WorldModelSettings) -> WorldModelSettings:
+    """The settings with the kind that the run's world model of text was trained as, whatever they ask for."""
+    form = run.summary.get("world_model_form", "text")
+    others: tuple[Literal["delta", "retrieval", "diffusion"], ...] = ("delta", "retrieval", "diffusion")
+    return replace(settings, kind=next((kind for kind in others if form.startswith(kind)), "text"))
+
+
+def member_folder(run: RunFolder, member: int) -> Path:
+    """``models/worldmodel``, ``models/worldmodel-1``, ..."""
+    return run.model(f"worldmodel-{member}" if member else "worldmodel")
+
+
+def load_world_model(
+    engines: Engines,
+    run: RunFolder,
+    settings: WorldModelSettings,
+    dream: DreamSettings,
+    temperature: float,
+    log: Sequence[Trajectory] = (),
+    served: bool = True,
+    name: str = "worldmodel",
+) -> LanguageWorldModel:
+    """The run's world model, ready to predict.
+
+    Args:
+        name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and must
+            have been trained in the same form.
+        log: what to retrieve from and to know facts by, and where to look up guesses at its predictions.
+        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
+
+    Raises:
+        UserError: it is not trained yet, or was trained in another form.
+        EngineCannotScore: an ensemble in an engine that only samples.
+        EngineUnavailable: kind=diffusion in an engine that writes from left to right.
+    """
+    _check_writes(settings)
+    need(run.model(name), STAGE)
+    alone = settings.members == 1 or name != "worldmodel"
+    check_form(run, settings, dream)
+    sampler = engines.settings.name
+    elsewhere = sampler == "openai" and served
+    if not alone and (elsewhere or sampler == "vllm"):
+        raise EngineCannotScore(
+            f"engine={sampler} cannot score given tokens, which the members of an ensemble do to each "
+            "other's predictions: set engine=inprocess, or worldmodel.members=1"
+        )
+    if settings.kind == "diffusion" and sampler != "inprocess":
+        raise EngineUnavailable(
+            f"engine={sampler} writes from left to right and cannot fill in a canvas: set engine=inprocess, or another "
+            "worldmodel.kind"
+        )
+    form = form_of(settings, log)
+    folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
+    members = [
+        _member(engines, settings, dream.max_tokens, temperature, log, form, folder, elsewhere) for folder in folders
+    ]
+    model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
+    rules = rules_of(run) if settings.rules != "off" else None
+    if rules is not None and settings.rules != "off":
+        if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
+            rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
+        model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
+    return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+
+def rules_of(run: RunFolder) -> RuleSet | None:
+    """The rules that were mined from the run's log, ``None`` where none were found.
+
+    Raises:
+        UserError: their file cannot be read.
+    """
+    try:
+        found = RuleSet.load(run.path / "models")
+    except RulesInvalid as error:
+        raise UserError(f"{error}; run `imagine rules` to find them again, or set worldmodel.rules=off") from error
+    return found if found is not None and (found.rules or found.invariants) else None
+
+
+def guard_of(
+    run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, ends: bool = True, name: str = "worldmodel"
+) -> Guard:
+    """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
+
+    Raises:
+        UserError: the world model has no calibration for these settings.
+    """
+    calibration = None
+    if dream.min_probability > 0:
+        calibration = calibration_of(run, settings, dream, f"dream.min_probability={dream.min_probability:g}", name)
+    best = None if settings.goal.declared else run.summary.get("best_return")  # not in runs of earlier versions
+    return Guard(
+        min_confidence=dream.min_confidence,
+        min_outcome_confidence=dream.min_outcome_confidence,
+        ends=ends,
+        min_probability=dream.min_probability,
+        calibration=calibration,
+        max_return=math.inf if best is None else best,
+    )
+
+
+def calibration_of(
+    run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, asks: str, name: str = "worldmodel"
+) -> Calibration:
+    """The calibration of the world model ``name``.
+
+    Args:
+        asks: the setting that needs it, for the error.
+
+    Raises:
+        UserError: there is none, or it was fitted to answers at another temperature or to another goal.
+    """
+    found = Calibration.load(run.model(name))
+    if found is None:
+        raise UserError(f"{asks} needs {run.model(name) / FILE}; run `imagine {STAGE}` with this version")
+    if found.temperature != dream.temperature:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} is of answers at temperature {found.temperature:g}; set "
+            f"dream.temperature={found.temperature:g}, or run `imagine {STAGE}` with "
+            f"dream.temperature={dream.temperature:g}"
+        )
+    if found.goal != settings.goal.observation:
+        raise UserError(
+            f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={found.goal!r}; run "
+            f"`imagine {STAGE}` with the goal of now"
+        )
+    return found
+
+
+def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSettings) -> None:
+    """
+    Raises:
+        UserError: the run's world model was trained in another form than the settings say, or not to its end; or it has
+            no room to reason.
+    """
+    check_room(settings, dream)
+    trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
+    if trained == UNFINISHED:
+        raise UserError(f"the world model of this run was not trained to its end; run `imagine {STAGE}` first")
+    if trained != (wanted := trained_as(settings)):
+        raise UserError(
+            f"the world model of this run was trained as {trained}, not as {wanted}; run `imagine {STAGE}` "
+            "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
+            "worldmodel.reasoning_tokens, worldmodel.diffusion.block) back"
+        )
+
+
+def _member(
+    engines: Engines,
+    settings: WorldModelSettings,
+    max_tokens: int,
+    temperature: float,
+    log: Sequence[Trajectory],
+    form: Form,
+    folder: Path,
+    elsewhere: bool,
+) -> TextWorldModel:
+    if elsewhere:
+        chat = ChatFormat(load_tokenizer(need(folder, STAGE)))
+        engine: Engine = OpenAIEngine(settings.context, engines.settings)
+        version = f"served/{engines.settings.served_model}"
+    else:
+        model, chat = load_model(folder, STAGE, settings)
+        model.requires_grad_(False)
+        context = context_of(model, settings)
+        if settings.kind == "diffusion":
+            check_trained(model, folder, settings.diffusion.block)
+            filler = engines.make_canvas(model, chat, context, settings.diffusion)
+            asked = inverse_of(model, chat)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, asked)
+        engine = engines.make(model, chat, context, drafts_from(log, chat, form))
+        version = weights_version(model)
+    return TextWorldModel(engine, chat, version, max_tokens, temperature, form)
+
+
+def check_room(settings: WorldModelSettings, dream: DreamSettings) -> None:
+    """
+    Raises:
+        UserError: not even an empty history leaves room to think and to predict.
+    """
+    answer = dream.max_tokens
+    if settings.reasoning_tokens and settings.reasoning_tokens + answer >= settings.context:
+        raise UserError(
+            f"worldmodel.context={settings.context} has no room for a history beside "
+            f"worldmodel.reasoning_tokens={settings.reasoning_tokens} and dream.max_tokens={answer}: raise it, or "
+            "lower one of those"
+        )
+
+
+def thoughts_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> list[str]:
+    """The reasoning in the log, turn by turn; none where the world model does not reason.
+
+    Raises:
+        UserError: it should reason, and nothing could teach it; or a logged reasoning cannot be one.
+    """
+    if not settings.reasoning_tokens:
+        return []
+    try:
+        found = [thought for t in log for turn in t.turns if (thought := reasoning_of(turn)) is not None]
+    except ValueError as error:
+        raise UserError(f"worldmodel.reasoning_tokens: {error}; mend the log") from error
+    if not found and not settings.follows_instructions:
+        raise UserError(
+            "a world model from scratch has nothing to learn reasoning from: no turn of the log has a text "
+            'info["reasoning"]. Add some, set worldmodel.model to a pretrained chat model, or '
+            "worldmodel.reasoning_tokens=0"
+        )
+    return found
+
+
+def check_thoughts(
+    max_tokens: int, thoughts: Sequence[str], log: Sequence[Trajectory], chat: ChatFormat, form: Form, context: int
+) -> None:
+    """What needs the tokenizer.
+
+    Args:
+        max_tokens: of a predicted answer.
+        context: the longest sequence of the model.
+
+    Raises:
+        UserError: more than one in a hundred logged thoughts is longer than it may be, or more than one in a hundred
+            first turns leaves no room to think and to predict.
+    """
+    if not form.reasoning:
+        return
+    line = len(chat.encode(DELIMITER))
+    sizes = [len(chat.encode(thought)) + line for thought in thoughts]
+    long = sum(size > form.reasoning for size in sizes)
+    if long > 0.01 * len(sizes):
+        raise UserError(
+            f"{long} of {len(sizes)} logged thoughts are longer than worldmodel.reasoning_tokens={form.reasoning}; the "
+            f"longest is {max(sizes)} with the line that ends it"
+        )
+    starts = {(t.start, t.turns[0].action) for t in log}
+    first = [len(prompt_tokens(chat, form, start, [], action).ids) for start, action in starts]
+    needed = [size + form.reasoning + max_tokens for size in first]
+    if sum(size > context for size in needed) > 0.01 * len(needed):
+        raise UserError(
+            f"the first turn of an episode needs up to {max(needed)} tokens to read, think and predict, but the "
+            f"context has {context}: raise worldmodel.context, or lower worldmodel.reasoning_tokens or dream.max_tokens"
+        )
+
+
+def note_unended(measured: Mapping[str, Any], limit: int) -> None:
+    """Tells the user where more than a tenth of the answers on held-out turns never came to a prediction."""
+    unended, n = measured["invalid_reasoning"], measured["n"]
+    if unended > 0.1 * n:
+        print(
+            f"note: in {unended} of {n} held-out turns the world model did not end its reasoning within {limit} "
+            "tokens; raise worldmodel.reasoning_tokens, or add reasoning to the log, which shows how to end it",
+            file=sys.stderr,
+        )

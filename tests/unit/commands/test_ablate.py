@@ -1,0 +1,81 @@
+"""If these fail, an ablation compares other runs than it says, or starts hours of work that cannot end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imagination.commands.experiments.ablate import ablate, arms_table, compare_arms, config_of_arm
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config, UserError
+from imagination.settings.compose import remember_overrides
+from imagination.settings.schema import ConfigError
+
+
+def arm(success: float, n: int = 40, **more: Any) -> dict[str, Any]:
+    found = {"train_tasks": {"success": success, "n": n, "ci95": None, "failures": 0}}
+    return {**found, "settings": "", "dream_success": None, "stopped_by": None, **more}
+
+
+def result(run: str, clone: float, plain: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
+    return {"run": run, "seed": 0, "clone": arm(clone), "arms": {"plain": plain, "changed": changed}}
+
+
+def test_the_table_shows_reality_for_every_run_and_the_means() -> None:
+    stopped = {"update": 3, "wire": "loops", "sentence": "it runs in circles", "policy_of_update": 2}
+    table = arms_table(
+        [
+            result("a", 0.25, arm(0.5, dream_success=[0.3, 0.9]), arm(0.75, settings="train.lr=1")),
+            result("b", 0.5, arm(1.0), arm(0.25, settings="train.lr=1", stopped_by=stopped)),
+        ]
+    )
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    assert rows[0] == "| run | n | clone | plain | changed |"
+    assert rows[2] == "| a | 40 | 0.25 [0.14, 0.40] | 0.50 [0.35, 0.65] (0.90) | 0.75 [0.60, 0.86] |"
+    assert rows[4] == "| **mean of 2** | | 0.38 | 0.75 | 0.50 |"
+    assert "- plain: `as the run is`" in table
+    assert "- changed: `train.lr=1`\n  - b: Training stopped at update 3 by tripwire 'loops'" in table
+
+
+def test_an_arm_has_the_settings_of_its_run_and_its_own_on_top(tmp_path: Path) -> None:
+    run, here = tmp_path / "run", tmp_path / "here"
+    RunFolder(run, seed=7)
+    remember_overrides(["train.updates=3", "train.lr=0.1"], here)
+    ours = config_of_arm(run, here, "train.lr=0.2 algorithm=ppo")
+    assert (ours.train.updates, ours.train.lr, ours.algorithm.name, ours.seed) == (3, 0.2, "ppo", 7)
+    remember_overrides(["train.updates=4"], run)
+    theirs = config_of_arm(run, here, "")
+    assert (theirs.train.updates, theirs.train.lr, theirs.algorithm.name) == (4, Config().train.lr, "grpo")
+
+
+@pytest.mark.parametrize(
+    ("arms", "error", "says"),
+    [
+        ({}, UserError, "ablation=gating or ablation=masks"),
+        ({"a-b": "", "a b": ""}, UserError, "names that differ"),
+        ({"a": "", "b": "train.updates"}, ConfigError, "write key=value"),
+        ({"a": "", "b": "algorithm=grpo train.group_size=1"}, UserError, "group"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_played(
+    arms: dict[str, str], error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    """No game is there, so playing would fail with another message."""
+    run = tmp_path / "run"
+    RunFolder(run, seed=0)
+    config = Config()
+    config.ablation.arms, config.ablation.runs = arms, [str(run)]
+    with pytest.raises(error, match=says):
+        ablate(config, tmp_path / "here")
+
+
+def test_a_run_without_games_or_no_run_at_all_is_told(tmp_path: Path) -> None:
+    config = Config()
+    config.ablation.arms, config.ablation.runs = {"a": ""}, [str(tmp_path / "nothing")]
+    with pytest.raises(UserError, match="holds no run"):
+        ablate(config, tmp_path)
+    RunFolder(tmp_path / "run", seed=0)
+    with pytest.raises(UserError, match="collect"):
+        compare_arms({"a": ""}, tmp_path / "run", tmp_path)

@@ -1,0 +1,600 @@
+"""The command line: what a wrong word is answered, what a right one runs, and what a run folder remembers.
+
+A stand-in of ``imagination.settings`` is used, so that these tests say nothing about particular settings; the last ones
+check the real settings and files.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+import sys
+import types
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from omegaconf import OmegaConf
+
+from imagination import cli
+from imagination import settings as real_settings
+from imagination.commands.catalogue import STAGES
+from imagination.learning.algorithms import ALGORITHMS
+from imagination.report.run_data import ReportError
+from imagination.settings import compose
+from imagination.settings.schema import ConfigError, build, explanations, flat_defaults, nearest, schema_keys
+from policy.lm.backbone import CheckpointError
+from policy.lm.engine import EngineUnavailable
+from policy.lm.render import ChatTemplateError
+from real_envs.errors import UserError
+from real_envs.manifest import StoreError
+from real_envs.registry import UnknownWorld
+
+ROOT = Path(__file__).parents[3]
+
+
+class Kind(StrEnum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    name: Literal["grpo", "ppo"] = "grpo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True)
+class Train:
+    """How long.
+
+    Attributes:
+        updates: how often the policy is updated.
+        shares: what the episodes are made of,
+            by source.
+    """
+
+    updates: int = 100
+    lr: float = 1e-4
+    compile: bool = False
+    checkpoint: str | None = None
+    betas: tuple[float, float] = (0.9, 0.99)
+    shares: dict[str, float] = field(default_factory=lambda: {"dream": 0.8, "real": 0.2})
+    kind: Kind = Kind.SMALL
+    folder: Path = Path("games")
+    tasks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.updates < 0:
+            raise ValueError(f"updates must not be negative, got {self.updates}")
+
+
+@dataclass(frozen=True)
+class Other:
+    """The sections that the help of the other stages lists."""
+
+    episodes: int = 3
+
+
+@dataclass(frozen=True)
+class Compare:
+    episodes: int = 3
+    show: str = ""
+
+
+@dataclass(frozen=True)
+class Imports:
+    format: str = "auto"
+    files: list[str] = field(default_factory=list)
+    agent: str = "log"
+
+
+@dataclass(frozen=True)
+class Engine:
+    name: str = "inprocess"
+
+
+@dataclass(frozen=True)
+class Env:
+    name: str = "textworld"
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Config:
+    run: str = "unnamed"
+    output: str = "outputs"
+    seed: int = 0
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    train: Train = field(default_factory=Train)
+    env: Env = field(default_factory=Env)
+    games: Other = field(default_factory=Other)
+    collect: Other = field(default_factory=Other)
+    imports: Imports = field(default_factory=Imports)
+    worldmodel: Other = field(default_factory=Other)
+    rules: Other = field(default_factory=Other)
+    pretrain: Other = field(default_factory=Other)
+    fit: Other = field(default_factory=Other)
+    refine: Other = field(default_factory=Other)
+    policy: Other = field(default_factory=Other)
+    engine: Engine = field(default_factory=Engine)
+    refine: Other = field(default_factory=Other)
+    clone: Other = field(default_factory=Other)
+    critic: Other = field(default_factory=Other)
+    dream: Other = field(default_factory=Other)
+    tripwires: Other = field(default_factory=Other)
+    evaluate: Other = field(default_factory=Other)
+    audit: Other = field(default_factory=Other)
+    loop: Other = field(default_factory=Other)
+    few_shot: Other = field(default_factory=Other)
+    reflect: Other = field(default_factory=Other)
+    hindsight: Other = field(default_factory=Other)
+    compare: Compare = field(default_factory=Compare)
+    ablation: Other = field(default_factory=Other)
+    listing: Other = field(default_factory=Other)
+    serve: Other = field(default_factory=Other)
+
+
+Calls = list[tuple[Any, Path]]
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    """The calls of the stage functions; outputs/ is under tmp_path."""
+    calls: Calls = []
+    fakes: dict[str, types.ModuleType] = {}
+    for stage in STAGES.values():
+        module, _, name = stage.function.partition(":")
+        stages = fakes.setdefault(module, types.ModuleType(module))
+        setattr(stages, name, lambda config, folder: calls.append((config, folder)))
+        monkeypatch.setitem(sys.modules, module, stages)
+    monkeypatch.chdir(tmp_path)
+    return calls
+
+
+@pytest.fixture
+def ran(called: Calls, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The same with the stand-in settings, which have no presets."""
+    settings = types.ModuleType("imagination.settings")
+    settings.__dict__.update(Config=Config, UserError=UserError)
+    monkeypatch.setitem(sys.modules, "imagination.settings", settings)
+    monkeypatch.setitem(sys.modules, "imagination.settings.errors", settings)
+    for name, stage in STAGES.items():
+        monkeypatch.setitem(STAGES, name, dataclasses.replace(stage, preset=""))  # type: ignore[index]
+    return called
+
+
+def load(*overrides: str) -> Config:
+    return compose.load_config(overrides, Config)
+
+
+# --- stages and help
+
+
+def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["demo", "demo-seeds", "pretrain", "collect", "import", "fit-world-model", "rules", "refine-world-model"]
+    names += ["reflect", "relabel", "clone", "fit-critic", "train", "loop", "evaluate"]
+    names += ["audit", "audit-table", "ablate", "few-shot"]
+    names += ["compare", "serve", "report", "list"]
+    assert list(STAGES) == names
+    assert len({stage.function for stage in STAGES.values()}) == len(names)
+    for name in names:
+        assert cli.main([name, "run=r"]) == 0
+    assert len(ran) == len(names)
+
+
+def test_the_demo_has_a_run_of_its_own_unless_one_is_named(ran: Calls) -> None:
+    for words in (["demo"], ["demo-seeds"], ["demo", "run=mine"], ["train"]):
+        assert cli.main(words) == 0
+    assert [folder.name for _, folder in ran] == ["demo", "demo-seeds", "mine", "default"]
+
+
+def test_a_new_demo_has_its_preset_and_a_run_keeps_what_it_has(called: Calls) -> None:
+    for words in (["demo"], ["demo-seeds", "run=a"], ["demo", "env=textworld", "run=b"], ["demo", "preset=tiny"]):
+        assert cli.main(words) == 0
+    assert [folder.name for _, folder in called] == ["demo", "a", "b", "tiny"]
+    assert [config.games.train for config, _ in called] == [1000, 1000, 6, 1]
+    assert [config.env.name for config, _ in called] == ["textworld_express"] * 2 + ["textworld"] * 2
+    for words in (["train", "run=c"], ["demo", "run=c"], ["evaluate", "run=a"]):
+        assert cli.main(words) == 0
+    assert [config.games.train for config, _ in called[4:]] == [6, 6, 1000]
+
+
+def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
+    assert cli.main(["train", "run=mine", "algorithm=ppo", "train.updates=5"]) == 0
+    config, folder = ran[0]
+    assert folder == Path("outputs/mine")
+    assert config == Config(run="mine", algorithm=Algorithm(name="ppo"), train=Train(updates=5))
+    assert type(config.train.kind) is Kind
+
+
+def test_bare_words_of_an_import_are_its_format_and_files_and_are_not_remembered(ran: Calls) -> None:
+    odd = "it's, [a] {file}.json"
+    assert cli.main(["import", "jsonl", "imports.agent=gpt", odd, "b.json", "run=mine"]) == 0
+    config, folder = ran[0]
+    assert config.imports == Imports("jsonl", [odd, "b.json"], "gpt")
+    assert folder == Path("outputs/mine")
+    assert cli.main(["import", "auto", "run=mine"]) == 0
+    assert ran[1][0].imports == Imports("auto", [], "gpt")
+
+
+def test_a_bare_word_of_another_stage_is_told_to_be_a_setting(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "log.json"]) == 2
+    assert "'log.json' is no setting; write key=value" in capsys.readouterr().err
+    assert ran == []
+
+
+def test_help_teaches_stages_groups_and_examples(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|base|demo|gymnasium|", "imagine train run=mine"]:
+        assert word in out
+    columns = {
+        line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line
+    }
+    assert len(columns) == 1, "summaries stand in one column"
+    assert "optional" in out.split("refine-world-model")[1].split()[0]
+    assert ran == []
+
+
+@pytest.mark.parametrize("name", list(STAGES))
+def test_stage_help_shows_examples_files_and_keys(name: str, ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert 2 <= len(STAGES[name].examples) <= 3
+    for word in [
+        *STAGES[name].examples,
+        "reads",
+        "writes",
+        "algorithm=grpo|ppo",
+        "seed=0",
+        "run=unnamed",
+    ]:
+        assert word in out
+    assert ran == []
+    assert max(map(len, out.splitlines())) <= 120
+
+
+def test_train_help_lists_its_keys_with_defaults_types_and_words(
+    capsys: pytest.CaptureFixture[str], ran: Calls
+) -> None:
+    cli.main(["train", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "train: How long. train.updates=100 an int; how often the policy is updated" in out
+    assert "algorithm.name=grpo grpo or ppo" in out
+    assert "train.checkpoint=null text or null" in out
+    assert "train.betas=[0.9,0.99]" in out
+
+
+def test_the_examples_in_the_help_are_valid(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "imagination.settings", real_settings)  # the presets set real keys
+    for stage in STAGES.values():
+        for example in stage.examples:
+            command, *words = example.split()
+            assert command == "imagine"
+            assert words[0] == stage.name
+            shutil.rmtree("outputs", ignore_errors=True)  # or the run would go on with all settings of those before
+            assert cli.main(words) == 0, example
+
+
+def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "stages:" in capsys.readouterr().err
+
+
+# --- mistakes: exit code 2, one line, the nearest name
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian"], "unknown stage 'trian'; did you mean 'train'?"),
+        (["fit_world_model"], "unknown stage 'fit_world_model'; did you mean 'fit-world-model'?"),
+        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo'?"),
+        (["train", "preset=dmeo"], "unknown preset 'dmeo'; did you mean 'demo'?"),
+        (["train", "algoritm=ppo"], "unknown key 'algoritm'; did you mean 'algorithm'?"),
+        (
+            ["train", "algorithm.cliprange=0.1"],
+            "unknown key 'algorithm.cliprange'; did you mean 'algorithm.clip_low' or 'algorithm.clip_high'?",
+        ),
+        (["train", "trian.updates=1"], "unknown key 'trian.updates'; did you mean 'train.updates'?"),
+        (["train", "updates=1"], "unknown key 'updates'; did you mean 'train.updates'?"),
+        (["train", "train.clip_low=1"], "unknown key 'train.clip_low'; did you mean 'algorithm.clip_low'?"),
+        (["train", "+train.updates=1"], "unknown key '+train.updates'; did you mean 'train.updates'?"),
+        (["train", "train.updates=abc"], "train.updates wants an int, got 'abc'"),
+        (["train", "train.updates=1.5"], "train.updates wants an int, got 1.5"),
+        (["train", "train.updates=true"], "train.updates wants an int, got True"),
+        (["train", "train.updates="], "train.updates wants an int, got ''"),
+        (["train", "train.lr=fast"], "train.lr wants a number, got 'fast'"),
+        (["train", "train.compile=1"], "train.compile wants true or false, got 1"),
+        (["train", "train.kind=smal"], "train.kind wants small or large, got 'smal'; did you mean 'small'?"),
+        (["train", "algorithm.name=gpro"], "algorithm.name wants grpo or ppo, got 'gpro'; did you mean 'grpo'?"),
+        (["train", "train.betas=[1,2,3]"], "train.betas wants a list of 2, got [1, 2, 3]"),
+        (["train", "train.betas=[1,x]"], "train.betas[1] wants a number, got 'x'"),
+        (["train", "train.shares.dream=x"], "train.shares.dream wants a number, got 'x'"),
+        (["train", "train.updates=-1"], "train: updates must not be negative, got -1"),
+        (["train", "ppo"], "'ppo' is no setting; write key=value, such as run=..."),
+        (["train", "--lr", "3"], "'--lr' is no setting; write key=value, such as run=..."),
+        (
+            ["train", "run=../x"],
+            "run wants a name such as demo or sweep/seed-1 (letters, digits, '-', '_', '.'), got '../x'",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], line: str, ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    assert capsys.readouterr().err == f"error: {line}\n"
+    assert ran == []
+    assert not Path("outputs").exists()
+
+
+def test_a_section_is_no_value_and_several_values_are_no_list(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "train=3"]) == 2
+    assert "train is a section; set one of its keys: train.updates" in capsys.readouterr().err
+    assert cli.main(["train", "train.updates=1,2"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "write a list as [1,2]" in err
+
+
+def test_nothing_alike_lists_what_there_is() -> None:
+    with pytest.raises(ConfigError, match=r"valid: algorithm\.name, algorithm\.clip_low, algorithm\.clip_high"):
+        load("algorithm.zzz=1")
+    assert nearest("zzz", ["train"]) == []
+
+
+def test_a_typing_error_in_a_file_is_found_too(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("train: {update: 3}\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.update'; did you mean 'train\.updates'"):
+        compose.load_config([], Config, tmp_path)
+
+
+def test_a_key_without_a_default_is_asked_for(tmp_path: Path) -> None:
+    @dataclass
+    class Needs:
+        run: str
+
+    (tmp_path / "config.yaml").write_text("{}\n")
+    assert flat_defaults(Needs) == {"run": "..."}
+    with pytest.raises(ConfigError, match=r"run has no default; give it, such as run="):
+        compose.load_config([], Needs, tmp_path)
+
+
+# --- typed values
+
+
+def test_values_become_the_types_that_the_dataclasses_declare() -> None:
+    train = load(
+        "train.lr=3e-5",
+        "train.compile=true",
+        "train.checkpoint=org/model-0.5B",
+        "train.betas=[0,0.5]",
+        "train.shares.dream=1",
+        "train.kind=large",
+        "train.folder=a b/c=d,e",
+        "train.tasks=[tw-1,tw-2]",
+    ).train
+    assert train == Train(
+        lr=3e-5,
+        compile=True,
+        checkpoint="org/model-0.5B",
+        betas=(0.0, 0.5),
+        shares={"dream": 1.0, "real": 0.2},
+        kind=Kind.LARGE,
+        folder=Path("a b/c=d,e"),
+        tasks=("tw-1", "tw-2"),
+    )
+    assert type(train.betas[0]) is float
+
+
+@pytest.mark.parametrize("name", ["007", "1e3", "true", "it's", "a=b", "x,y"])
+def test_text_stays_as_it_was_typed(name: str) -> None:
+    assert load(f"train.checkpoint={name}").train.checkpoint == name
+
+
+def test_null_and_quotes_and_references() -> None:
+    assert load("train.checkpoint=null").train.checkpoint is None
+    assert load("train.checkpoint='null'").train.checkpoint == "null"
+    assert load("seed=7", "train.updates=${seed}").train.updates == 7
+
+
+def test_files_beat_defaults_and_the_command_line_beats_files() -> None:
+    assert load().run == "default"  # configs/config.yaml, not the dataclass's "unnamed"
+    assert compose.load_config(["preset=demo"], real_settings.Config).run == "demo"
+    assert compose.load_config(["preset=demo", "run=mine"], real_settings.Config).run == "mine"
+    assert load("algorithm=ppo").algorithm.name == "ppo"
+    assert load("seed=1", "seed=2").seed == 2
+
+
+def test_a_union_keeps_an_int_an_int() -> None:
+    assert type(build(int | float | None, 3)) is int
+    assert build(int | float | None, 2.5) == 2.5
+    assert build(str | int, 3) == 3
+    assert build(str | None, None) is None
+
+
+def test_every_key_is_known_with_its_type() -> None:
+    keys = schema_keys(Config)
+    assert keys["train"] is Train
+    assert keys["train.updates"] is int
+    assert set(flat_defaults(Config)) == {key for key in keys if "." in key or key in ("run", "output", "seed")}
+    assert explanations(Config)["train.shares"] == "what the episodes are made of"
+
+
+# --- the run folder
+
+
+def test_the_resolved_config_is_written_and_can_be_read_back(ran: Calls) -> None:
+    cli.main(["train", "run=mine", "train.kind=large", "train.lr=3e-5"])
+    saved: Any = OmegaConf.to_container(OmegaConf.load("outputs/mine/config.yaml"))
+    assert saved["train"]["kind"] == "large"
+    assert saved["train"]["folder"] == "games"
+    assert build(Config, saved) == ran[0][0]
+    assert list(Path("outputs/mine").glob("*.tmp")) == []
+
+
+def test_the_same_run_goes_on_with_its_settings(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["clone", "run=mine", "algorithm=ppo", "train.updates=5", "seed=1"])
+    cli.main(["train", "run=mine", "seed=2"])
+    cli.main(["report", "run=other"])
+    assert ran[1][0] == Config(run="mine", seed=2, algorithm=Algorithm(name="ppo"), train=Train(updates=5))
+    assert ran[2][0] == Config(run="other")
+    assert "run 'mine' goes on with: algorithm=ppo train.updates=5 run=mine seed=2" in capsys.readouterr().err
+    assert json.loads(Path("outputs/mine/overrides.json").read_text())[-1] == "seed=2"
+
+
+def test_what_is_asked_for_once_is_not_remembered(ran: Calls) -> None:
+    cli.main(["compare", "run=mine", "compare.episodes=5", "compare.show=dream/train/a/0"])
+    cli.main(["compare", "run=mine"])
+    assert [config.compare for config, _ in ran] == [Compare(5, "dream/train/a/0"), Compare(5, "")]
+
+
+def test_a_mistake_does_not_change_what_a_run_remembers(ran: Calls) -> None:
+    cli.main(["train", "run=mine", "seed=1"])
+    before = {path: path.read_bytes() for path in Path("outputs/mine").iterdir()}
+    assert cli.main(["train", "run=mine", "seed=x"]) == 2
+    assert {path: path.read_bytes() for path in Path("outputs/mine").iterdir()} == before
+
+
+# --- errors while a stage runs
+
+
+def stage_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(config: object, folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["imagination.commands.train"], "train", fail)
+
+
+def test_an_error_for_the_user_is_one_line(
+    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("IMAGINE_TRACEBACK", raising=False)
+    stage_raises(monkeypatch, UserError("no episodes in outputs/mine; run `imagine collect run=mine` first"))
+    assert cli.main(["train", "run=mine"]) == 2
+    err = capsys.readouterr().err
+    assert err == "error: no episodes in outputs/mine; run `imagine collect run=mine` first\n"
+    monkeypatch.setenv("IMAGINE_TRACEBACK", "1")
+    with pytest.raises(UserError):
+        cli.main(["train", "run=new"])
+
+
+def test_every_error_for_the_user_is_one_line(
+    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Special(UserError):
+        """As those of the model, of the store and of the registry."""
+
+    stage_raises(monkeypatch, Special("what is wrong, and what to do"))
+    assert cli.main(["train"]) == 2
+    assert capsys.readouterr().err == "error: what is wrong, and what to do\n"
+    for error in (ReportError, CheckpointError, EngineUnavailable, ChatTemplateError, StoreError, UnknownWorld):
+        assert issubclass(error, UserError)
+
+
+def test_another_error_is_ours_and_keeps_its_traceback(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage_raises(monkeypatch, ValueError("shapes differ"))
+    with pytest.raises(ValueError, match="shapes differ"):
+        cli.main(["train"])
+
+
+def test_ctrl_c_while_lightning_trains_is_ctrl_c(
+    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its Trainer catches KeyboardInterrupt, saves nothing more and calls sys.exit(1)."""
+    stopped = SystemExit(1)
+    stopped.__context__ = KeyboardInterrupt()
+    stage_raises(monkeypatch, stopped)
+    assert cli.main(["train", "run=mine"]) == 130
+    assert "to go on: imagine train run=mine" in capsys.readouterr().err
+    stage_raises(monkeypatch, SystemExit(3))
+    with pytest.raises(SystemExit, match="3"):
+        cli.main(["train"])
+
+
+def test_ctrl_c_says_how_to_go_on(
+    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage_raises(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["train", "run=mine", "train.updates=5"]) == 130
+    assert capsys.readouterr().err == "\nstopped; to go on: imagine train run=mine\n"
+    assert cli.main(["train", "run=mine", "output=elsewhere"]) == 130
+    assert capsys.readouterr().err == "\nstopped; to go on: imagine train run=mine output=elsewhere\n"
+    assert Path("elsewhere/mine/config.yaml").exists()
+    cli.main(["clone", "run=mine"])  # what was printed is enough: the settings are remembered
+    assert ran[0][0].train.updates == 5
+
+
+# --- the real settings and files
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["trian"]])
+def test_help_and_mistakes_load_nothing_heavy(words: list[str]) -> None:
+    """`imagine --help` must answer at once: torch alone takes seconds."""
+    pytest.importorskip("imagination.settings")
+    code = (
+        "import sys; from imagination.cli import main; main(sys.argv[1:]);"
+        "heavy = {'torch', 'lightning', 'transformers', 'hydra', 'omegaconf', 'pyarrow', 'numpy'} & set(sys.modules);"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_wrong_key_is_found_before_torch_is_loaded() -> None:
+    pytest.importorskip("imagination.settings")
+    code = (
+        "import sys; from imagination.cli import main; code = main(['train', 'train.nothing_like_it=1']);"
+        "sys.exit(f'imported torch, code {code}' if 'torch' in sys.modules or code != 2 else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[]] + [[f"{g}={name}"] for g, names in compose.groups(compose.config_folder()).items() for name in names],
+    ids=" ".join,
+)
+def test_every_file_of_configs_composes_with_the_real_settings(overrides: list[str]) -> None:
+    settings = pytest.importorskip("imagination.settings")
+    assert isinstance(compose.load_config(overrides, settings.Config), settings.Config)
+
+
+@pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
+def test_every_stage_names_a_function_that_exists(stage: cli.Stage) -> None:
+    module, _, name = stage.function.partition(":")
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    assert [arg.arg for arg in found[0].args.args][:2] == ["config", "folder"]
+
+
+def test_the_help_names_only_sections_that_exist() -> None:
+    settings = pytest.importorskip("imagination.settings")
+    named = {section for stage in STAGES.values() for section in stage.sections}
+    assert named <= set(schema_keys(settings.Config))
+
+
+def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_commas() -> None:
+    mine = compose.load_config(["env=my_world", "env.options.params=a=1,b=2", "env.options.rooms=3"], Config)
+    assert mine.env == Env("my_world", {"params": "a=1,b=2", "rooms": 3})
+    assert compose.load_config(["env=textworld_express"], Config).env.options["game"] == "coin"
+    with pytest.raises(ConfigError, match="unknown engine"):
+        compose.load_config(["engine=my_engine-2"], Config)
+
+
+def test_help_tells_the_defaults_that_algorithms_have() -> None:
+    """Help is composed without torch, so it cannot ask the registry: every default stands in its words."""
+    words = explanations(real_settings.Config)
+    for name, member in ALGORITHMS.items():
+        for key, value in member.settings.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                told = re.findall(r"\d[\d.]*", words[f"algorithm.{key}"])
+                assert value in [float(number.rstrip(".")) for number in told], (name, key, value)

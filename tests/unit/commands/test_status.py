@@ -1,0 +1,112 @@
+"""What `imagine list` and `--dry-run` say of a run; neither writes anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from imagination.cli import main
+from imagination.commands.list_runs import find_runs
+from imagination.runs.fingerprint import fingerprint
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+
+
+def begun(tmp_path: Path, done: list[str], *overrides: str) -> Path:
+    """A run with ``overrides`` that has finished the stages ``done``."""
+    words = ["run=mine", f"output={tmp_path}", *overrides]
+    config = load_config(words, Config)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "overrides.json").write_text(json.dumps(words))
+    (folder / "summary.json").write_text(json.dumps({"done": {stage: fingerprint(config, stage) for stage in done}}))
+    return folder
+
+
+def dry(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capsys.readouterr()
+    assert main([*words, "--dry-run"]) == 0
+    return [line.strip() for line in capsys.readouterr().out.partition("\nin ")[2].splitlines()[1:]]
+
+
+def files(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_demo_says_what_it_would_skip_and_do_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun(tmp_path, ["collect", "fit_world_model", "clone"])
+    before, where = files(tmp_path), ("demo", "run=mine", f"output={tmp_path}")
+    assert dry(capsys, *where) == [
+        "collect: skipped, done before",
+        "fit world model: skipped, done before",
+        "clone: skipped, done before",
+        "train: done",
+        "evaluate: done",
+        "report: done",
+    ]
+    # the world model depends on fit.steps, and the clone on the world model; the log does not
+    assert dry(capsys, *where, "fit.steps=7")[:4] == [
+        "collect: skipped, done before",
+        "fit world model: done again, as settings have changed",
+        "clone: done again, as settings have changed",
+        "train: done",
+    ]
+    assert files(tmp_path) == before, "a dry run writes nothing"
+
+
+def test_a_stage_after_one_that_is_missing_is_done_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    begun(tmp_path, ["collect", "clone"])
+    lines = dry(capsys, "demo", "run=mine", f"output={tmp_path}")
+    assert lines[1:3] == ["fit world model: done", "clone: done again, after an earlier stage"]
+
+
+def test_a_stage_shows_its_settings_and_what_it_misses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run=new", f"output={tmp_path}", "train.updates=5", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "  updates: 5\n" in out
+    assert "train: done\n" in out
+    assert "missing: models/policy-clone/" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_are_listed_with_choices_stages_and_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = begun(tmp_path, ["collect", "fit_world_model"], "seed=3")
+    (folder / "config.yaml").write_text("run: mine\nseed: 3\nfit: {steps: 9}\n")
+    success = {which: {"train_tasks": {"success": rate}} for which, rate in (("before", 0.25), ("after", 0.75))}
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "policy": success}))
+    (folder / "audit.json").write_text(json.dumps({"verdict": {"trust": "partly"}}))
+    (folder / "models" / "policy").mkdir(parents=True)
+    (folder / "models" / "policy" / "config.yaml").write_text("")  # no run
+    before = files(tmp_path)
+    capsys.readouterr()
+    assert main(["list", f"output={tmp_path}", "listing.format=json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run == {
+        "run": "mine",
+        "chosen": ["seed=3"],
+        "settings": {"seed": 3, "fit.steps": 9},
+        "stages": {"collect": "done", "fit_world_model": "other settings"},
+        "before": 0.25,
+        "after": 0.75,
+        "verdict": "partly",
+    }
+    assert main(["list", f"output={tmp_path}"]) == 0
+    out = capsys.readouterr().out
+    for word in ("mine", "seed=3", "0.25 -> 0.75", "partly"):
+        assert word in out
+    assert files(tmp_path) == before
+
+
+def test_runs_within_runs_are_found_and_none_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", f"output={tmp_path}"]) == 0
+    assert "no runs" in capsys.readouterr().out
+    for name in ("seeds/seed-0", "seeds/seed-1/control"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "summary.json").write_text("{}")
+    assert [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)] == [
+        "seeds/seed-0",
+        "seeds/seed-1/control",
+    ]

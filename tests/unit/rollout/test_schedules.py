@@ -1,0 +1,160 @@
+"""If these fail, a batch holds other shares of dreamed, real and expert episodes than its settings say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from imagination.commands.check_train import check
+from imagination.learning.collector import longest_turns, real_groups
+from imagination.learning.played import measure_played
+from imagination.rollout.schedules import added_episodes, check_horizon, check_share, most, share_at, turns_at
+from imagination.settings import Config, TrainSettings, UserError
+from imagination.settings.compose import load_config
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+
+POINTS = [[2, 0.5], [6, 0.1], [8, 0.1], [9, 0.9]]
+
+
+def test_a_share_goes_in_straight_lines_from_point_to_point() -> None:
+    by_hand = [0.5, 0.5, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1, 0.1, 0.9, 0.9]
+    assert [share_at(u, POINTS) for u in range(11)] == pytest.approx(by_hand)
+    assert share_at(3, 0.25) == share_at(3, [[0, 0.25]]) == 0.25
+    assert (most(POINTS), most(0.25)) == (0.9, 0.25)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (0.25, 2), (0.5, 3), (0.99, 5), ([[0, 0.5], [12, 0.0]], 3)])
+def test_groups_are_dealt_to_both_worlds_and_one_stays_in_the_dream(share: Any, expected: int) -> None:
+    assert real_groups(0, TrainSettings(groups=6, real_share=share)) == expected
+    assert real_groups(12, TrainSettings(groups=6, real_share=[[0, 0.5], [12, 0.0]])) == 0
+
+
+def test_experts_come_on_top_of_what_both_worlds_played() -> None:
+    assert added_episodes(72, 0.1) == 8
+    assert added_episodes(72, share_at(6, [[0, 0.2], [12, 0.0]])) == 8
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [
+        (1.0, "lie in"),
+        (-0.1, "lie in"),
+        ([[0, 0.5], [4, 1.0]], "lie in"),
+        ([], "a number or a list"),
+        ([[0, 0.5, 1]], "a number or a list"),
+        ([[4, 0.5], [4, 0.2]], "must rise"),
+    ],
+)
+def test_a_share_that_cannot_be_is_told(share: Any, said: str) -> None:
+    wrong = check_share("train.real_share", share)
+    assert wrong is not None
+    assert wrong.startswith(("train.real_share", "the updates of train.real_share"))
+    assert said in wrong
+    assert check_share("train.real_share", POINTS) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.real_share=0.5", "train.world=real"], "train.real_share=0"),
+        (["train.real_share=0.5", "train.groups=1"], "train.groups above 1"),
+        (["train.real_share=0.5", "train.process=confidence", "train.process_coef=1"], "train.process=''"),
+        (["train.expert_share=[[0,0.5],[0,0.1]]"], "train.expert_share must rise"),
+        (["train.expert_share=[[0,0.5],[9,0.1]]", "train.self_imitation.share=0.5"], "together below 1"),
+    ],
+)
+def test_settings_that_contradict_each_other(overrides: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check(load_config(overrides, Config))
+
+
+def test_shares_from_the_command_line() -> None:
+    config = load_config(["train.real_share=0.25", "train.expert_share=[[0,0.5],[12,0]]"], Config)
+    assert (config.train.real_share, config.train.expert_share) == (0.25, [[0, 0.5], [12, 0]])
+    check(config)
+
+
+def test_each_world_has_metrics_of_its_own() -> None:
+    def played(source: Source, turns: int, stop: StopReason) -> Trajectory:
+        said = tuple(Turn("look", "A hall.", float(k == 1), False) for k in range(turns))
+        return Trajectory("e", "t", "g", source, "policy", 0, "S", said, stop)
+
+    dreams = [played(Source.DREAM, 3, StopReason.UNSURE), played(Source.DREAM, 1, StopReason.TURN_LIMIT)]
+    real = [played(Source.REAL, 4, StopReason.TERMINATED)]
+    found = {**measure_played(dreams), **measure_played(real, "real_")}
+    assert (found["turns"], found["real_turns"]) == (4, 4)
+    assert (found["stop_unsure"], found["real_stop_terminated"]) == (0.5, 1.0)
+    assert "stop_terminated" not in found
+    assert {"dream_success", "real_success"} <= set(found)
+    assert measure_played([]) == {}
+
+
+HORIZON = [[0, 4], [8, 12], [10, 6]]
+
+
+def test_the_horizon_of_every_update_by_hand() -> None:
+    steps = [turns_at(u, HORIZON, "steps", 20) for u in range(12)]
+    assert steps == [4, 4, 4, 4, 4, 4, 4, 4, 12, 12, 6, 6]
+    linear = [turns_at(u, HORIZON, "linear", 20) for u in range(12)]
+    assert linear == [4, 5, 6, 7, 8, 9, 10, 11, 12, 9, 6, 6]
+    assert turns_at(3, [[0, 2], [4, 3]], "linear", 20) == 3  # 2.75
+
+
+def test_without_a_schedule_the_horizon_is_the_settings_own() -> None:
+    assert [turns_at(u, [], shape, 9) for u in (0, 50) for shape in ("steps", "linear")] == [9] * 4
+
+
+def test_growing_horizons_equal_a_plain_loop() -> None:
+    """TTI: every so many updates by a factor, or by turns, and never beyond the limit; whole turns, rounded down."""
+    doubled = [turns_at(u, [[0, 10]], "multiply", 30) for u in range(5)]
+    assert doubled == [10, 20, 30, 30, 30]
+    for shape, every, growth in (("multiply", 3, 1.5), ("multiply", 1, 2.0), ("add", 2, 1.0), ("add", 1, 0.5)):
+        turns = 4.0
+        for update in range(40):
+            if update and update % every == 0:
+                turns = min(turns * growth if shape == "multiply" else turns + growth, 17.0)
+            assert turns_at(update, [[0, 4]], shape, 17, every, growth) == math.floor(turns), (shape, update)
+    assert turns_at(10**6, [[0, 1]], "multiply", 12) == 12  # no overflow
+
+
+@pytest.mark.parametrize("source", ["dream", "real"])
+def test_the_horizon_is_that_of_dreams_and_of_the_control(source: str) -> None:
+    config = load_config([f"train.world={source}", "dream.horizon=[[0,3]]", "dream.horizon_shape=multiply"], Config)
+    check(config)
+    assert [longest_turns(config.dream, u) for u in range(4)] == [3, 6, 12, 12]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shape": "multiply", "growth": 1.0}, "a factor above 1"),
+        ({"shape": "add", "growth": 0.0}, "turns above 0"),
+        ({"shape": "add", "every": 0}, "horizon_every must be 1 or more"),
+    ],
+)
+def test_growth_that_cannot_be(changes: dict[str, Any], said: str) -> None:
+    wrong = check_horizon([[0, 4]], 12, **changes)
+    assert wrong is not None
+    assert said in wrong
+    assert check_horizon([[0, 4]], 12, "multiply", 2, 1.5) is check_horizon([[0, 4]], 12, "add", 1, 1.0) is None
+    for horizon in ([], HORIZON):
+        assert "grows from one point" in (check_horizon(horizon, 12, **{**changes, "every": 1, "growth": 2.0}) or "")
+
+
+@pytest.mark.parametrize(
+    ("horizon", "said"),
+    [
+        ([[0, 4], [3]], "a list of"),
+        ([[1, 4]], "from 0"),
+        ([[0, 4], [5, 6], [5, 8]], "must rise"),
+        ([[0, 0]], "between 1 and dream.max_turns=12"),
+        ([[0, 4], [9, 13]], "between 1 and dream.max_turns=12"),
+    ],
+)
+def test_a_schedule_that_cannot_be(horizon: list[list[int]], said: str) -> None:
+    wrong = check_horizon(horizon, 12)
+    assert wrong is not None
+    assert said in wrong
+    assert check_horizon(HORIZON, 12) is check_horizon([], 12) is None
