@@ -10,12 +10,13 @@ import asyncio
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from policy.lm.engine import Engine, scorer
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.text import TextWorldModel, Written
+from worldmodel.text import ParsedPrediction, TextWorldModel
 from worldmodel.world_model import Prediction
 
 
@@ -57,16 +58,18 @@ class EnsembleWorldModel:
     the prediction given the reasoning of the one that wrote it, and weigh the same whatever they think of that.
 
     Args:
-        members: at least two, with one tokenizer, one form and one limit.
-        lead: who predicts: ``drawn`` by the seed of the turn, or the ``first``. At temperature 0 it is the first in
-            either case, so that a greedy world is one world.
+        members: at least two, with one tokenizer, one format and one limit.
+        member_selection: who predicts: ``drawn`` by the seed of the turn, or the ``first``. At temperature 0 it is the
+            first in either case, so that a greedy world is one world.
 
     Raises:
         ValueError: fewer than two members, or members that do not read the same tokens.
         EngineCannotScore: an engine that only samples.
     """
 
-    def __init__(self, members: Sequence[TextWorldModel], lead: Literal["drawn", "first"] = "drawn") -> None:
+    def __init__(
+        self, members: Sequence[TextWorldModel], member_selection: Literal["drawn", "first"] = "drawn"
+    ) -> None:
         if len(members) < 2:
             raise ValueError(f"an ensemble needs at least two members, got {len(members)}")
         first = members[0].chat
@@ -80,7 +83,7 @@ class EnsembleWorldModel:
             )
             if not same or chat.tokenizer.get_vocab() != first.tokenizer.get_vocab():
                 raise ValueError("members of an ensemble need the same tokenizer: they score each other's tokens")
-        self.members, self.lead = tuple(members), lead
+        self.members, self.member_selection = tuple(members), member_selection
         self._scorers = [scorer(member.engine) for member in members]
         self.version = "+".join(member.version for member in members)
 
@@ -94,15 +97,17 @@ class EnsembleWorldModel:
 
     def at_temperature(self, temperature: float) -> EnsembleWorldModel:
         """The same members in the same engines."""
-        return EnsembleWorldModel([member.at_temperature(temperature) for member in self.members], self.lead)
+        return EnsembleWorldModel(
+            [member.at_temperature(temperature) for member in self.members], self.member_selection
+        )
 
     def excluding(self, episodes: Sequence[Trajectory]) -> EnsembleWorldModel:
         """See ``LanguageWorldModel``."""
-        return EnsembleWorldModel([member.excluding(episodes) for member in self.members], self.lead)
+        return EnsembleWorldModel([member.excluding(episodes) for member in self.members], self.member_selection)
 
     def leader(self, seed: int) -> int:
         """Which member predicts a turn with this seed."""
-        if self.lead == "first" or self.members[0].sampling.temperature == 0:
+        if self.member_selection == "first" or self.members[0].sampling.temperature == 0:
             return 0
         return random.Random(stream_seed("leader", seed)).randrange(len(self.members))
 
@@ -128,31 +133,28 @@ class EnsembleWorldModel:
             EngineFailure: generation or scoring broke.
         """
         leader = self.leader(seed)
-        written = await self.members[leader].write(start, history, action, seed, session, opening)
-        scores = await self._scores(written, leader, session)
+        parsed = await self.members[leader].write(start, history, action, seed, session, opening)
+        scores = await self._scores(parsed, leader, session)
         whole = [sum(score) for score in scores]
-        words = [sum(score[: written.status]) for score in scores]
-        everything, observed = log_mean(whole), log_mean(words)
-        return Prediction(
-            observation=written.observation,
-            reward=written.reward,
-            terminated=written.terminated,
-            confidence=math.exp(everything),
-            outcome_confidence=math.exp(min(0.0, everything - observed)) if everything > -math.inf else 0.0,
+        words = [sum(score[: parsed.status_start]) for score in scores]
+        log_p, log_p_observation = log_mean(whole), log_mean(words)
+        return replace(
+            parsed.prediction,
+            confidence=math.exp(log_p),
+            outcome_confidence=math.exp(min(0.0, log_p - log_p_observation)) if log_p > -math.inf else 0.0,
             disagreement=disagreement(whole),
-            reasoning=written.reasoning,
         )
 
-    async def _scores(self, written: Written, leader: int, session: object) -> list[Sequence[float]]:
+    async def _scores(self, parsed: ParsedPrediction, leader: int, session: object) -> list[Sequence[float]]:
         """Log-probs of the written tokens under each member, at temperature 1: ``[member][token]``."""
-        ids = (*written.prompt, *written.completion.ids)
+        ids = (*parsed.prompt, *parsed.completion.ids)
         # what was sampled at another temperature has log-probs of that one
-        told = self.members[leader].sampling.temperature in (0.0, 1.0)
+        leader_known = self.members[leader].sampling.temperature in (0.0, 1.0)
 
         async def one(m: int) -> Sequence[float]:
-            if m == leader and told:
-                return written.completion.logprobs
-            return await self._scorers[m].score(ids, len(written.prompt), session)
+            if m == leader and leader_known:
+                return parsed.completion.logprobs
+            return await self._scorers[m].score(ids, len(parsed.prompt), session)
 
         return list(await asyncio.gather(*(one(m) for m in range(len(self.members)))))
 

@@ -9,19 +9,18 @@ from collections.abc import Sequence
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, Tokens
 from real_envs.trajectory import Owner, Trajectory
-from worldmodel.form import DELIMITER, Form, WholeText, episode_tokens, prompt_tokens
-from worldmodel.reasoning import reasoning_of
+from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, episode_tokens, prompt_tokens
+from worldmodel.formats.reasoning import reasoning_of
 
 _Transition = tuple[str, str, str, str, float | None, bool]
 
 
 def _transitions(trajectory: Trajectory) -> list[_Transition]:
-    seen = trajectory.start
-    found: list[_Transition] = []
-    for turn in trajectory.turns:
-        found.append((trajectory.task_id, seen, turn.action, turn.observation, turn.reward, turn.terminated))
-        seen = turn.observation
-    return found
+    seen = [trajectory.start, *(turn.observation for turn in trajectory.turns)]
+    return [
+        (trajectory.task_id, before, turn.action, turn.observation, turn.reward, turn.terminated)
+        for before, turn in zip(seen, trajectory.turns, strict=False)
+    ]
 
 
 def unchanging(trajectory: Trajectory, refusals: str = "") -> list[bool]:
@@ -63,11 +62,11 @@ def balanced(
         return [list(ws) for ws in weights]
     if not 0 <= share < 1:
         raise ValueError(f"the share of unchanging turns must lie in [0, 1), got {share}")
-    found = unchanging_share(weights, same)
-    if found is None or found == 1 or (found == 0 and share > 0):
-        kind = "unchanging" if found == 0 else "changing"
+    current = unchanging_share(weights, same)
+    if current is None or current == 1 or (current == 0 and share > 0):
+        kind = "unchanging" if current == 0 else "changing"
         raise ValueError(f"the log has no {kind} turn to give a share of the weight to")
-    scale = {True: share / found if found else 0.0, False: (1 - share) / (1 - found)}
+    scale = {True: share / current if current else 0.0, False: (1 - share) / (1 - current)}
     return [[w * scale[s] for w, s in zip(ws, ss, strict=True)] for ws, ss in zip(weights, same, strict=True)]
 
 
@@ -97,18 +96,20 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
 
 
 def world_model_row(
-    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: Form | None = None
+    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: TransitionFormat | None = None
 ) -> Row:
     """One training row: cross-entropy on env-owned tokens with the weight of their turn, nothing elsewhere.
 
     Args:
-        form: how transitions are written; by default whole observations. It shows nothing that it knows of the episode.
+        form: how transitions are written; by default whole observations. It shows nothing known from the episode.
     """
-    return _row(episode_tokens(chat, trajectory, (form or WholeText()).excluding([trajectory])), trajectory, weights)
+    return _row(
+        episode_tokens(chat, trajectory, (form or FullObservation()).excluding([trajectory])), trajectory, weights
+    )
 
 
 def world_model_rows(
-    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: Form | None = None
+    chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: TransitionFormat | None = None
 ) -> list[Row]:
     """All rows of an episode: ``world_model_row``, and one more for each turn whose reasoning was logged.
 
@@ -119,7 +120,7 @@ def world_model_rows(
     Raises:
         ValueError: a logged reasoning cannot be one.
     """
-    if form is None or not form.reasoning:
+    if form is None or not form.reasoning_tokens:
         return [world_model_row(chat, trajectory, weights, form)]
     form = form.excluding([trajectory])
     thoughts = [reasoning_of(turn) for turn in trajectory.turns]
@@ -129,17 +130,17 @@ def world_model_rows(
     for k, (turn, thought) in enumerate(zip(trajectory.turns, thoughts, strict=True)):
         if thought is not None and weights[k]:
             tokens = prompt_tokens(chat, form, trajectory.start, trajectory.turns[:k], turn.action)
-            said = (*chat.encode(thought), *chat.encode(DELIMITER), *chat.encode(answers[k]), chat.stop)
-            tokens.append(said, Owner.ENV, k)
+            answer = (*chat.encode(thought), *chat.encode(DELIMITER), *chat.encode(answers[k]), chat.stop)
+            tokens.append(answer, Owner.ENV, k)
             rows.append(_row(tokens, trajectory, [0.0] * k + [weights[k]]))
     return rows
 
 
 def _row(tokens: Tokens, trajectory: Trajectory, weights: Sequence[float]) -> Row:
-    made = [owner == Owner.ENV for owner in tokens.owners]
+    predicted = [owner == Owner.ENV for owner in tokens.owners]
     return Row(
         ids=tokens.ids,
-        action_mask=made,
+        action_mask=predicted,
         source=trajectory.source,
-        ce_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(tokens.turns, made, strict=True)],
+        ce_weight=[weights[turn] if own else 0.0 for turn, own in zip(tokens.turns, predicted, strict=True)],
     )

@@ -10,71 +10,62 @@ from dataclasses import dataclass, replace
 from policy.lm.engine import Completion, Engine, Sampling
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.form import Form, WholeText, prompt_tokens
-from worldmodel.reasoning import cut_reasoning
+from worldmodel.formats.full import FullObservation, TransitionFormat, prompt_tokens
+from worldmodel.formats.reasoning import split_reasoning
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A prediction, token by token, and what it stands for.
+class ParsedPrediction:
+    """A prediction with its tokens.
 
     Attributes:
         prompt: the ids before it: those that the model continued, and its reasoning where it reasons.
         completion: the ids of the prediction, the one that ends them included.
-        status: index into them of the first token that reaches into the status line.
-        observation, reward, terminated: what was read.
-        reasoning: what was thought before; ``None`` where the model does not reason.
+        status_start: index into them of the first token that reaches into the status line.
+        prediction: what was read, with the probabilities of its tokens as confidence.
     """
 
     prompt: tuple[int, ...]
     completion: Completion
-    status: int
-    observation: str
-    reward: float
-    terminated: bool
-    reasoning: str | None = None
-
-    def prediction(self) -> Prediction:
-        """What was read, with the probabilities of its tokens as confidence."""
-        logprobs = self.completion.logprobs
-        return Prediction(
-            observation=self.observation,
-            reward=self.reward,
-            terminated=self.terminated,
-            confidence=math.exp(sum(logprobs)),
-            outcome_confidence=math.exp(sum(logprobs[self.status :])),
-            reasoning=self.reasoning,
-        )
+    status_start: int
+    prediction: Prediction
 
 
 def parse_completion(
     chat: ChatFormat,
-    form: Form,
+    form: TransitionFormat,
     prompt: Sequence[int],
     completion: Completion,
     start: str,
     history: Sequence[Turn],
     max_tokens: int,
-) -> Written:
-    """What a completion of a prompt of ``form`` says, apart from the reasoning that it may begin with.
+) -> ParsedPrediction:
+    """Reads a completion of a prompt of ``form``.
 
     Args:
-        max_tokens: of the prediction.
+        max_tokens: of the prediction, apart from the reasoning that it may begin with.
 
     Raises:
-        PredictionInvalid: the reasoning or the prediction did not end within its limit, or the form cannot read it.
+        PredictionInvalid: the reasoning or the prediction did not end within its limit, or the format cannot read it.
     """
     ids = completion.ids[:-1] if completion.stopped else completion.ids
-    cut = cut_reasoning(chat, ids, form.reasoning) if form.reasoning else None
-    begin = cut.begin if cut else 0
+    split = split_reasoning(chat, ids, form.reasoning_tokens) if form.reasoning_tokens else None
+    begin = split.begin if split else 0
     if not completion.stopped or len(completion.ids) - begin > max_tokens:
         raise PredictionInvalid(f"the prediction did not end within {max_tokens} tokens", InvalidReason.UNFINISHED)
-    observation, reward, terminated = form.read(cut.prediction if cut else chat.decode(ids), start, history)
+    observation, reward, terminated = form.read(split.prediction if split else chat.decode(ids), start, history)
     own = replace(completion, ids=completion.ids[begin:], logprobs=completion.logprobs[begin:])
-    before = (*prompt, *completion.ids[:begin])
-    thought = cut.reasoning if cut else None
-    return Written(before, own, _status_start(chat, own.ids), observation, reward, terminated, thought)
+    status = _status_start(chat, own.ids)
+    prediction = Prediction(
+        observation=observation,
+        reward=reward,
+        terminated=terminated,
+        confidence=math.exp(sum(own.logprobs)),
+        outcome_confidence=math.exp(sum(own.logprobs[status:])),
+        reasoning=split.reasoning if split else None,
+    )
+    return ParsedPrediction((*prompt, *completion.ids[:begin]), own, status, prediction)
 
 
 def _status_start(chat: ChatFormat, ids: Sequence[int]) -> int:
@@ -92,7 +83,7 @@ class TextWorldModel:
         engine: where tokens are sampled.
         chat: the model's chat template, cut into token ids.
         version: identifies the weights.
-        max_tokens: the longest prediction; a reasoning before it has the limit of its form.
+        max_tokens: the longest prediction; a reasoning before it has the limit of its format.
         temperature: 0 predicts the most likely words; 1 samples from the model.
         form: how transitions are written, which must be that of the training rows; by default whole observations.
 
@@ -107,14 +98,14 @@ class TextWorldModel:
         version: str,
         max_tokens: int = 160,
         temperature: float = 0.0,
-        form: Form | None = None,
+        form: TransitionFormat | None = None,
     ) -> None:
         self.engine = engine
         self.chat = chat
         self.version = version
-        self.form = form or WholeText()
+        self.form = form or FullObservation()
         self.max_tokens = max_tokens
-        self.sampling = Sampling(max_tokens + self.form.reasoning, chat.stop, temperature)
+        self.sampling = Sampling(max_tokens + self.form.reasoning_tokens, chat.stop, temperature)
         self.rejected: Counter[InvalidReason] = Counter()
 
     @property
@@ -126,20 +117,20 @@ class TextWorldModel:
         return self.sampling.temperature
 
     def at_temperature(self, temperature: float) -> TextWorldModel:
-        """The same model in the same engine, which is dear to start twice."""
+        """The same model in the same engine."""
         return self._like(temperature, self.form)
 
     def excluding(self, episodes: Sequence[Trajectory]) -> TextWorldModel:
         """The same model for judging it by these episodes: it is shown nothing of them."""
         return self._like(self.sampling.temperature, self.form.excluding(episodes))
 
-    def _like(self, temperature: float, form: Form) -> TextWorldModel:
+    def _like(self, temperature: float, form: TransitionFormat) -> TextWorldModel:
         return TextWorldModel(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
 
     @property
     def continues(self) -> bool:
         """Whether it can be given the words that its answer begins with: where it writes whole observations at once."""
-        return isinstance(self.form, WholeText)
+        return isinstance(self.form, FullObservation)
 
     async def predict(
         self,
@@ -165,7 +156,7 @@ class TextWorldModel:
             ContextFull: the history no longer fits the context.
             EngineFailure: generation broke.
         """
-        return (await self.write(start, history, action, seed, session, opening)).prediction()
+        return (await self.write(start, history, action, seed, session, opening)).prediction
 
     async def write(
         self,
@@ -175,16 +166,18 @@ class TextWorldModel:
         seed: int,
         session: object = None,
         opening: str = "",
-    ) -> Written:
+    ) -> ParsedPrediction:
         """``predict`` with the tokens; it raises the same."""
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
         begun = tuple(self.chat.encode(opening)) if opening else ()
-        told = await self.engine.complete((*prompt, *begun), self.sampling, seed, session)
+        answer = await self.engine.complete((*prompt, *begun), self.sampling, seed, session)
         if begun:
-            told = replace(told, ids=(*begun, *told.ids), logprobs=(*[0.0] * len(begun), *told.logprobs))
-        return self._parsed(prompt, told, start, history)
+            answer = replace(answer, ids=(*begun, *answer.ids), logprobs=(*[0.0] * len(begun), *answer.logprobs))
+        return self._parsed(prompt, answer, start, history)
 
-    def _parsed(self, prompt: Sequence[int], completion: Completion, start: str, history: Sequence[Turn]) -> Written:
+    def _parsed(
+        self, prompt: Sequence[int], completion: Completion, start: str, history: Sequence[Turn]
+    ) -> ParsedPrediction:
         try:
             return parse_completion(self.chat, self.form, prompt, completion, start, history, self.max_tokens)
         except PredictionInvalid as error:

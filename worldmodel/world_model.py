@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from real_envs.trajectory import Trajectory, Turn
 
@@ -72,7 +73,7 @@ class Prediction:
 
 
 class InvalidReason(StrEnum):
-    """What was wrong with what a world model wrote."""
+    """Why a written text is no prediction."""
 
     UNFINISHED = "unfinished"  # it did not end within the limit of tokens
     NO_STATUS = "no_status"  # no line with reward and end
@@ -81,7 +82,7 @@ class InvalidReason(StrEnum):
 
 
 class PredictionInvalid(Exception):
-    """The model wrote something that is no prediction. Typed, counted, never shown as an observation."""
+    """The model wrote a text that is no prediction. It is counted by reason, and is never an observation."""
 
     def __init__(self, message: str, reason: InvalidReason = InvalidReason.NO_STATUS) -> None:
         super().__init__(message)
@@ -121,3 +122,36 @@ class LanguageWorldModel(WorldModel, Protocol):
     def excluding(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
         """The same model for judging it by these episodes: it is shown nothing of them."""
         ...
+
+
+class WorldModelWrapper(ABC):
+    """A world model around another one, whose predictions it changes.
+
+    Args:
+        model: what it is around.
+    """
+
+    def __init__(self, model: LanguageWorldModel) -> None:
+        self.model = model
+        self.version = model.version
+
+    @abstractmethod
+    def around(self, model: LanguageWorldModel) -> Self:
+        """The same around another model."""
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return self.model.engines
+
+    @property
+    def temperature(self) -> float:
+        return self.model.temperature
+
+    def at_temperature(self, temperature: float) -> Self:
+        return self.around(self.model.at_temperature(temperature))
+
+    def excluding(self, episodes: Sequence[Trajectory]) -> Self:
+        return self.around(self.model.excluding(episodes))
+
+    def release(self, session: object) -> None:
+        self.model.release(session)

@@ -16,7 +16,7 @@ from real_envs.chat_server import UNREACHABLE
 from real_envs.importers.drafts import LOG
 from real_envs.importers.judge import LogJudge, Verdict
 from real_envs.trajectory import Trajectory
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 
 VERDICTS = "judge.jsonl"
 BY = f"{LOG}judged_by"  # note of the last turn

@@ -195,7 +195,7 @@ def _starts(config: Config, run: RunFolder, log: Sequence[Trajectory]) -> Mappin
     """Dreams begin in the run's own tasks: in states of the log and, where there is none yet, in what resets showed."""
     if not run.origin.exists():
         return None
-    own = dream_starts(config.worldmodel.goal.paid_log(of_new_tasks(log)), config.dream.max_turns)
+    own = dream_starts(config.worldmodel.goal.relabel_log(of_new_tasks(log)), config.dream.max_turns)
     return roots(run) | own
 
 

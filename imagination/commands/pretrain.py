@@ -29,11 +29,11 @@ from imagination.settings import Config, UserError
 from imagination.settings.pretraining import CorpusWorld, PretrainSettings
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
-from policy.lm.render import prediction_text, status_line
 from policy.lm.tokenizer import plain_tokens, train_tokenizer
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
-from worldmodel.facts import KNOWN, NOW
+from worldmodel.formats.full import prediction_text, status_line
+from worldmodel.formats.memory import KNOWN, NOW
 
 _SAMPLE = 4  # shards' worth of text that the tokenizer is trained on
 _COMMON = 0.02  # of the turns of the sample: reward lines that are one token

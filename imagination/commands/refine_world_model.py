@@ -45,7 +45,7 @@ from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sam
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory, Turn
-from worldmodel.form import Form, prompt_tokens
+from worldmodel.formats.full import TransitionFormat, prompt_tokens
 from worldmodel.objective import transition_weights, world_model_rows
 from worldmodel.text import parse_completion
 from worldmodel.verifiable import Parsed, verifiable_reward
@@ -191,7 +191,7 @@ class Answers:
 
     engine: Engine
     chat: ChatFormat
-    form: Form
+    form: TransitionFormat
     log: Sequence[Trajectory]
     weights: Sequence[Sequence[float]]
     config: Config
@@ -221,7 +221,7 @@ class Answers:
     async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
         """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""
         settings = self.config.refine
-        sampling = Sampling(self.config.dream.max_tokens + self.form.reasoning, self.chat.stop)
+        sampling = Sampling(self.config.dream.max_tokens + self.form.reasoning_tokens, self.chat.stop)
 
         async def one(ids: list[int], seed: int) -> Completion | None:
             try:
@@ -244,7 +244,7 @@ class Answers:
     def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
         start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
         try:
-            told = parse_completion(self.chat, self.form, (), completion, start, history, limit)
+            told = parse_completion(self.chat, self.form, (), completion, start, history, limit).prediction
         except PredictionInvalid:
             return None
         return told.observation, told.reward, told.terminated

@@ -14,7 +14,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, RulesSettings, UserError
 from real_envs.chat_server import ChatServer
 from real_envs.trajectory import Trajectory
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 from worldmodel.rules.check import check_rules
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.propose import ask_for_rules
@@ -53,7 +53,7 @@ def find_rules(
         UserError: the model or its key is missing, or no question was answered.
     """
     server = ask.open("rules") if ask is not None and ask.url else None
-    paid = goal.paid_log(train)
+    paid = goal.relabel_log(train)
     with Bar("mine rules", 1) as bar:
 
         def advance(done: int, total: int) -> None:
@@ -65,7 +65,7 @@ def find_rules(
         found = _with_proposed(found, paid, server, ask.questions, seed)
     (run.path / "models").mkdir(parents=True, exist_ok=True)
     found.save(run.path / "models")
-    measured = check_rules(found, goal.paid_log(held))
+    measured = check_rules(found, goal.relabel_log(held))
     run.update({"rules": measured})
     return found, measured
 

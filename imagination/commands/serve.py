@@ -15,7 +15,7 @@ from imagination.serving.world import DreamWorld
 from imagination.settings import Config, UserError
 from imagination.settings.serving import ServeSettings
 from worldmodel.calibration import Calibration
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.retrieval import TransitionIndex
 
 
 def serve(config: Config, folder: Path) -> None:
@@ -55,7 +55,7 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
     run = open_run(config, folder, "serve")
     log, _ = read_log(run, config.collect.validation)
-    paid = config.worldmodel.goal.paid_log(log)
+    paid = config.worldmodel.goal.relabel_log(log)
     starts = dream_starts(paid, config.dream.max_turns)
     if not config.serve.branch:
         starts = {name: start for name, start in starts.items() if not start.history}

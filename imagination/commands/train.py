@@ -79,7 +79,7 @@ def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Map
     log = fitted if settings.tasks == "train" else few_episodes(heldout_tasks(run), settings.task_episodes)
     experts = [t for t in log if t.source is Source.EXPERT and t.solved]
     check_experts(config, len(experts))
-    paid = config.worldmodel.goal.paid_log(log) if dreamed else log
+    paid = config.worldmodel.goal.relabel_log(log) if dreamed else log
     starts = dream_starts(paid, config.dream.max_turns) if given is None else given
     learned_from, validation = dict(starts), list[str]()
     if dreamed and settings.validation_tasks:

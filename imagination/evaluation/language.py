@@ -8,13 +8,13 @@ from typing import Any
 
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
-from worldmodel.form import Form, WholeText
+from worldmodel.formats.full import FullObservation, TransitionFormat
 
 _WORD = re.compile(r"\w+")
 
 
 def language_metrics(
-    chat: ChatFormat, log: Sequence[Trajectory], elsewhere: Sequence[Trajectory], form: Form | None = None
+    chat: ChatFormat, log: Sequence[Trajectory], elsewhere: Sequence[Trajectory], form: TransitionFormat | None = None
 ) -> dict[str, Any]:
     """Tokens of an action and of an observation of the log, and how many observations elsewhere have an unread word.
 
@@ -23,7 +23,7 @@ def language_metrics(
     table, no language. A prediction is what the world model writes for a turn in its form, reward and end included:
     whole texts or edits.
     """
-    form = form or WholeText()
+    form = form or FullObservation()
     turns = [turn for episode in log for turn in episode.turns]
     read = {word for e in log for text in (e.start, *_texts(e)) for word in _words(text)}
     there = [turn.observation for episode in elsewhere for turn in episode.turns]

@@ -16,7 +16,7 @@ from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.outcomes import outcome_metrics
 from worldmodel.evaluation.transitions import Judged, transition_metrics
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.world_model import Prediction
 
 EPISODES = 2000  # of a log that are looked at, or fewer where these are long:

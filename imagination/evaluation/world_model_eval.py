@@ -35,7 +35,7 @@ def measure(
     folder under ``models/``.
     """
     goal = settings.goal
-    held = goal.paid_log(held)
+    held = goal.relabel_log(held)
     world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
     apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
@@ -52,7 +52,7 @@ def measure(
     elsewhere: Sequence[Trajectory] = heldout_tasks(run)
     if not elsewhere:
         return metrics
-    elsewhere = goal.paid_log(elsewhere)
+    elsewhere = goal.relabel_log(elsewhere)
     apart = world_model.excluding(elsewhere)
     failed = []
     there = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))

@@ -15,11 +15,12 @@ from imagination.runs.models import adapted
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings
 from policy.lm.backbone import BASE_FOLDER, build_model, has_base, load_checkpoint, load_tokenizer
-from policy.lm.render import ChatFormat, prediction_text, status_line
+from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.checkpoint import with_mask
+from worldmodel.formats.full import prediction_text, status_line
 
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "mlp")
 _MOST_TOKENS = 1.5  # that the base's tokenizer may need where one of the log's own needs 1
@@ -99,7 +100,7 @@ def run_tokenizer(
     folder = run.path / "tokenizer"
     form = form_of(worldmodel, log)
     mask = worldmodel.kind == "diffusion"
-    kind = worldmodel.kind + ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning else "")
+    kind = worldmodel.kind + ("+facts" if worldmodel.facts else "") + ("+reasoning" if form.reasoning_tokens else "")
     made = {"vocab_size": vocab_size, "tokenizer_kind": kind}
     known = {key: run.summary.get(key, "text" if key == "tokenizer_kind" else None) for key in made}
     if known != made or not (folder / "tokenizer.json").exists():

@@ -25,8 +25,8 @@ from policy.lm.tokenizer import plain_tokens
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.facts import FactIndex, WithFacts
-from worldmodel.form import WholeText
+from worldmodel.formats.full import FullObservation
+from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.objective import world_model_row
 
 INDEX = "corpus.json"
@@ -83,10 +83,10 @@ def make_shard(
 
 
 def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agents: Sequence[str]) -> list[Row]:
-    form = WholeText()
+    form = FullObservation()
     known = world.facts and stream_seed("corpus facts", episode.seed) % 2
     weights = [float(turn.reward is not None) for turn in episode.turns]
-    shown = WithFacts(FactIndex([episode]), world.facts, form) if known else form
+    shown = MemoryFormat(TaskMemory([episode]), world.facts, form) if known else form
     rows = [world_model_row(chat, episode, weights, shown)]
     if episode.agent.startswith(tuple(agents)):
         rows.append(imitation_row(chat, episode))

@@ -16,11 +16,13 @@ from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.canvas import check_canvases
 from worldmodel.diffusion.checkpoint import make_inverse, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
-from worldmodel.form import Form
+from worldmodel.formats.full import TransitionFormat
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share
 
 
-def forms_of(settings: WorldModelSettings, form: Form, log: Sequence[Trajectory], seed: int) -> list[Form]:
+def forms_of(
+    settings: WorldModelSettings, form: TransitionFormat, log: Sequence[Trajectory], seed: int
+) -> list[TransitionFormat]:
     """The form of each episode: some without facts, so that the model also dreams in tasks that nothing is known of."""
     if not settings.facts:
         return [form] * len(log)

@@ -17,7 +17,7 @@ from policy.lm.batch import by_length, collate
 from policy.lm.forward import hidden_before, token_logits
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
-from worldmodel.form import Form
+from worldmodel.formats.full import TransitionFormat
 from worldmodel.objective import world_model_rows
 
 Scores = Mapping[str, float | None]
@@ -25,7 +25,12 @@ Scores = Mapping[str, float | None]
 
 @torch.no_grad()
 def log_likelihood(
-    model: Any, chat: ChatFormat, form: Form, episodes: Sequence[Trajectory], context: int, micro_tokens: int
+    model: Any,
+    chat: ChatFormat,
+    form: TransitionFormat,
+    episodes: Sequence[Trajectory],
+    context: int,
+    micro_tokens: int,
 ) -> float | None:
     """Mean log-probability of a real turn, in nats: of the next observation, reward and end, given what was before.
 

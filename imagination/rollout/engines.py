@@ -16,14 +16,14 @@ from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
-from policy.lm.render import ChatFormat, render_for_world_model
+from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings, ModelSettings
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.checkpoint import mask_of
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.settings import DiffusionSettings
-from worldmodel.form import Form
-from worldmodel.reasoning import render_answers
+from worldmodel.formats.full import TransitionFormat, transition_tokens
+from worldmodel.formats.reasoning import answers_with_reasoning
 
 
 @dataclass(slots=True)
@@ -161,14 +161,18 @@ class Engines:
             raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
 
 
-def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: Form) -> Drafts:
+def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: TransitionFormat) -> Drafts:
     """Guesses at what a world model writes, looked up in a log. They change how fast it dreams, and not what (in fp32
     exactly, in bf16 up to rounding).
 
-    Notes are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
+    Contexts are left out: what they show, a guess finds in the prompt itself. Logged reasoning is a guess as well.
     """
-    found = [render_for_world_model(chat, t, render_answers(form, t.start, t.turns)) for t in log if t.turns]
-    return Drafts([tokens.ids for tokens in found])
+
+    def tokens(t: Trajectory) -> list[int]:
+        actions = [turn.action for turn in t.turns]
+        return transition_tokens(chat, t.start, actions, answers_with_reasoning(form, t.start, t.turns)).ids
+
+    return Drafts([tokens(t) for t in log if t.turns])
 
 
 def make_agent(

@@ -21,15 +21,15 @@ from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import FILE, Calibration
-from worldmodel.delta import Edits
 from worldmodel.diffusion.checkpoint import check_trained, inverse_of
 from worldmodel.diffusion.world_model import DiffusionWorldModel
 from worldmodel.ensemble import EnsembleWorldModel
-from worldmodel.facts import FactIndex, WithFacts
-from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
-from worldmodel.outcome import GoalWorldModel
-from worldmodel.reasoning import INSTRUCTION, Reasoned, reasoning_of
-from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
+from worldmodel.formats.memory import MemoryFormat, TaskMemory
+from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
+from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
+from worldmodel.goal import GoalWorldModel
 from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
 from worldmodel.rules.world_model import RuledWorldModel
@@ -40,7 +40,7 @@ STAGE = "fit-world-model"
 UNFINISHED = "unfinished"
 
 
-def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> TransitionFormat:
     """How the world model writes transitions.
 
     Args:
@@ -53,11 +53,11 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
     _check_writes(settings)
     form = _form_of_answers(settings, log)
     if settings.facts:
-        form = WithFacts(FactIndex(log), settings.facts, form)
+        form = MemoryFormat(TaskMemory(log), settings.facts, form)
     if not settings.reasoning_tokens:
         return form
     # what starts at random reads no instruction, and would only have it in its context
-    return Reasoned(form, settings.reasoning_tokens, INSTRUCTION if settings.follows_instructions else "")
+    return ReasoningFormat(form, settings.reasoning_tokens, INSTRUCTION if settings.follows_instructions else "")
 
 
 def _check_writes(settings: WorldModelSettings) -> None:
@@ -68,15 +68,15 @@ def _check_writes(settings: WorldModelSettings) -> None:
         )
 
 
-def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Form:
+def _form_of_answers(settings: WorldModelSettings, log: Sequence[Trajectory]) -> TransitionFormat:
     if settings.kind == "delta":
-        return Edits(settings.edited_in_full)
+        return EditFormat(settings.edited_in_full)
     if settings.kind == "retrieval":
         try:
-            return Retrieval(TransitionIndex(log), settings.neighbours)
+            return RetrievalFormat(TransitionIndex(log), settings.neighbours)
         except ValueError as error:
             raise UserError(f"worldmodel.kind=retrieval: {error}") from error
-    return WholeText()
+    return FullObservation()
 
 
 def trained_as(settings: WorldModelSettings) -> str:
@@ -245,7 +245,7 @@ def _member(
     max_tokens: int,
     temperature: float,
     log: Sequence[Trajectory],
-    form: Form,
+    form: TransitionFormat,
     folder: Path,
     elsewhere: bool,
 ) -> TextWorldModel:
@@ -303,7 +303,12 @@ def thoughts_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> list
 
 
 def check_thoughts(
-    max_tokens: int, thoughts: Sequence[str], log: Sequence[Trajectory], chat: ChatFormat, form: Form, context: int
+    max_tokens: int,
+    thoughts: Sequence[str],
+    log: Sequence[Trajectory],
+    chat: ChatFormat,
+    form: TransitionFormat,
+    context: int,
 ) -> None:
     """What needs the tokenizer.
 
@@ -315,19 +320,20 @@ def check_thoughts(
         UserError: more than one in a hundred logged thoughts is longer than it may be, or more than one in a hundred
             first turns leaves no room to think and to predict.
     """
-    if not form.reasoning:
+    if not form.reasoning_tokens:
         return
     line = len(chat.encode(DELIMITER))
     sizes = [len(chat.encode(thought)) + line for thought in thoughts]
-    long = sum(size > form.reasoning for size in sizes)
+    long = sum(size > form.reasoning_tokens for size in sizes)
     if long > 0.01 * len(sizes):
         raise UserError(
-            f"{long} of {len(sizes)} logged thoughts are longer than worldmodel.reasoning_tokens={form.reasoning}; the "
-            f"longest is {max(sizes)} with the line that ends it"
+            f"{long} of {len(sizes)} logged thoughts are longer than "
+            f"worldmodel.reasoning_tokens={form.reasoning_tokens}; the longest is {max(sizes)} with the line that "
+            "ends it"
         )
     starts = {(t.start, t.turns[0].action) for t in log}
     first = [len(prompt_tokens(chat, form, start, [], action).ids) for start, action in starts]
-    needed = [size + form.reasoning + max_tokens for size in first]
+    needed = [size + form.reasoning_tokens + max_tokens for size in first]
     if sum(size > context for size in needed) > 0.01 * len(needed):
         raise UserError(
             f"the first turn of an episode needs up to {max(needed)} tokens to read, think and predict, but the "

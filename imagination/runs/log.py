@@ -10,7 +10,7 @@ from imagination.settings import UserError
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 
 ORIGIN = "origin/"  # how ids of episodes begin that another run has logged
 

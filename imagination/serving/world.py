@@ -9,7 +9,7 @@ from imagination.rollout.dream_env import Start
 from real_envs.env import Env, Task
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation
-from worldmodel.retrieval import Transition, TransitionIndex
+from worldmodel.formats.retrieval import LoggedTransition, TransitionIndex
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class DreamWorld:
         names = self._by_task[chosen]
         return Task(chosen, {"start": names[stream_seed("served start", seed) % len(names)]})
 
-    def nearest(self, start: str, seen: str, action: str, count: int) -> list[Transition]:
+    def nearest(self, start: str, seen: str, action: str, count: int) -> list[LoggedTransition]:
         """The logged transitions most like this one, the most similar first."""
         if self.index is None:
             return []

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from real_envs.errors import UserError
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 
 if TYPE_CHECKING:
     from real_envs.chat_server import ChatServer

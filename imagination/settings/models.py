@@ -8,7 +8,7 @@ from typing import Literal
 
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 from worldmodel.screen.settings import ScreenSettings
 
 

@@ -1,12 +1,10 @@
-"""Trajectory <-> token ids with an owner per token, through the model's own chat template.
+"""Trajectory -> token ids with an owner per token, through the model's own chat template.
 
-One conversation, two views. The policy is the assistant of its view and writes actions::
+The policy is the assistant of its conversation and writes actions::
 
     user: <start>   assistant: go east   user: -= Hall =- ...   assistant: take lamp   user: You take the lamp. ...
 
-The world model is the assistant of the other view and writes what the world answers::
-
-    user: <start> > go east   assistant: -= Hall =- ... [reward=0]   user: take lamp   assistant: ... [reward=1 done]
+The world model's view of the same episode is in ``worldmodel.formats.full``.
 
 A chat template is cut once into the token ids between contents (``ChatFormat``). From there on sequences grow by
 appending ids, so a prompt is a prefix of the next one (caches stay valid) and sampled ids are never re-tokenised.
@@ -14,7 +12,6 @@ appending ids, so a prompt is a prefix of the next one (caches stay valid) and s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ACTION_LINE = "\n[action]\n"  # between what a policy thinks and what it does
-_STATUS = re.compile(r"\A(?P<text>.*)\n\[reward=(?P<reward>-?\d+(?:\.\d+)?)(?P<done> done)?\]\Z", re.DOTALL)
 
 
 class ChatTemplateError(UserError):
@@ -119,89 +115,6 @@ class Tokens:
         self.ids.extend(ids)
         self.owners.extend([owner] * len(ids))
         self.turns.extend([turn] * len(ids))
-
-
-def status_line(reward: float | None, terminated: bool) -> str:
-    """The line that follows a predicted observation: ``[reward=0]`` or ``[reward=1 done]``; no reward counts as 0.
-
-    Six decimals are kept, and never an exponent, so that every line that is written can be parsed.
-    """
-    amount = f"{round(reward or 0.0, 6) or 0.0:.6f}".rstrip("0").rstrip(".")
-    return f"\n[reward={amount}{' done' if terminated else ''}]"
-
-
-def prediction_text(turn: Turn) -> str:
-    """What the world model should write for this turn."""
-    return turn.observation + status_line(turn.reward, turn.terminated)
-
-
-def parse_prediction(text: str) -> tuple[str, float, bool] | None:
-    """``(observation, reward, terminated)``, or ``None`` where the text is no well-formed prediction."""
-    match = _STATUS.match(text)
-    if match is None:
-        return None
-    return match["text"], float(match["reward"]), match["done"] is not None
-
-
-def world_model_prompt(
-    chat: ChatFormat,
-    start: str,
-    history: Sequence[Turn],
-    action: str,
-    answers: Sequence[str] | None = None,
-    notes: Sequence[str] = (),
-    lead: str = "",
-) -> Tokens:
-    """The ids that the world model continues with its prediction of what ``action`` does.
-
-    Args:
-        answers: what it wrote for each turn of ``history``; by default the whole observations (``prediction_text``).
-        notes: what stands before each action, that of ``action`` last; nothing by default. Trained by nobody.
-        lead: what stands before each answer, trained by nobody; it is no part of the prompt's own end.
-    """
-    answers = [prediction_text(turn) for turn in history] if answers is None else answers
-    notes = notes or [""] * (len(history) + 1)
-    tokens = Tokens.empty()
-    tokens.append(chat.opening, Owner.SCAFFOLD)
-    tokens.append(chat.encode(start + "\n> "), Owner.SCAFFOLD)
-    for index, (turn, answer, note) in enumerate(zip(history, answers, notes[:-1], strict=True)):
-        tokens.append(chat.encode(note) if note else (), Owner.SCAFFOLD)
-        tokens.append(chat.encode(turn.action), Owner.AGENT, index)
-        tokens.append(chat.to_assistant, Owner.SCAFFOLD)
-        tokens.append(chat.encode(lead) if lead else (), Owner.SCAFFOLD)
-        tokens.append((*chat.encode(answer), chat.stop), Owner.ENV, index)
-        tokens.append(chat.to_user, Owner.SCAFFOLD)
-    tokens.append(chat.encode(notes[-1]) if notes[-1] else (), Owner.SCAFFOLD)
-    tokens.append(chat.encode(action), Owner.AGENT, len(history))
-    tokens.append(chat.to_assistant, Owner.SCAFFOLD)
-    return tokens
-
-
-def render_for_world_model(
-    chat: ChatFormat,
-    trajectory: Trajectory,
-    answers: Sequence[str] | None = None,
-    notes: Sequence[str] = (),
-    lead: str = "",
-) -> Tokens:
-    """The whole episode in the world model's view; it trains on the tokens owned by ``ENV``.
-
-    Args:
-        answers: what it should write for each turn; by default the whole observations.
-        notes: what stands before each action.
-        lead: what stands before each answer, trained by nobody.
-
-    Raises:
-        ValueError: the episode has no turn, so there is nothing to predict.
-    """
-    if not trajectory.turns:
-        raise ValueError(f"episode {trajectory.id} has no turn")
-    *history, last = trajectory.turns
-    answers = [prediction_text(turn) for turn in trajectory.turns] if answers is None else answers
-    tokens = world_model_prompt(chat, trajectory.start, history, last.action, answers[:-1], notes, lead)
-    tokens.append(chat.encode(lead) if lead else (), Owner.SCAFFOLD)
-    tokens.append((*chat.encode(answers[-1]), chat.stop), Owner.ENV, len(history))
-    return tokens
 
 
 def spoken_action(text: str) -> str:

@@ -33,7 +33,7 @@ from real_envs.textworld import TextWorldGame, TextWorldTasks
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
-from worldmodel.oracle import OracleWorldModel
+from tests.support.oracle import OracleWorldModel
 from worldmodel.world_model import Prediction
 
 TURNS = 5

@@ -20,8 +20,8 @@ from imagination.settings import Config, UserError
 from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Observation, Trajectory, Turn
+from tests.support.oracle import OracleWorldModel
 from tests.support.tiny import TASKS, start, tiny_settings, write_log
-from worldmodel.oracle import OracleWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 

@@ -27,7 +27,7 @@ from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason, Trajectory
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.evaluation import judge
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 
 
 def through(config: Config, run: Path) -> list[dict[str, Any]]:

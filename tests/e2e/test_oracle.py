@@ -25,7 +25,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.textworld import REFUSAL, TextWorldGame, TextWorldTasks
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory, Turn
-from worldmodel.oracle import OracleWorldModel
+from tests.support.oracle import OracleWorldModel
 
 TURNS = 6
 REAL, DREAM = Provenance(Source.REAL, "p"), Provenance(Source.DREAM, "p", OracleWorldModel.version)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worldmodel.edits import EditFault, EditInvalid, apply, diff
+from worldmodel.formats.edits import EditFault, EditInvalid, apply, diff
 
 ODD = [
     "",

@@ -19,10 +19,11 @@ from imagination.rollout.play import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row, collate
 from policy.lm.engine import Completion, Sampling
-from policy.lm.render import ChatFormat, Tokens, render_for_policy, render_for_world_model, status_line
+from policy.lm.render import ChatFormat, Tokens, render_for_policy
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory, Turn
+from worldmodel.formats.full import FullObservation, episode_tokens, status_line
 from worldmodel.objective import world_model_row
 
 quick = settings(deadline=None, max_examples=80)  # no deadline: the CPU cores are shared
@@ -193,7 +194,7 @@ def trained(row: Row) -> list[int]:
 def test_owners_cover_both_views_and_are_right(episode: Trajectory) -> None:
     """Agent, world and scaffold are three disjoint parts of a sequence, and each holds what its name says. In the world
     model's view the start is scaffold: nobody can predict it."""
-    for tokens in (render_for_policy(CHAT, episode), render_for_world_model(CHAT, episode)):
+    for tokens in (render_for_policy(CHAT, episode), episode_tokens(CHAT, episode, FullObservation())):
         assert len(tokens.ids) == len(tokens.owners) == len(tokens.turns)
         assert sum(len(of_owner(tokens, owner)) for owner in Owner) == len(tokens.ids)
         assert not any(c.isupper() for c in CHAT.decode(of_owner(tokens, Owner.AGENT)))
@@ -204,7 +205,7 @@ def test_owners_cover_both_views_and_are_right(episode: Trajectory) -> None:
                 if (owner, at) == (Owner.AGENT, k)
             ]
             assert CHAT.decode(own) == turn.action
-    of_policy, of_world = render_for_policy(CHAT, episode), render_for_world_model(CHAT, episode)
+    of_policy, of_world = render_for_policy(CHAT, episode), episode_tokens(CHAT, episode, FullObservation())
     answered = "".join(turn.observation + status_line(turn.reward, turn.terminated) for turn in episode.turns)
     assert CHAT.decode(of_owner(of_world, Owner.ENV)) == answered
     assert CHAT.decode(of_owner(of_world, Owner.SCAFFOLD)) == episode.start + "\n> "

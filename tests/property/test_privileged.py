@@ -23,9 +23,9 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import Env, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration, Isotonic, Score
-from worldmodel.facts import FactIndex, WithFacts
-from worldmodel.form import WholeText
-from worldmodel.reasoning import Reasoned
+from worldmodel.formats.full import FullObservation
+from worldmodel.formats.memory import MemoryFormat, TaskMemory
+from worldmodel.formats.reasoning import ReasoningFormat
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction, WorldModel
 
@@ -162,7 +162,7 @@ def test_no_secret_reaches_the_policy_or_the_world_model_in_a_dream(hidden: list
 def test_no_thought_of_the_world_model_reaches_the_policy_or_a_later_turn(hidden: list[str]) -> None:
     """Neither one that was thought in this dream, nor one of the logged turn that the dream branched from."""
     engine = Thinks(thought=hidden[2])
-    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, Reasoned(WholeText(), 400))
+    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, ReasoningFormat(FullObservation(), 400))
     text, trajectory = seen_by_policy(dream(hidden, model), hidden)
     assert len(engine.prompts) == 3
     asked = "\n".join(CHAT.tokenizer.decode(ids) for ids in engine.prompts)
@@ -181,7 +181,7 @@ def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: lis
     log = [
         Trajectory("l", "t", "g", Source.REAL, "a", 0, "A hall.", shown[3:], StopReason.TURN_LIMIT, world_facts=told)
     ]
-    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, WithFacts(FactIndex(log), 99))
+    model = TextWorldModel(engine, CHAT, "w", 400, 1.0, MemoryFormat(TaskMemory(log), 99))
     text, _ = seen_by_policy(DreamEnv(model, {"s": Start("t", "A hall.")}, NO_GUARD), hidden)
     assert not [secret for secret in hidden if secret in text]
     for ids in engine.prompts:

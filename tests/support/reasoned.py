@@ -5,7 +5,7 @@ from __future__ import annotations
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.form import DELIMITER
+from worldmodel.formats.full import DELIMITER
 
 BYTES = ChatFormat(train_tokenizer([], 261))  # one token a byte, so that lengths can be counted by hand
 LINE = len(DELIMITER)

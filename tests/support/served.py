@@ -18,7 +18,7 @@ from imagination.serving.gate import Admission
 from imagination.serving.server import Server, listen
 from imagination.serving.world import DreamWorld
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 HISTORY = (Turn("wait", "Time passes.", 0.0, False),)

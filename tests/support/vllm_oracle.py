@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
+import worldmodel.formats.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
 from policy.lm.backbone import build_model
 from policy.lm.engine import Completion
 from policy.lm.settings import ModelSettings

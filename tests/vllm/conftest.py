@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-import worldmodel.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
+import worldmodel.formats.retrieval  # noqa: F401 - brings numba in, which vLLM must not stumble over (see undisturbed)
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.settings import Config

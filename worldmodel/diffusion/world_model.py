@@ -18,7 +18,7 @@ from real_envs.errors import UserError
 from real_envs.trajectory import Turn
 from worldmodel.diffusion.canvas import Inverse
 from worldmodel.diffusion.engine import Filler
-from worldmodel.form import Form, prompt_tokens
+from worldmodel.formats.full import TransitionFormat, prompt_tokens
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction
 
@@ -48,7 +48,7 @@ class DiffusionWorldModel(TextWorldModel):
         version: str,
         max_tokens: int = 160,
         temperature: float = 0.0,
-        form: Form | None = None,
+        form: TransitionFormat | None = None,
         inverse: Inverse | None = None,
     ) -> None:
         super().__init__(engine, chat, version, max_tokens, temperature, form)
@@ -59,7 +59,7 @@ class DiffusionWorldModel(TextWorldModel):
         """A canvas is filled from all sides; ``infill`` takes known words."""
         return False
 
-    def _like(self, temperature: float, form: Form) -> DiffusionWorldModel:
+    def _like(self, temperature: float, form: TransitionFormat) -> DiffusionWorldModel:
         return DiffusionWorldModel(
             self._filler, self.chat, self.version, self.max_tokens, temperature, form, self._inverse
         )
@@ -95,7 +95,7 @@ class DiffusionWorldModel(TextWorldModel):
         given = dict(enumerate(head)) | {len(head) + hidden + at: token for at, token in enumerate(tail)}
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids
         completion = await self._filler.fill(prompt, given, self.sampling, seed, session)
-        return self._parsed(prompt, completion, start, history).prediction()
+        return self._parsed(prompt, completion, start, history).prediction
 
     async def action_between(
         self, start: str, history: Sequence[Turn], after: Turn, seed: int, session: object = None

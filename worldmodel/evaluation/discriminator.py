@@ -15,7 +15,7 @@ from policy.lm.render import ChatFormat
 from real_envs.trajectory import Owner, Trajectory
 from worldmodel.evaluation.signals import DreamedTurn, answered, upto
 from worldmodel.evaluation.transitions import Judged
-from worldmodel.form import Form, episode_tokens
+from worldmodel.formats.full import TransitionFormat, episode_tokens
 
 _PENALTY = 0.01  # weight of the squared weights
 _STEPS = 200  # of LBFGS at most
@@ -28,7 +28,7 @@ class AnswerStates:
         max_tokens: that a forward pass computes.
     """
 
-    def __init__(self, model: Any, chat: ChatFormat, form: Form, max_tokens: int = 4096) -> None:
+    def __init__(self, model: Any, chat: ChatFormat, form: TransitionFormat, max_tokens: int = 4096) -> None:
         self._model, self._chat, self._form, self._max_tokens = model, chat, form, max_tokens
 
     @torch.no_grad()

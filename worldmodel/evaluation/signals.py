@@ -21,7 +21,7 @@ from real_envs.trajectory import Trajectory, Turn
 from worldmodel.evaluation.contradictions import contradictions_of
 from worldmodel.evaluation.intervals import RESAMPLES, Estimate, clusters, interval_of
 from worldmodel.evaluation.transitions import Judged, token_f1
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.rules.rule_set import RuleSet
 
 _WORDS = re.compile(r"\w+|[^\w\s]")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from real_envs.streams import stream_seed
-from real_envs.trajectory import Trajectory, Turn
+from real_envs.trajectory import Turn
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.rule_set import Answer, RuleSet
-from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid
-
-if TYPE_CHECKING:  # settings are read before anything heavy is imported
-    from policy.lm.engine import Engine
+from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
 
 
 def _continues(model: LanguageWorldModel) -> bool:
@@ -21,7 +18,7 @@ def _continues(model: LanguageWorldModel) -> bool:
     return bool(getattr(model, "continues", False))
 
 
-class RuledWorldModel:
+class RuledWorldModel(WorldModelWrapper):
     """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
     What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
@@ -44,25 +41,12 @@ class RuledWorldModel:
         mode: Literal["refuse", "repair"] = "repair",
         resamples: int = 8,
     ) -> None:
-        self.model, self.rules, self.mode, self.resamples = model, rules, mode, resamples
+        super().__init__(model)
+        self.rules, self.mode, self.resamples = rules, mode, resamples
         self.version = f"{model.version}+rules"
         self._sampled = model.at_temperature(1.0) if model.temperature == 0 else model
 
-    @property
-    def engines(self) -> tuple[Engine, ...]:
-        return self.model.engines
-
-    @property
-    def temperature(self) -> float:
-        return self.model.temperature
-
-    def at_temperature(self, temperature: float) -> RuledWorldModel:
-        return self._like(self.model.at_temperature(temperature))
-
-    def excluding(self, episodes: Sequence[Trajectory]) -> RuledWorldModel:
-        return self._like(self.model.excluding(episodes))
-
-    def _like(self, model: LanguageWorldModel) -> RuledWorldModel:
+    def around(self, model: LanguageWorldModel) -> RuledWorldModel:
         return RuledWorldModel(model, self.rules, self.mode, self.resamples)
 
     async def predict(
@@ -155,4 +139,4 @@ class RuledWorldModel:
 
     def release(self, session: object) -> None:
         self.rules.release(session)
-        self.model.release(session)
+        super().release(session)

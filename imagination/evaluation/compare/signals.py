@@ -24,8 +24,8 @@ from worldmodel.evaluation.signals import (
     judge_signals,
 )
 from worldmodel.evaluation.transitions import Judged, judge
-from worldmodel.form import WholeText
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.full import FullObservation
+from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import LanguageWorldModel
 
@@ -78,7 +78,7 @@ async def signal_table(
     plain = world.model if isinstance(world, RuledWorldModel) else world
     if held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", settings)
-        states = AnswerStates(model, chat, WholeText())
+        states = AnswerStates(model, chat, FullObservation())
         taught = await judge(plain.at_temperature(1.0), held[:EPISODES])
         head = Discriminator.fit(states, held, taught)
         signals += [head] if head is not None else []

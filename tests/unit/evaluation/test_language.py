@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from imagination.evaluation.language import language_metrics
-from policy.lm.render import ChatFormat, status_line
+from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.delta import Edits
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import status_line
 
 CHAT = ChatFormat(train_tokenizer(["take the lamp"] * 9 + ["A hall."] * 9, 400))
 STATUS = len(CHAT.encode(status_line(0.0, False)))  # how a prediction tells reward and end
@@ -33,9 +34,9 @@ def test_edits_are_what_a_model_of_edits_writes() -> None:
     page = "[1] checkbox 'a'\n[2] button 'Submit'"
     log = [episode(page, ("click('1')", page.replace("'a'", "'a' checked")), ("click('9')", page))]
     written = ["=\n~[1] checkbox 'a' checked", "=[1] checkbox 'a'"]  # the second goes back to an earlier page
-    assert Edits().answers(page, log[0].turns) == [text + status_line(0.0, False) for text in written]
+    assert EditFormat().answers(page, log[0].turns) == [text + status_line(0.0, False) for text in written]
     tokens = [len(CHAT.encode(text + status_line(0.0, False))) for text in written]
-    assert language_metrics(CHAT, log, [], Edits())["tokens_per_prediction"] == sum(tokens) / 2
+    assert language_metrics(CHAT, log, [], EditFormat())["tokens_per_prediction"] == sum(tokens) / 2
 
 
 def test_nothing_to_measure_is_none() -> None:

@@ -14,7 +14,7 @@ from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner
 from tests.support.tiny import logged_episode
-from worldmodel.form import WholeText, episode_tokens
+from worldmodel.formats.full import FullObservation, episode_tokens
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_log_likelihood_of_a_turn_is_that_of_a_plain_loop() -> None:
     model = build_model(settings, chat.tokenizer, 0).eval()
     total, turns = 0.0, 0
     for episode in episodes:
-        tokens = episode_tokens(chat, episode, WholeText())
+        tokens = episode_tokens(chat, episode, FullObservation())
         with torch.no_grad():
             logprobs = model(torch.tensor([tokens.ids])).logits[0].double().log_softmax(-1)
         total += sum(
@@ -52,6 +52,6 @@ def test_the_log_likelihood_of_a_turn_is_that_of_a_plain_loop() -> None:
         )
         turns += len(episode.turns)
     for micro in (64, 4096):
-        found = log_likelihood(model, chat, WholeText(), episodes, 256, micro)
+        found = log_likelihood(model, chat, FullObservation(), episodes, 256, micro)
         assert found == pytest.approx(total / turns, rel=1e-4)
-    assert log_likelihood(model, chat, WholeText(), [], 256, 64) is None
+    assert log_likelihood(model, chat, FullObservation(), [], 256, 64) is None

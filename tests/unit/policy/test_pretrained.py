@@ -18,12 +18,13 @@ from imagination.runs.models import adapted
 from policy.lm.backbone import CheckpointError, load_checkpoint, save_checkpoint
 from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.render import ChatFormat, prediction_text
+from policy.lm.render import ChatFormat
 from policy.lm.settings import LoraSettings, ModelSettings
 from tests.support.asking import together
 from tests.support.engines import NEVER, generate, teacher_forced
 from tests.support.smollm2 import NotFetched, fetched, gguf_file
 from tests.support.tiny import logged_episode
+from worldmodel.formats.full import prediction_text
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 CONTEXT = 512

@@ -5,89 +5,18 @@ Every content of the hand-computed episode is a token of its own, so sequences c
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase
 
-from policy.lm.render import (
-    ChatFormat,
-    Tokens,
-    append_observation,
-    parse_prediction,
-    policy_prompt,
-    render_for_policy,
-    render_for_world_model,
-    status_line,
-    world_model_prompt,
-)
-from policy.lm.tokenizer import train_tokenizer
+from policy.lm.render import ChatFormat, Tokens, append_observation, policy_prompt, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from tests.support.chats import EPISODE, OUR_CHAT, OURS, QWEN2, QWEN2_CHAT, ids, ours
 
 S, A, E = Owner.SCAFFOLD, Owner.AGENT, Owner.ENV
-WORDS = ["ATTIC", "HALL", "THE END", "go east", "take lamp", "\n> ", "\n[reward=0]", "\n[reward=1 done]"]
-EPISODE = Trajectory(
-    id="e", task_id="t", group_id="g", source=Source.EXPERT, agent="expert", seed=0, start="ATTIC",
-    turns=(Turn("go east", "HALL", 0.0, False), Turn("take lamp", "THE END", 1.0, True)),
-    stop=StopReason.TERMINATED,
-)  # fmt: skip
-
-CHATML = (  # Qwen2's: a system message of its own where there is none
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
-    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
-    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
-QWEN2_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def ours(template: str | None = None) -> PreTrainedTokenizerFast:
-    tokenizer = train_tokenizer(["You see a lamp. There is an exit to the east."] * 2, 300, WORDS)
-    if template is not None:
-        tokenizer.chat_template = template
-    return tokenizer
-
-
-def qwen2() -> PreTrainedTokenizerFast:
-    """The mechanics of Qwen2's tokenizer: byte-level BPE on its own split, ChatML marks as special tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(QWEN2_SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(
-        ["system\nYou are a helpful assistant.", "user\nYou see a lamp.\n\n", "\n"] * 3, trainer
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML
-    )
-
-
-OURS, QWEN2 = ours(), qwen2()
-OUR_CHAT, QWEN2_CHAT = ChatFormat(OURS), ChatFormat(QWEN2)
-
-
-def ids(*words: str) -> list[int]:
-    """Ids of words that have to be one token each."""
-    found = [OURS.encode(word, add_special_tokens=False) for word in words]
-    assert all(len(one) == 1 for one in found), found
-    return [one[0] for one in found]
-
 
 # --- ChatFormat ---
 
@@ -198,7 +127,7 @@ def test_no_template_at_all_is_refused() -> None:
         ChatFormat(tokenizer)
 
 
-# --- the two views ---
+# --- the policy's view ---
 
 
 def test_the_policys_view_by_hand() -> None:
@@ -229,28 +158,11 @@ def test_the_last_answer_is_there_where_it_is_asked_for() -> None:
     assert whole.owners[len(plain.ids) :] == [S, E, S, S]
 
 
-def test_the_world_models_view_by_hand() -> None:
-    """It learns what the world answered, status and end included, and neither the start nor the actions."""
-    tokens = render_for_world_model(OUR_CHAT, EPISODE)
-    assert tokens.ids == ids(
-        "<|user|>", "ATTIC", "\n> ", "go east", "<|end|>", "<|assistant|>", "HALL", "\n[reward=0]", "<|end|>",
-        "<|user|>", "take lamp", "<|end|>", "<|assistant|>", "THE END", "\n[reward=1 done]", "<|end|>",
-    )  # fmt: skip
-    assert tokens.owners == [S, S, S, A, S, S, E, E, E, S, A, S, S, E, E, E]
-    assert tokens.turns == [-1, -1, -1, 0, -1, -1, 0, 0, 0, -1, 1, -1, -1, 1, 1, 1]
-
-
 def test_actions_of_a_logged_history_belong_to_whom_the_caller_says() -> None:
     """In a branched start they are context: owned by the agent, the policy would train on what it did not sample."""
     tokens = policy_prompt(OUR_CHAT, "ATTIC", EPISODE.turns[:1], Owner.SCAFFOLD)
     assert tokens.ids == render_for_policy(OUR_CHAT, EPISODE).ids[:10]
     assert tokens.owners == [S, E, S, S, S, S, S, E, S, S]
-
-
-def test_an_episode_without_turns_has_nothing_to_predict() -> None:
-    empty = Trajectory("e", "t", "g", Source.REAL, "a", 0, "ATTIC", (), StopReason.ENV_CRASHED)
-    with pytest.raises(ValueError, match="episode e has no turn"):
-        render_for_world_model(OUR_CHAT, empty)
 
 
 turns = st.builds(
@@ -265,10 +177,10 @@ turns = st.builds(
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=12), st.lists(turns, min_size=1, max_size=4), st.sampled_from([OUR_CHAT, QWEN2_CHAT]))
 def test_a_prompt_is_a_prefix_of_the_next_one(start: str, played: list[Turn], chat: ChatFormat) -> None:
-    """Both views grow by appending. Else cached keys and values stand for other tokens, and what a model was trained on
-    is not what it is asked in a rollout. The order of pieces is written down here once more, as a plain loop."""
+    """The conversation grows by appending. Else cached keys and values stand for other tokens, and what a model was
+    trained on is not what it is asked in a rollout. The order of pieces is written down here again, as a plain loop."""
     whole = Trajectory("e", "t", "g", Source.REAL, "a", 0, start, tuple(played), StopReason.TURN_LIMIT)
-    of_policy, of_world = render_for_policy(chat, whole), render_for_world_model(chat, whole)
+    of_policy = render_for_policy(chat, whole)
     grown = policy_prompt(chat, start, [], Owner.AGENT)
     for k, turn in enumerate(played):
         asked = policy_prompt(chat, start, played[:k], Owner.AGENT)
@@ -279,71 +191,9 @@ def test_a_prompt_is_a_prefix_of_the_next_one(start: str, played: list[Turn], ch
             assert of_policy == grown  # and it ends with the last action
         append_observation(chat, grown, turn.observation)
 
-        question = world_model_prompt(chat, start, played[:k], turn.action)
-        answer = chat.encode(turn.observation + status_line(turn.reward, turn.terminated))
-        assert of_world.ids[: len(question.ids)] == question.ids
-        assert of_world.ids[len(question.ids) :][: len(answer) + 1] == [*answer, chat.stop]
-        assert set(of_world.owners[len(question.ids) :][: len(answer) + 1]) == {Owner.ENV}
-    assert len(of_world.ids) == len(question.ids) + len(answer) + 1
-
 
 def test_appending_keeps_the_lists_parallel() -> None:
     tokens = Tokens.empty()
     tokens.append((7, 8), Owner.AGENT, 3)
     tokens.append((9,), Owner.SCAFFOLD)
     assert (tokens.ids, tokens.owners, tokens.turns) == ([7, 8, 9], [A, A, S], [3, 3, -1])
-
-
-# --- status lines ---
-
-
-@settings(deadline=None, max_examples=300)
-@given(
-    st.text(max_size=40) | st.sampled_from(["a\n[reward=1 done]", "\n[reward=0]", "a\n"]),
-    st.floats(-1e9, 1e9) | st.sampled_from([1 / 3, 1e-5, 2e6, 1e-4, 123456.789, 1.0, -0.0]),
-    st.booleans(),
-)
-@example("x", 1e-05, False)  # %g writes 1e-05, which is no number for a parser that expects digits
-@example("x", 1e6, True)
-def test_a_prediction_round_trips(text: str, reward: float, terminated: bool) -> None:
-    """What was logged can be told by a perfect world model. Rewards keep six decimals: a task pays 1 in total."""
-    parsed = parse_prediction(text + status_line(reward, terminated))
-    assert parsed is not None
-    assert parsed[0] == text
-    assert math.isclose(parsed[1], reward, abs_tol=1e-6)
-    assert parsed[2] is terminated
-
-
-def test_status_lines_by_hand() -> None:
-    """The text is the interface to the weights: another spelling would make all trained models malformed."""
-    assert status_line(0.0, False) == status_line(None, False) == "\n[reward=0]"
-    assert status_line(1.0, True) == "\n[reward=1 done]"
-    assert status_line(-0.5, False) == "\n[reward=-0.5]"
-    assert status_line(1 / 3, False) == "\n[reward=0.333333]"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "You see a lamp.",
-        "[reward=0]",  # no line of its own
-        "a [reward=0]",
-        "a\n[reward=0",
-        "a\n[reward=]",
-        "a\n[reward=.]",
-        "a\n[reward=1.]",
-        "a\n[reward=1 2]",
-        "a\n[reward=nan]",
-        "a\n[reward=1done]",
-        "a\n[reward=1 done] ",
-        "a\n[reward=1 done]\n",
-        "a\n[reward=1 done] b",
-        "a\n[Reward=1]",
-        "a\n[reward=1 DONE]",
-        "a\n [reward=1]",
-    ],
-)
-def test_malformed_predictions_are_none(text: str) -> None:
-    """Never a guess: a made-up reward would be paid out in the dream."""
-    assert parse_prediction(text) is None

@@ -15,12 +15,13 @@ from imagination.rollout.dream_env import NO_GUARD, DreamEnv, Guard, Start, star
 from imagination.rollout.play import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.render import ChatFormat, world_model_prompt
+from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.check import check_env
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration, Isotonic, Score
+from worldmodel.formats.full import FullObservation, prompt_tokens
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
@@ -368,7 +369,7 @@ def test_a_prediction_is_read_off_the_models_tokens() -> None:
     words = len(CHAT.encode("It is dark."))
     assert CHAT.encode("It is dark.") == engine.ids[:words]  # here the status line starts at a token of its own
     assert found.outcome_confidence == pytest.approx(math.exp(-0.1 * (len(engine.ids) - words)))
-    prompt = world_model_prompt(CHAT, "ATTIC", HISTORY, "wait").ids
+    prompt = prompt_tokens(CHAT, FullObservation(), "ATTIC", HISTORY, "wait").ids
     assert engine.asked == [(prompt, Sampling(30, CHAT.stop, 0.4), 9)]
 
 

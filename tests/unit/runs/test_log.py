@@ -9,7 +9,7 @@ import pytest
 from imagination.runs.log import solved_at
 from imagination.runs.run_folder import RunFolder
 from real_envs.store import TrajectoryStore
-from worldmodel.outcome import Goal
+from worldmodel.goal import Goal
 
 
 @pytest.mark.parametrize("place", ["log", "origin"])

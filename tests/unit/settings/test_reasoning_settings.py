@@ -13,8 +13,8 @@ from imagination.settings import Config, UserError, WorldModelSettings
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError
 from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
-from worldmodel.form import DELIMITER, WholeText
-from worldmodel.reasoning import INSTRUCTION, Reasoned
+from worldmodel.formats.full import DELIMITER, FullObservation
+from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat
 
 
 def config(**changed: Any) -> Config:
@@ -22,19 +22,19 @@ def config(**changed: Any) -> Config:
 
 
 def test_the_form_follows_the_settings() -> None:
-    assert form_of(config(reasoning_tokens=0).worldmodel, []).reasoning == 0
+    assert form_of(config(reasoning_tokens=0).worldmodel, []).reasoning_tokens == 0
     assert trained_as(config(reasoning_tokens=0).worldmodel) == "text"
     edits = [config(reasoning_tokens=0, kind="delta", edited_in_full=full).worldmodel for full in (True, False)]
     assert [trained_as(settings) for settings in edits] == ["delta-full", "delta-brief"]
     for kind in ("text", "delta", "retrieval"):
         settings = config(kind=kind).worldmodel
         form = form_of(settings, [EPISODE])
-        assert isinstance(form, Reasoned)
-        assert (form.reasoning, form.instruction) == (40, "")
+        assert isinstance(form, ReasoningFormat)
+        assert (form.reasoning_tokens, form.instruction) == (40, "")
         assert trained_as(settings).endswith("+reasoning")
         assert DELIMITER in form.phrases([EPISODE])
     pretrained = form_of(config(model="some/checkpoint").worldmodel, [])
-    assert isinstance(pretrained, Reasoned)
+    assert isinstance(pretrained, ReasoningFormat)
     assert pretrained.instruction == INSTRUCTION
     with pytest.raises(ValueError, match="reasoning_tokens"):
         WorldModelSettings(reasoning_tokens=-1)
@@ -57,7 +57,7 @@ def test_what_cannot_work_is_refused_with_a_sentence() -> None:
 
 
 def test_what_needs_the_tokenizer_is_refused_with_a_sentence() -> None:
-    form = Reasoned(WholeText(), 40)
+    form = ReasoningFormat(FullObservation(), 40)
     thoughts = ["x" * (40 - LINE)]
     prompt = len(f"{HALL}\n> take lamp") + 3  # and the tokens of the template
     needed = prompt + 40 + config().dream.max_tokens

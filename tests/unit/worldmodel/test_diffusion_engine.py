@@ -24,7 +24,7 @@ from worldmodel.diffusion.editing import draft_of
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.diffusion.world_model import DiffusionWorldModel
-from worldmodel.form import WholeText, episode_tokens
+from worldmodel.formats.full import FullObservation, episode_tokens
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 MASK, STOP, BLOCK = 63, 2, 5
@@ -358,7 +358,7 @@ def test_it_is_asked_for_an_action_as_it_was_trained_to_be() -> None:
     assert confidence == pytest.approx(0.5 ** (len(CHAT.encode("go")) + 1))
     turns = (*history, replace(after, action="go"))
     episode = Trajectory("e", "t", "e", Source.REAL, "a", 0, "Start.", turns, StopReason.TERMINATED)
-    whole = episode_tokens(CHAT, episode, WholeText())
+    whole = episode_tokens(CHAT, episode, FullObservation())
     weights = [float(owner == Owner.ENV) for owner in whole.owners]
     (trained,) = inverse.canvases(0, whole.ids, weights, CHAT.stop, 200)
     assert engine.prompt == whole.ids[: trained.start]

@@ -13,13 +13,14 @@ from policy.lm.backbone import build_model
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.engines.inprocess.requests import DeviceScheduler
-from policy.lm.render import ChatFormat, status_line, world_model_prompt
+from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Turn
 from tests.support.engines import shake
 from worldmodel.ensemble import EnsembleWorldModel, disagreement, log_mean
-from worldmodel.text import TextWorldModel, Written
+from worldmodel.formats.full import FullObservation, prompt_tokens, status_line
+from worldmodel.text import ParsedPrediction, TextWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 SIZES = ModelSettings(hidden=16, layers=2, heads=2, kv_heads=1, mlp=32, context=512)
@@ -91,7 +92,7 @@ def members(temperature: float = 1.0, seeds: tuple[int, ...] = (0, 1, 2)) -> lis
     ]
 
 
-def teacher_forced(member: TextWorldModel, written: Written) -> list[float]:
+def teacher_forced(member: TextWorldModel, written: ParsedPrediction) -> list[float]:
     ids = torch.tensor([[*written.prompt, *written.completion.ids]])
     with torch.no_grad():
         table = member.engine.model(ids).logits[0].float().log_softmax(-1)  # type: ignore[attr-defined]
@@ -120,10 +121,10 @@ def test_confidence_is_that_of_the_mixture_on_the_written_tokens(temperature: fl
     for action, seed, told in valid_turns(model, 4):
         leader = model.members[model.leader(seed)]
         written = asyncio.run(leader.write("HALL", [], action, seed))
-        assert written.observation == told.observation
+        assert written.prediction.observation == told.observation
         scores = [teacher_forced(member, written) for member in model.members]
         whole = [math.exp(sum(s)) for s in scores]
-        words = [math.exp(sum(s[: written.status])) for s in scores]
+        words = [math.exp(sum(s[: written.status_start])) for s in scores]
         assert told.confidence == pytest.approx(sum(whole) / 3, rel=1e-3)
         assert told.outcome_confidence == pytest.approx(sum(whole) / sum(words), rel=1e-3)
         posterior = [p / sum(whole) for p in whole]
@@ -149,7 +150,7 @@ def test_a_seed_draws_the_member_and_all_are_drawn() -> None:
     drawn = [model.leader(seed) for seed in range(300)]
     assert drawn == [model.leader(seed) for seed in range(300)]
     assert all(70 <= drawn.count(m) <= 130 for m in range(3))
-    assert {EnsembleWorldModel(model.members, lead="first").leader(seed) for seed in range(50)} == {0}
+    assert {EnsembleWorldModel(model.members, member_selection="first").leader(seed) for seed in range(50)} == {0}
     assert {model.at_temperature(0.0).leader(seed) for seed in range(50)} == {0}  # a greedy world is one world
     assert model.at_temperature(0.0).engines == model.engines
     assert model.version == "w0+w1+w2"
@@ -157,10 +158,10 @@ def test_a_seed_draws_the_member_and_all_are_drawn() -> None:
 
 def test_a_turn_costs_each_member_only_its_new_tokens() -> None:
     """Those of the last answer and the action, and what is scored; not the long start, nor earlier turns."""
-    model = EnsembleWorldModel(members(), lead="first")
+    model = EnsembleWorldModel(members(), member_selection="first")
     start, turns = "HALL " * 40, [Turn(f"go {k}", "HALL", 0.0, False) for k in range(4)]
     others = [engine.counts for engine in model.engines[1:]]  # type: ignore[attr-defined]
-    lengths = [len(world_model_prompt(CHAT, start, turns[:k], turns[k].action).ids) for k in range(4)]
+    lengths = [len(prompt_tokens(CHAT, FullObservation(), start, turns[:k], turns[k].action).ids) for k in range(4)]
     for k in range(4):
         before = [(counts.fed, counts.scored) for counts in others]
         for seed in range(50):
@@ -195,7 +196,7 @@ def test_members_that_cannot_be_compared_are_refused() -> None:
 
 def test_an_unreadable_prediction_is_scored_by_nobody() -> None:
     short = [TextWorldModel(m.engine, CHAT, m.version, 1, 1.0) for m in members()]
-    model = EnsembleWorldModel(short, lead="first")
+    model = EnsembleWorldModel(short, member_selection="first")
     with pytest.raises(PredictionInvalid):
         asyncio.run(model.predict("HALL", [], "go", 0))
     assert all(engine.counts.scored == 0 for engine in model.engines)  # type: ignore[attr-defined]

@@ -27,8 +27,8 @@ from worldmodel.evaluation.signals import (
     judge_signals,
 )
 from worldmodel.evaluation.transitions import Judged
-from worldmodel.form import WholeText
-from worldmodel.retrieval import TransitionIndex
+from worldmodel.formats.full import FullObservation
+from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.rules.mine import mine_rules
 from worldmodel.world_model import Prediction
 
@@ -112,7 +112,7 @@ def test_a_discriminator_tells_made_up_answers_from_logged_ones() -> None:
     tokenizer = train_tokenizer(sorted(texts), vocab_size=400)
     sizes = ModelSettings(hidden=32, layers=2, heads=2, kv_heads=1, mlp=64, context=1024)
     model = build_model(sizes, tokenizer, seed=0)
-    states = AnswerStates(model, ChatFormat(tokenizer), WholeText())
+    states = AnswerStates(model, ChatFormat(tokenizer), FullObservation())
     made = Prediction("word word word", 0.0, False, 0.5, 0.5)
     judged = [Judged(t.id, k, turn, made, t.task_id) for t in log[:16] for k, turn in enumerate(t.turns)]
     judged += [replace(judged[0], predicted=None), replace(judged[1], predicted=_right(judged[1].turn))]

@@ -14,7 +14,7 @@ from imagination.settings.compose import load_config
 from imagination.settings.schema import ConfigError
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.outcome import Goal, GoalWorldModel
+from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.world_model import Prediction
 
 WON = Goal(observation=r"You have won", action="^take", earlier=["opened"], reward=0.5)
@@ -96,14 +96,14 @@ def test_a_logged_episode_as_the_goal_pays_it() -> None:
     said = [("open", "now opened", 0.25, False), ("take it", "You have won", 0.0, False), ("look", "A hall", 1.0, True)]
     turns = tuple(Turn(action, observation, reward, end) for action, observation, reward, end in said)
     logged = Trajectory("e", "t", "g", Source.REAL, "a", 0, "shut", turns, StopReason.TERMINATED)
-    paid = WON.paid(logged)
+    paid = WON.relabel(logged)
     assert [(turn.action, turn.reward, turn.terminated) for turn in paid.turns] == [
         ("open", 0.0, False),
         ("take it", 0.5, True),
     ]
     assert paid.stop is StopReason.TERMINATED
-    assert not WON.paid(replace(logged, success=True)).solved  # the goal decides, which pays 0.5, and not the log
-    goes_on = replace(WON, ends=False).paid(logged)
+    assert not WON.relabel(replace(logged, success=True)).solved  # the goal decides, which pays 0.5, and not the log
+    goes_on = replace(WON, ends=False).relabel(logged)
     assert [(turn.reward, turn.terminated) for turn in goes_on.turns] == [(0.0, False), (0.5, False), (0.0, False)]
     assert goes_on.stop is StopReason.TURN_LIMIT
 

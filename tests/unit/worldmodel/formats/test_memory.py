@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policy.lm.render import ChatFormat, prediction_text
+from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
-from worldmodel.delta import Edits
-from worldmodel.facts import FactIndex, WithFacts
-from worldmodel.form import episode_tokens, prompt_tokens
-from worldmodel.retrieval import Retrieval, TransitionIndex
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import episode_tokens, prediction_text, prompt_tokens
+from worldmodel.formats.memory import MemoryFormat, TaskMemory
+from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, ["[known] ", "[now] "]))
 EAST, KEY, WON = (
@@ -39,7 +39,7 @@ LOG = [
 def test_a_task_is_known_by_what_its_episodes_have_shown() -> None:
     """Places by what is seen there; what paid, with the action that it paid for; nothing of other tasks, nothing that
     every task shows; the commonest first where there is not room for all, in the order of an episode."""
-    index = FactIndex(LOG)
+    index = TaskMemory(LOG)
     assert index.of("A hall.", 9, frozenset()) == ["A cellar.", "A key.", f"take key: {prediction_text(WON)}"]
     assert index.of("A hall.", 1, frozenset()) == ["A cellar."]
     assert index.of("Room 1.", 9, frozenset()) == []
@@ -50,27 +50,27 @@ def test_what_the_task_declares_comes_first_and_is_hidden_from_no_episode_of_it(
     """The initial state is no news of any one episode, so nobody has to have seen it."""
     declared = ("key at cellar", "safe closed")
     log = [replace(LOG[0], world_facts=declared), *LOG[1:]]
-    index = FactIndex(log)
+    index = TaskMemory(log)
     assert index.of("A hall.", 3, frozenset()) == [*declared, "A cellar."]
     assert index.of("A hall.", 1, frozenset()) == ["key at cellar"]
     everything = frozenset(episode.id for episode in log)
     assert index.of("A hall.", 9, everything) == list(declared)
-    assert "safe closed" in WithFacts(index, 9).excluding(log).notes("A hall.", [], "look")[0]
+    assert "safe closed" in MemoryFormat(index, 9).excluding(log).contexts("A hall.", [], "look")[0]
 
 
 def test_an_episode_is_not_shown_what_only_it_has_seen() -> None:
     """By its id, and by its content under another id: the log may have it twice."""
-    index = FactIndex(LOG)
-    form = WithFacts(index, 9)
-    own = form.excluding([LOG[0]]).notes("A hall.", [], "look")[0]
+    index = TaskMemory(LOG)
+    form = MemoryFormat(index, 9)
+    own = form.excluding([LOG[0]]).contexts("A hall.", [], "look")[0]
     assert "A cellar." in own
     assert "A key." in own
     assert "take key" not in own
     twin = episode("another name", EAST, KEY, WON)
-    assert form.excluding([twin]).notes("A hall.", [], "look")[0] == own
-    twice = FactIndex([*LOG, twin])
-    assert WithFacts(twice, 9).excluding([LOG[0]]).notes("A hall.", [], "look")[0] == own
-    assert form.excluding(LOG).excluding([]).notes("A hall.", [], "look") == [""]
+    assert form.excluding([twin]).contexts("A hall.", [], "look")[0] == own
+    twice = TaskMemory([*LOG, twin])
+    assert MemoryFormat(twice, 9).excluding([LOG[0]]).contexts("A hall.", [], "look")[0] == own
+    assert form.excluding(LOG).excluding([]).contexts("A hall.", [], "look") == [""]
 
 
 names = st.sampled_from(["A cellar.", "A key.", "An attic.", "A well."])
@@ -88,22 +88,22 @@ def test_what_the_training_row_of_an_episode_shows_others_have_seen(walks: list[
             if [t.observation for t in e.turns] != [t.observation for t in own.turns]
             for turn in e.turns
         }
-        note = WithFacts(FactIndex(log), 9).excluding([own]).notes(own.start, [], "go")[0]
+        note = MemoryFormat(TaskMemory(log), 9).excluding([own]).contexts(own.start, [], "go")[0]
         shown = set(note.removeprefix("[known] ").removesuffix("[now] ").split("\n")) - {""}
         assert shown <= others
 
 
 def test_facts_stand_once_before_the_first_action_and_train_nobody() -> None:
     """So that a prompt is the prefix of the next one, and the loss is what it is without them."""
-    form = WithFacts(FactIndex(LOG), 9).excluding([LOG[1]])
-    row, bare = episode_tokens(CHAT, LOG[1], form), episode_tokens(CHAT, LOG[1], Edits())
+    form = MemoryFormat(TaskMemory(LOG), 9).excluding([LOG[1]])
+    row, bare = episode_tokens(CHAT, LOG[1], form), episode_tokens(CHAT, LOG[1], EditFormat())
     text = CHAT.decode(row.ids)
     assert text.count("[known] ") == text.count("[now] ") == 1
     assert text.index("A hall.") < text.index("[known] ") < text.index("[now] ") < text.index("look")
     facts = row.ids[: row.ids.index(CHAT.encode("[now] ")[0])]
     assert not {Owner.ENV, Owner.AGENT} & set(row.owners[: len(facts)])
     own = [i for i, owner in zip(row.ids, row.owners, strict=True) if owner == Owner.ENV]
-    plain = episode_tokens(CHAT, LOG[1], WithFacts(FactIndex([]), 1))
+    plain = episode_tokens(CHAT, LOG[1], MemoryFormat(TaskMemory([]), 1))
     assert own == [i for i, owner in zip(plain.ids, plain.owners, strict=True) if owner == Owner.ENV]
     assert len(plain.ids) < len(row.ids)
     assert bare.ids
@@ -114,10 +114,10 @@ def test_facts_stand_once_before_the_first_action_and_train_nobody() -> None:
 
 def test_it_goes_around_the_other_forms() -> None:
     """Around edits, whose answers stay edits; around retrieval, whose notes follow the facts."""
-    edits = WithFacts(FactIndex(LOG), 9, Edits())
-    assert edits.answers("A hall.", [EAST]) == Edits().answers("A hall.", [EAST])
-    retrieval = WithFacts(FactIndex(LOG), 9, Retrieval(TransitionIndex(LOG), 1))
-    first, second = retrieval.notes("A hall.", [EAST], "look")
+    edits = MemoryFormat(TaskMemory(LOG), 9, EditFormat())
+    assert edits.answers("A hall.", [EAST]) == EditFormat().answers("A hall.", [EAST])
+    retrieval = MemoryFormat(TaskMemory(LOG), 9, RetrievalFormat(TransitionIndex(LOG), 1))
+    first, second = retrieval.contexts("A hall.", [EAST], "look")
     assert first.startswith("[known] ")
     assert first.count("[now] ") == 2
     assert "[seen] go east" in first

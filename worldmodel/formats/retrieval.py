@@ -19,19 +19,16 @@ import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
-from policy.lm.engine import Engine
-from policy.lm.render import ChatFormat, prediction_text
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.form import Form, WholeText
-from worldmodel.text import TextWorldModel
+from worldmodel.formats.full import FormatWrapper, TransitionFormat, prediction_text
 
 _WORDS = re.compile(r"\w+")
 _ACTION_COUNTS = 4  # times a word of the observation: an action has few words, and most depends on them
-_REMEMBERED = 1 << 16
+_CACHED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
+class LoggedTransition:
     """What an action did, in an episode of the log."""
 
     start: str
@@ -65,7 +62,7 @@ class TransitionIndex:
     """
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
-        self.transitions: list[Transition] = []
+        self.transitions: list[LoggedTransition] = []
         self._names: dict[tuple[object, ...], list[str]] = {}  # of the episodes with a content
         for trajectory in log:
             self._names.setdefault(content(trajectory), []).append(trajectory.id)
@@ -78,7 +75,7 @@ class TransitionIndex:
                     key = (trajectory.start, seen, turn.action, turn.observation, turn.reward, turn.terminated)
                     at = where.setdefault(key, len(owners))
                     if at == len(owners):
-                        self.transitions.append(Transition(trajectory.start, seen, turn))
+                        self.transitions.append(LoggedTransition(trajectory.start, seen, turn))
                         owners.append(set())
                     owners[at].add(trajectory.id)
                 seen = turn.observation
@@ -110,7 +107,7 @@ class TransitionIndex:
         out = {*(episode.id for episode in episodes), *alike}
         return frozenset(at for name in out for at in self._owned.get(name, ()) if self._owners[at] <= out)
 
-    def similar(self, start: str, seen: str, action: str, k: int, hidden: frozenset[int]) -> list[Transition]:
+    def similar(self, start: str, seen: str, action: str, k: int, hidden: frozenset[int]) -> list[LoggedTransition]:
         """At most ``k`` transitions, the most similar one first; equal ones in the order of the log."""
         words = _words(start) + _words(seen) + _marked(action)
         if not words:
@@ -138,79 +135,57 @@ class TransitionIndex:
         return scores
 
 
-class Retrieval:
-    """The form of ``RetrievalWorldModel``: another form, with notes from the log before each action.
+class RetrievalFormat(FormatWrapper):
+    """Another format, with similar transitions of a log before each action.
 
     Args:
         index: what to retrieve from.
-        neighbours: how many transitions a note has at most.
-        form: how answers are written.
+        top_k: how many transitions a context has at most.
+        inner: how answers are written.
         hidden: transitions of the index that must not be shown.
-    """
-
-    reasoning = 0
-
-    def __init__(
-        self, index: TransitionIndex, neighbours: int, form: Form | None = None, hidden: frozenset[int] = frozenset()
-    ) -> None:
-        if neighbours < 1:
-            raise ValueError(f"neighbours must be at least 1, got {neighbours}")
-        self.index, self.neighbours, self.form, self.hidden = index, neighbours, form or WholeText(), hidden
-        self._known: OrderedDict[tuple[str, str, str], str] = OrderedDict()
-
-    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
-        return self.form.answers(start, turns)
-
-    def notes(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``Form``. The notes of earlier turns stay, so that a prompt is the prefix of the next one."""
-        seen = [start, *(turn.observation for turn in history)]
-        actions = [*(turn.action for turn in history), action]
-        inner = self.form.notes(start, history, action) or [""] * len(actions)
-        return [note + self._note(start, before, done) for note, before, done in zip(inner, seen, actions, strict=True)]
-
-    def _note(self, start: str, seen: str, action: str) -> str:
-        key = (start, seen, action)
-        note = self._known.get(key)
-        if note is None:
-            found = self.index.similar(start, seen, action, self.neighbours, self.hidden)
-            lines = [f"[seen] {t.turn.action}: {prediction_text(t.turn)}\n" for t in found]
-            note = self._known[key] = "".join(lines) + "[now] " if lines else ""
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
-        return note
-
-    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``Form``."""
-        return self.form.read(text, start, history)
-
-    def phrases(self, log: Sequence[Trajectory]) -> list[str]:
-        return ["[seen] ", "[now] ", *self.form.phrases(log)]
-
-    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
-        """See ``Form``. What was hidden before stays hidden."""
-        hidden = self.hidden | self.index.hidden_by(episodes)
-        return Retrieval(self.index, self.neighbours, self.form.excluding(episodes), hidden)
-
-
-class RetrievalWorldModel(TextWorldModel):
-    """A ``TextWorldModel`` with similar transitions of the log before each action; see the module.
-
-    Args:
-        index: what to retrieve from, the log that it was trained on.
-        neighbours: how many transitions a note has at most; the same as in training.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        chat: ChatFormat,
-        version: str,
         index: TransitionIndex,
-        neighbours: int,
-        max_tokens: int = 160,
-        temperature: float = 0.0,
+        top_k: int,
+        inner: TransitionFormat | None = None,
+        hidden: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(engine, chat, version, max_tokens, temperature, Retrieval(index, neighbours))
+        if top_k < 1:
+            raise ValueError(f"neighbours must be at least 1, got {top_k}")
+        super().__init__(inner)
+        self.index, self.top_k, self.hidden = index, top_k, hidden
+        self._cache: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+
+    def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``TransitionFormat``. Those of earlier turns stay, so that a prompt is the prefix of the next one."""
+        seen = [start, *(turn.observation for turn in history)]
+        actions = [*(turn.action for turn in history), action]
+        inner = self.inner_contexts(start, history, action)
+        return [
+            context + self._retrieved(start, before, taken)
+            for context, before, taken in zip(inner, seen, actions, strict=True)
+        ]
+
+    def _retrieved(self, start: str, seen: str, action: str) -> str:
+        key = (start, seen, action)
+        text = self._cache.get(key)
+        if text is None:
+            similar = self.index.similar(start, seen, action, self.top_k, self.hidden)
+            lines = [f"[seen] {t.turn.action}: {prediction_text(t.turn)}\n" for t in similar]
+            text = self._cache[key] = "".join(lines) + "[now] " if lines else ""
+            if len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
+        return text
+
+    def phrases(self, log: Sequence[Trajectory]) -> list[str]:
+        return ["[seen] ", "[now] ", *self.inner.phrases(log)]
+
+    def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
+        """See ``TransitionFormat``. What was hidden before stays hidden."""
+        hidden = self.hidden | self.index.hidden_by(episodes)
+        return RetrievalFormat(self.index, self.top_k, self.inner.excluding(episodes), hidden)
 
 
-__all__ = ["Retrieval", "RetrievalWorldModel", "Transition", "TransitionIndex", "content"]
+__all__ = ["LoggedTransition", "RetrievalFormat", "TransitionIndex", "content"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 import tests
-from policy.lm.render import status_line
 from real_envs.miniwob_experts import RULES
 from real_envs.screens import FOLDER, screens_of
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
-from worldmodel.delta import Edits
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import status_line
 
 RECORDED = Path(tests.__file__).parent / "recorded" / "miniwob"
 
@@ -34,7 +34,7 @@ def test_the_log_is_of_many_families_and_of_episodes_good_and_bad(log: list[Traj
 
 
 def test_edits_of_pages_read_back_as_the_pages(log: list[Trajectory]) -> None:
-    form = Edits()
+    form = EditFormat()
     for episode in log:
         for k, text in enumerate(form.answers(episode.start, episode.turns)):
             turn = episode.turns[k]
@@ -43,7 +43,7 @@ def test_edits_of_pages_read_back_as_the_pages(log: list[Trajectory]) -> None:
 
 
 def test_edits_of_pages_are_a_fraction_of_the_pages(log: list[Trajectory]) -> None:
-    form, status = Edits(), len(status_line(0.0, False))
+    form, status = EditFormat(), len(status_line(0.0, False))
     whole = sum(len(turn.observation) for t in log for turn in t.turns)
     edits = sum(len(text) - status for t in log for text in form.answers(t.start, t.turns))
     assert edits < 0.3 * whole

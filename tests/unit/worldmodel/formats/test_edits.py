@@ -10,10 +10,11 @@ from imagination.rollout.dream_env import DreamEnv, Start
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import CHAT, Says
-from worldmodel.delta import DeltaWorldModel, Edits
 from worldmodel.evaluation import audit_metrics, judge
-from worldmodel.form import prompt_tokens
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import prompt_tokens
 from worldmodel.objective import world_model_row
+from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 HALL = "-= Hall =-\nA lamp is here.\nGo east."
@@ -30,19 +31,19 @@ EPISODE = Trajectory(
 
 
 def test_the_env_owned_tokens_of_a_row_are_the_edits() -> None:
-    row = world_model_row(CHAT, EPISODE, [1.0, 2.0, 0.0, 4.0], Edits())
+    row = world_model_row(CHAT, EPISODE, [1.0, 2.0, 0.0, 4.0], EditFormat())
     trained = [i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight]
     assert CHAT.decode(trained) == "".join(ANSWERS[:2] + ANSWERS[3:])
     by_weight = {w: CHAT.decode([i for i, x in zip(row.ids, row.ce_weight, strict=True) if x == w]) for w in (2.0, 4.0)}
     assert by_weight == {2.0: ANSWERS[1], 4.0: ANSWERS[3]}
-    assert Edits().answers(EPISODE.start, TURNS) == ANSWERS
+    assert EditFormat().answers(EPISODE.start, TURNS) == ANSWERS
 
 
 def test_a_dream_reads_what_a_row_trained_on() -> None:
     """The prompt of each turn, and the answer behind it, are the beginning of the training row."""
-    row = world_model_row(CHAT, EPISODE, [1.0] * 4, Edits())
+    row = world_model_row(CHAT, EPISODE, [1.0] * 4, EditFormat())
     engine = Says(*ANSWERS)
-    model = DeltaWorldModel(engine, CHAT, "v")
+    model = TextWorldModel(engine, CHAT, "v", form=EditFormat())
 
     async def play() -> None:
         for k, turn in enumerate(TURNS):
@@ -57,19 +58,19 @@ def test_a_dream_reads_what_a_row_trained_on() -> None:
 
 def test_what_an_edit_made_stands_in_the_prompt_in_full_and_is_trained_by_nobody() -> None:
     """The lamp is gone from the hall: the model reads the hall without it before it is asked about the next action."""
-    asked = prompt_tokens(CHAT, Edits(), EPISODE.start, TURNS[:3], "go east")
+    asked = prompt_tokens(CHAT, EditFormat(), EPISODE.start, TURNS[:3], "go east")
     text = CHAT.decode(asked.ids)
     assert text.count("-= Hall =-\nGo east.\n> ") == 1  # once: where nothing changed it stands there already
     assert text.index(ANSWERS[1]) < text.index("-= Hall =-\nGo east.\n> wait") < text.index(ANSWERS[2])
-    brief = CHAT.decode(prompt_tokens(CHAT, Edits(in_full=False), EPISODE.start, TURNS[:3], "go east").ids)
+    brief = CHAT.decode(prompt_tokens(CHAT, EditFormat(in_full=False), EPISODE.start, TURNS[:3], "go east").ids)
     assert "Go east.\n> " not in brief.replace(HALL, "")
-    full, short = (world_model_row(CHAT, EPISODE, [1.0] * 4, Edits(kind)) for kind in (True, False))
+    full, short = (world_model_row(CHAT, EPISODE, [1.0] * 4, EditFormat(kind)) for kind in (True, False))
     trained = [[i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight] for row in (full, short)]
     assert trained[0] == trained[1]
 
 
 def test_confidence_is_that_of_the_edit_that_was_written() -> None:
-    model = DeltaWorldModel(Says("=\n[reward=0]"), CHAT, "v")
+    model = TextWorldModel(Says("=\n[reward=0]"), CHAT, "v", form=EditFormat())
     told = asyncio.run(model.predict("HALL", [], "wait", 0))
     n = len(CHAT.encode("=\n[reward=0]")) + 1
     assert told.observation == "HALL"
@@ -88,7 +89,7 @@ def test_confidence_is_that_of_the_edit_that_was_written() -> None:
     ],
 )
 def test_what_cannot_be_applied_is_typed_counted_and_never_shown(text: str, reason: InvalidReason) -> None:
-    model = DeltaWorldModel(Says(text, text, text), CHAT, "v")
+    model = TextWorldModel(Says(text, text, text), CHAT, "v", form=EditFormat())
     with pytest.raises(PredictionInvalid) as caught:
         asyncio.run(model.predict(HALL, [], "wait", 0))
     assert caught.value.reason is reason
@@ -107,10 +108,10 @@ def test_what_cannot_be_applied_is_typed_counted_and_never_shown(text: str, reas
 def test_another_edit_for_the_same_text_leads_to_the_same_prompt() -> None:
     """A model may write the whole room where the canonical edit is shorter: what follows reads what it trained on."""
     engine = Says("-= Hall =-\nGo east.\n[reward=0]", "=\n[reward=0]")
-    model = DeltaWorldModel(engine, CHAT, "v")
+    model = TextWorldModel(engine, CHAT, "v", form=EditFormat())
     told = asyncio.run(model.predict(EPISODE.start, TURNS[:1], "look", 0))
     turns = [TURNS[0], Turn("look", told.observation, 0.0, False)]
     asyncio.run(model.predict(EPISODE.start, turns, "wait", 0))
-    expected = prompt_tokens(CHAT, Edits(), EPISODE.start, TURNS[:2], "wait")
+    expected = prompt_tokens(CHAT, EditFormat(), EPISODE.start, TURNS[:2], "wait")
     assert engine.prompts[1] == expected.ids
     assert {expected.owners[k] for k, t in enumerate(expected.turns) if t == 2} == {Owner.AGENT}

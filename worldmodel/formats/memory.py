@@ -1,4 +1,4 @@
-"""A form that begins with what is known of the task: facts of its world, which the policy never reads.
+"""A format that begins with what is known of the task: facts of its world, which the policy never reads.
 
 An unseen room cannot be predicted from the history of an episode; a world model that reads the initial state of the
 world is exact where one without it guesses (Word2World, arXiv 2512.18832, table 1). Here the facts are those that the
@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policy.lm.render import prediction_text
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.form import Form, WholeText
-from worldmodel.retrieval import content
+from worldmodel.formats.full import FormatWrapper, TransitionFormat, prediction_text
+from worldmodel.formats.retrieval import content
 
 KNOWN, NOW = "[known] ", "[now] "
 _COMMON = 0.1  # what more than this share of the tasks has shown says nothing of any one of them
@@ -32,7 +31,7 @@ class _Fact:
     episodes: set[str] = field(default_factory=set)
 
 
-class FactIndex:
+class TaskMemory:
     """What a log has shown of each task. Tasks are told apart by their start, which the world model reads."""
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
@@ -76,48 +75,44 @@ def _line(turn: Turn) -> str:
     return f"{turn.action}: {prediction_text(turn)}" if turn.reward or turn.terminated else turn.observation
 
 
-class WithFacts:
-    """Another form, with facts of the task before the first action.
+class MemoryFormat(FormatWrapper):
+    """Another format, with facts of the task before the first action.
 
     Args:
-        index: where they are from.
+        memory: where they are from.
         most: how many of them; fewer where fewer are known.
-        form: how answers are written.
-        hidden: ids of episodes of the index that must not be shown.
+        inner: how answers are written.
+        hidden: ids of episodes of the memory that must not be shown.
     """
 
-    reasoning = 0
-
     def __init__(
-        self, index: FactIndex, most: int, form: Form | None = None, hidden: frozenset[str] = frozenset()
+        self,
+        memory: TaskMemory,
+        most: int,
+        inner: TransitionFormat | None = None,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
         if most < 1:
             raise ValueError(f"most must be at least 1, got {most}")
-        self.index, self.most, self.form, self.hidden = index, most, form or WholeText(), hidden
-        self._known: dict[str, str] = {}
+        super().__init__(inner)
+        self.memory, self.most, self.hidden = memory, most, hidden
+        self._cache: dict[str, str] = {}
 
-    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
-        return self.form.answers(start, turns)
-
-    def notes(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``Form``. Only the first note has facts, so that a prompt is the prefix of the next one."""
-        first, *others = self.form.notes(start, history, action) or [""] * (len(history) + 1)
-        if start not in self._known:
-            lines = self.index.of(start, self.most, self.hidden)
-            self._known[start] = KNOWN + "\n".join(lines) + "\n" + NOW if lines else ""
-        return [self._known[start] + first, *others]
-
-    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``Form``."""
-        return self.form.read(text, start, history)
+    def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``TransitionFormat``. Only the first one has facts, so that a prompt is the prefix of the next one."""
+        first, *others = self.inner_contexts(start, history, action)
+        if start not in self._cache:
+            lines = self.memory.of(start, self.most, self.hidden)
+            self._cache[start] = KNOWN + "\n".join(lines) + "\n" + NOW if lines else ""
+        return [self._cache[start] + first, *others]
 
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
-        return [KNOWN, NOW, *(phrase for phrase in self.form.phrases(log) if phrase != NOW)]
+        return [KNOWN, NOW, *(phrase for phrase in self.inner.phrases(log) if phrase != NOW)]
 
-    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
-        """See ``Form``. What was hidden before stays hidden."""
-        hidden = self.hidden | self.index.hidden_by(episodes)
-        return WithFacts(self.index, self.most, self.form.excluding(episodes), hidden)
+    def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
+        """See ``TransitionFormat``. What was hidden before stays hidden."""
+        hidden = self.hidden | self.memory.hidden_by(episodes)
+        return MemoryFormat(self.memory, self.most, self.inner.excluding(episodes), hidden)
 
 
-__all__ = ["FactIndex", "WithFacts"]
+__all__ = ["MemoryFormat", "TaskMemory"]

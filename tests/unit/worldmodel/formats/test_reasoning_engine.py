@@ -14,20 +14,20 @@ from imagination.rollout.engines import drafts_from
 from policy.lm.backbone import build_model
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.render import ChatFormat, status_line, world_model_prompt
+from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.engines import shake
 from worldmodel.ensemble import EnsembleWorldModel
-from worldmodel.form import DELIMITER, WholeText, prompt_tokens
-from worldmodel.reasoning import Reasoned
+from worldmodel.formats.full import DELIMITER, FullObservation, prompt_tokens, status_line
+from worldmodel.formats.reasoning import ReasoningFormat
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 SIZES = ModelSettings(hidden=16, layers=2, heads=2, kv_heads=1, mlp=32, context=512)
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270, [status_line(0, False), DELIMITER]))
-FORM = Reasoned(WholeText(), 24)
+FORM = ReasoningFormat(FullObservation(), 24)
 
 
 def make_model(seed: int) -> Any:
@@ -66,7 +66,7 @@ def predictions(model: Any, count: int, history: Sequence[Turn] = ()) -> list[tu
 
 def by_loop(model: Any, seed: int) -> tuple[list[int], int, int]:
     """The whole sequence of a prediction, and where in it reasoning and prediction begin."""
-    prompt = world_model_prompt(CHAT, "HALL", [], "go").ids
+    prompt = prompt_tokens(CHAT, FullObservation(), "HALL", [], "go").ids
     written = asyncio.run(model.engine.complete(prompt, model.sampling, seed)).ids
     line = CHAT.encode(DELIMITER)
     assert len(line) == 1

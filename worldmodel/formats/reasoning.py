@@ -1,4 +1,4 @@
-"""Reasoning before the prediction, in any form: the model thinks in free text, writes a line, and then predicts.
+"""Reasoning before the prediction, in any format: the model thinks in free text, writes a line, and then predicts.
 
 DreamGym (arXiv 2511.03773) and DynaWeb (arXiv 2601.22149) let a chat model reason about what an action changes before
 it says so. What is written in one turn::
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.form import DELIMITER, Form
+from worldmodel.formats.full import DELIMITER, FormatWrapper, TransitionFormat
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 KEY = "reasoning"  # of ``Turn.info``: text that was thought before the observation was predicted
@@ -35,45 +35,38 @@ INSTRUCTION = (
 )
 
 
-class Reasoned:
-    """Another form, with reasoning before each answer. It goes outside: nothing wraps it.
+class ReasoningFormat(FormatWrapper):
+    """Another format, with reasoning before each answer. It goes outside: nothing wraps it.
 
     Args:
-        form: how predictions are written.
-        reasoning: most tokens of reasoning, the line that ends it included.
+        inner: how predictions are written.
+        reasoning_tokens: most tokens of reasoning, the line that ends it included.
         instruction: stands before the first action, for a model that can read one; nothing by default.
     """
 
-    def __init__(self, form: Form, reasoning: int, instruction: str = "") -> None:
-        if reasoning < 1:
-            raise ValueError(f"reasoning needs at least one token, got {reasoning}")
-        self.form, self.reasoning, self.instruction = form, reasoning, instruction
+    def __init__(self, inner: TransitionFormat, reasoning_tokens: int, instruction: str = "") -> None:
+        if reasoning_tokens < 1:
+            raise ValueError(f"reasoning needs at least one token, got {reasoning_tokens}")
+        super().__init__(inner)
+        self.reasoning_tokens, self.instruction = reasoning_tokens, instruction
 
-    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
-        return self.form.answers(start, turns)
-
-    def notes(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``Form``. The instruction stands in the first, so that it stays where it is in longer prompts."""
-        notes = self.form.notes(start, history, action)
+    def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``TransitionFormat``. The first has the instruction, which so stays where it is in longer prompts."""
         if not self.instruction:
-            return notes
-        first, *others = notes or [""] * (len(history) + 1)
+            return self.inner.contexts(start, history, action)
+        first, *others = self.inner_contexts(start, history, action)
         return [self.instruction + first, *others]
 
-    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``Form``; ``text`` is what follows the reasoning."""
-        return self.form.read(text, start, history)
-
     def phrases(self, log: Sequence[Trajectory]) -> list[str]:
-        return [DELIMITER, *self.form.phrases(log)]
+        return [DELIMITER, *self.inner.phrases(log)]
 
-    def excluding(self, episodes: Sequence[Trajectory]) -> Form:
-        return Reasoned(self.form.excluding(episodes), self.reasoning, self.instruction)
+    def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
+        return ReasoningFormat(self.inner.excluding(episodes), self.reasoning_tokens, self.instruction)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """A written text, cut where its reasoning ends.
+class Split:
+    """A written text, split where its reasoning ends.
 
     Attributes:
         reasoning, prediction: the texts before and after the line.
@@ -85,7 +78,7 @@ class Cut:
     begin: int
 
 
-def cut_reasoning(chat: ChatFormat, ids: Sequence[int], limit: int) -> Cut:
+def split_reasoning(chat: ChatFormat, ids: Sequence[int], limit: int) -> Split:
     """Finds the first line that ends a reasoning.
 
     Args:
@@ -102,7 +95,7 @@ def cut_reasoning(chat: ChatFormat, ids: Sequence[int], limit: int) -> Cut:
             f"the reasoning did not end with a line {DELIMITER.strip()} within {limit} tokens", InvalidReason.REASONING
         )
     reasoning, _, prediction = chat.decode(ids).partition(DELIMITER)
-    return Cut(reasoning, prediction, begin)
+    return Split(reasoning, prediction, begin)
 
 
 def reasoning_of(turn: Turn) -> str | None:
@@ -111,19 +104,16 @@ def reasoning_of(turn: Turn) -> str | None:
     Raises:
         ValueError: it is no text, or holds the line that would end it.
     """
-    found = turn.info.get(KEY)
-    if found is None or (isinstance(found, str) and DELIMITER not in f"\n{found}\n"):
-        return found
-    what = f"holds the line {DELIMITER.strip()}" if isinstance(found, str) else f"is {found!r}, not text"
-    raise ValueError(f"info[{KEY!r}] of the turn {turn.action!r} {what}")
+    reasoning = turn.info.get(KEY)
+    if reasoning is None or (isinstance(reasoning, str) and DELIMITER not in f"\n{reasoning}\n"):
+        return reasoning
+    fault = f"holds the line {DELIMITER.strip()}" if isinstance(reasoning, str) else f"is {reasoning!r}, not text"
+    raise ValueError(f"info[{KEY!r}] of the turn {turn.action!r} {fault}")
 
 
-def render_answers(form: Form, start: str, turns: Sequence[Turn]) -> list[str]:
-    """All that the model should say in each turn, the reasoning included."""
+def answers_with_reasoning(form: TransitionFormat, start: str, turns: Sequence[Turn]) -> list[str]:
+    """All that the model should write in each turn, the reasoning included."""
     answers = form.answers(start, turns)
-    if not form.reasoning:
+    if not form.reasoning_tokens:
         return answers
     return [(reasoning_of(turn) or "") + DELIMITER + answer for turn, answer in zip(turns, answers, strict=True)]
-
-
-__all__ = ["INSTRUCTION", "KEY", "Cut", "Reasoned", "cut_reasoning", "reasoning_of", "render_answers"]

@@ -22,6 +22,11 @@ second line below it. Operations ascend and never overlap, and nothing is applie
 Example::
 
     apply("-= Hall =-\nA lamp is here.\nGo east.", "=\n-2")  # "-= Hall =-\nGo east."
+
+The reference of an edit was chosen on the TextWorld log of the demo (27,330 training turns, 11.5 target tokens a turn
+as whole text): edits of the last observation alone save 3 % of the tokens, and edits from a line of any earlier one 20
+%, for walking back into a room repeats most of a text from several turns before. A line names that text rather than a
+number of turns, because the model writes the title of the room in any case, and would have to count for the number.
 """
 
 from __future__ import annotations
@@ -32,6 +37,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from enum import StrEnum
+from functools import lru_cache
+
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.formats.full import FullObservation, TransitionFormat, status_line
+from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 _NODE = re.compile(r"([ \t]*)\[([^\[\]\s]+)\](?=\s|\Z)")
 _PLACE = r"\[[^\[\]\s]+\](?:\+\d+)?|\d+"
@@ -140,13 +150,13 @@ def _parsed(lines: Sequence[str], written: Sequence[str]) -> list[_Op]:
             ops[-1] = _Op(ops[-1].first, ops[-1].last, (*ops[-1].new, line[1:]))
             continue
         cut, new = _CUT.fullmatch(line), _NEW.fullmatch(line)
-        found = cut or new
-        if found is None or (new is not None and new["op"] == "+" and new["to"]):
+        match = cut or new
+        if match is None or (new is not None and new["op"] == "+" and new["to"]):
             detail = "it wants -, ~ or + and an address, or | behind a new line"
             raise EditInvalid(EditFault.UNKNOWN_OP, line, number, detail)
         if new is not None and new["text"] is None and not (new["op"] == "~" and _node_alone(new)):
             raise EditInvalid(EditFault.UNKNOWN_OP, line, number, "a space and the new line belong behind the address")
-        op = _op(lines, nodes, found, line, number)
+        op = _op(lines, nodes, match, line, number)
         if ops and (op.first < ops[-1].last or (op.first == op.last == ops[-1].first == ops[-1].last)):
             raise EditInvalid(EditFault.OUT_OF_ORDER, line, number, "it belongs before, or overlaps, the line above it")
         ops.append(op)
@@ -154,12 +164,12 @@ def _parsed(lines: Sequence[str], written: Sequence[str]) -> list[_Op]:
     return ops
 
 
-def _node_alone(found: re.Match[str]) -> bool:
+def _node_alone(match: re.Match[str]) -> bool:
     """Whether the address is a node's own line, whose depth and id an operation keeps."""
-    return found["to"] is None and found["at"].endswith("]")
+    return match["to"] is None and match["at"].endswith("]")
 
 
-def _op(lines: Sequence[str], nodes: dict[str, int], found: re.Match[str], line: str, number: int) -> _Op:
+def _op(lines: Sequence[str], nodes: dict[str, int], match: re.Match[str], line: str, number: int) -> _Op:
     def place(address: str, least: int) -> int:
         """The line, from 1."""
         parts = _AT.match(address)
@@ -175,30 +185,30 @@ def _op(lines: Sequence[str], nodes: dict[str, int], found: re.Match[str], line:
             raise EditInvalid(EditFault.OUT_OF_RANGE, line, number, f"the text has {len(lines)} lines")
         return at
 
-    groups = found.groupdict()
+    groups = match.groupdict()
     if groups.get("op") == "+":
-        at = place(found["at"], 0)
-        return _Op(at, at, (found["text"],))
-    first = place(found["at"], 1) - 1
-    last = place(found["to"], 1) if found["to"] else first + 1
+        at = place(match["at"], 0)
+        return _Op(at, at, (match["text"],))
+    first = place(match["at"], 1) - 1
+    last = place(match["to"], 1) if match["to"] else first + 1
     if last <= first:
         raise EditInvalid(EditFault.OUT_OF_RANGE, line, number, "the second address stands before the first")
     if groups.get("below"):
         last = _end_of_subtree(lines, first)
     if "op" not in groups:
         return _Op(first, last, ())
-    if not _node_alone(found):
-        return _Op(first, last, (found["text"],))
+    if not _node_alone(match):
+        return _Op(first, last, (match["text"],))
     node = _NODE.match(lines[first])
     assert node is not None
-    return _Op(first, last, (node[0] + ("" if found["text"] is None else f" {found['text']}"),))
+    return _Op(first, last, (node[0] + ("" if match["text"] is None else f" {match['text']}"),))
 
 
 def _nodes(lines: Sequence[str]) -> dict[str, int]:
     """The line, from 0, of each [id] that begins exactly one line."""
-    found = [(node[2], k) for k, line in enumerate(lines) if (node := _NODE.match(line))]
-    times = Counter(name for name, _ in found)
-    return {name: k for name, k in found if times[name] == 1}
+    named = [(node[2], k) for k, line in enumerate(lines) if (node := _NODE.match(line))]
+    times = Counter(name for name, _ in named)
+    return {name: k for name, k in named if times[name] == 1}
 
 
 def _depth(line: str) -> int:
@@ -225,11 +235,11 @@ def _edit(head: str, lines: Sequence[str], after: str) -> str | None:
     written = [head]
     for code, a, b, c, d in codes:
         if code != "equal":
-            written += _written(lines, names, a, b, wanted[c:d])
+            written += _operations(lines, names, a, b, wanted[c:d])
     return "\n".join(written)
 
 
-def _written(lines: Sequence[str], names: dict[int, str], a: int, b: int, new: Sequence[str]) -> Iterator[str]:
+def _operations(lines: Sequence[str], names: dict[int, str], a: int, b: int, new: Sequence[str]) -> Iterator[str]:
     """Operations that replace lines ``a`` to ``b - 1`` by ``new``."""
     if len(new) == b - a and all(_kept_node(lines[a + k], names.get(a + k), line) for k, line in enumerate(new)):
         for line in new:  # each node on its own: their ids and depths need not be written again
@@ -270,3 +280,67 @@ def _span(names: dict[int, str], a: int, b: int) -> str:
 def _wholly(names: dict[int, str], a: int, b: int) -> str:
     """A span whose lines are replaced with depth and all: a single node goes by its number."""
     return str(a + 1) if b == a + 1 and a in names else _span(names, a, b)
+
+
+# --- the format
+
+
+@lru_cache(maxsize=1 << 16)
+def _last_edit(observations: tuple[str, ...]) -> str:
+    """The edit that makes the last of these observations out of those before it."""
+    *earlier, before, after = observations
+    return diff(before, after, earlier)
+
+
+class EditFormat:
+    """An edit of an earlier observation, in the prompt as in the answer; code applies it.
+
+    Args:
+        in_full: the text that an edit has made follows it in the prompt, before the next action, and trains nobody. The
+            model then sees the lines that the next edit counts. Without it, they must be pieced together from all edits
+            before, which suits pages too long to be repeated.
+    """
+
+    reasoning_tokens = 0
+
+    def __init__(self, in_full: bool = True) -> None:
+        self.in_full = in_full
+
+    def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
+        """See ``TransitionFormat``. Edits are canonical, also where the model wrote another for the same text."""
+        seen = [start]
+        answers = []
+        for turn in turns:
+            seen.append(turn.observation)
+            answers.append(_last_edit(tuple(seen)) + status_line(turn.reward, turn.terminated))
+        return answers
+
+    def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
+        """See ``TransitionFormat``. Where nothing has changed, the text stands there already."""
+        if not self.in_full:
+            return []
+        edits = [answer.rpartition("\n")[0] for answer in self.answers(start, history)]
+        edited = [
+            f"{turn.observation}\n> " if edit.startswith("=") and edit != "=" else ""
+            for turn, edit in zip(history, edits, strict=True)
+        ]
+        return ["", *edited]
+
+    def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
+        """See ``TransitionFormat``.
+
+        Raises:
+            PredictionInvalid: no status line, or an edit that cannot be applied, with a reason each.
+        """
+        edit, reward, terminated = FullObservation().read(text, start, history)
+        *earlier, before = [start, *(turn.observation for turn in history)]
+        try:
+            return apply(before, edit, earlier), reward, terminated
+        except EditInvalid as error:
+            raise PredictionInvalid(f"the edit was rejected: {error}", InvalidReason.EDIT) from error
+
+    def phrases(self, log: Sequence[Trajectory]) -> list[str]:
+        return []
+
+    def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
+        return self

@@ -9,13 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from real_envs.trajectory import StopReason, Trajectory, Turn
-from worldmodel.world_model import LanguageWorldModel, Prediction
-
-if TYPE_CHECKING:  # settings are read before anything heavy is imported
-    from policy.lm.engine import Engine
+from worldmodel.world_model import LanguageWorldModel, Prediction, WorldModelWrapper
 
 
 @dataclass
@@ -56,10 +52,10 @@ class Goal:
 
     def met(self, start: str, turns: Sequence[Turn]) -> bool:
         """Whether the last of ``turns`` meets the goal, and none before it did."""
-        return self._says(start, turns) and not any(self._says(start, turns[:k]) for k in range(1, len(turns)))
+        return self._matches(start, turns) and not any(self._matches(start, turns[:k]) for k in range(1, len(turns)))
 
-    def paid(self, trajectory: Trajectory) -> Trajectory:
-        """The episode as the goal pays it: rewards and ends are its own, and what came after its end is cut off."""
+    def relabel(self, trajectory: Trajectory) -> Trajectory:
+        """The episode with the goal's rewards and ends; what came after its end is cut off."""
         turns: list[Turn] = []
         for turn in trajectory.turns:
             met = self.met(trajectory.start, [*turns, turn])
@@ -69,14 +65,14 @@ class Goal:
         stop = StopReason.TERMINATED if turns and turns[-1].terminated else StopReason.TURN_LIMIT
         return replace(trajectory, turns=tuple(turns), stop=stop, trace=None, success=None)
 
-    def paid_log(self, log: Sequence[Trajectory]) -> Sequence[Trajectory]:
-        """The log as the goal pays and ends it; as it is where none is declared.
+    def relabel_log(self, log: Sequence[Trajectory]) -> Sequence[Trajectory]:
+        """The log with the goal's rewards and ends; as it is where no goal is declared.
 
         By the log's own rewards, some dreams would begin where they are over.
         """
-        return [self.paid(t) for t in log] if self.declared else log
+        return [self.relabel(t) for t in log] if self.declared else log
 
-    def _says(self, start: str, turns: Sequence[Turn]) -> bool:
+    def _matches(self, start: str, turns: Sequence[Turn]) -> bool:
         *history, last = turns
         if not (re.search(self.observation, last.observation) and re.search(self.action, last.action)):
             return False
@@ -84,7 +80,7 @@ class Goal:
         return all(any(re.search(pattern, text) for text in seen) for pattern in self.earlier)
 
 
-class GoalWorldModel:
+class GoalWorldModel(WorldModelWrapper):
     """A world model whose reward and end are decided by a goal.
 
     The predicate is a function of the transcript, so the outcome is as sure as the observation: its confidence is 1,
@@ -98,37 +94,23 @@ class GoalWorldModel:
     def __init__(self, model: LanguageWorldModel, goal: Goal) -> None:
         if not goal.declared:
             raise ValueError("the goal declares nothing")
-        self.model, self.goal = model, goal
-        self.version = model.version
+        super().__init__(model)
+        self.goal = goal
 
-    @property
-    def engines(self) -> tuple[Engine, ...]:
-        return self.model.engines
-
-    @property
-    def temperature(self) -> float:
-        return self.model.temperature
-
-    def at_temperature(self, temperature: float) -> GoalWorldModel:
-        return GoalWorldModel(self.model.at_temperature(temperature), self.goal)
-
-    def excluding(self, episodes: Sequence[Trajectory]) -> GoalWorldModel:
-        return GoalWorldModel(self.model.excluding(episodes), self.goal)
+    def around(self, model: LanguageWorldModel) -> GoalWorldModel:
+        return GoalWorldModel(model, self.goal)
 
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
         """See ``WorldModel``; raises what the model raises."""
-        told = await self.model.predict(start, history, action, seed, session)
-        met = self.goal.met(start, [*history, Turn(action, told.observation, None, False)])
+        predicted = await self.model.predict(start, history, action, seed, session)
+        met = self.goal.met(start, [*history, Turn(action, predicted.observation, None, False)])
         return replace(
-            told,
+            predicted,
             reward=self.goal.reward if met else 0.0,
             terminated=met and self.goal.ends,
-            confidence=min(1.0, told.confidence / told.outcome_confidence) if told.confidence else 0.0,
+            confidence=min(1.0, predicted.confidence / predicted.outcome_confidence) if predicted.confidence else 0.0,
             outcome_confidence=1.0,
             outcome_by="predicate",
         )
-
-    def release(self, session: object) -> None:
-        self.model.release(session)

@@ -19,12 +19,19 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import StopReason
 from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
-from worldmodel.delta import Edits
-from worldmodel.form import DELIMITER, Form, WholeText, prompt_tokens
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
+from worldmodel.formats.reasoning import (
+    INSTRUCTION,
+    ReasoningFormat,
+    Split,
+    answers_with_reasoning,
+    reasoning_of,
+    split_reasoning,
+)
+from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
+from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.objective import world_model_row, world_model_rows
-from worldmodel.outcome import Goal, GoalWorldModel
-from worldmodel.reasoning import INSTRUCTION, Cut, Reasoned, cut_reasoning, reasoning_of, render_answers
-from worldmodel.retrieval import Retrieval, TransitionIndex
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
@@ -34,37 +41,37 @@ from worldmodel.world_model import InvalidReason, PredictionInvalid
 @pytest.mark.parametrize(
     ("text", "cut"),
     [
-        ("why\n[prediction]\nHALL", Cut("why", "HALL", 3 + LINE)),
-        ("\n[prediction]\nHALL", Cut("", "HALL", LINE)),
-        ("a\nb\n\n[prediction]\n\nHALL", Cut("a\nb\n", "\nHALL", 4 + LINE)),
-        ("x\n[prediction]\ny\n[prediction]\nz", Cut("x", "y\n[prediction]\nz", 1 + LINE)),  # the first one ends it
-        ("é\n[prediction]\né", Cut("é", "é", 2 + LINE)),
-        ("why\n[prediction]\n", Cut("why", "", 3 + LINE)),
+        ("why\n[prediction]\nHALL", Split("why", "HALL", 3 + LINE)),
+        ("\n[prediction]\nHALL", Split("", "HALL", LINE)),
+        ("a\nb\n\n[prediction]\n\nHALL", Split("a\nb\n", "\nHALL", 4 + LINE)),
+        ("x\n[prediction]\ny\n[prediction]\nz", Split("x", "y\n[prediction]\nz", 1 + LINE)),  # the first one ends it
+        ("é\n[prediction]\né", Split("é", "é", 2 + LINE)),
+        ("why\n[prediction]\n", Split("why", "", 3 + LINE)),
     ],
 )
-def test_the_first_line_ends_the_reasoning(text: str, cut: Cut) -> None:
-    assert cut_reasoning(BYTES, BYTES.encode(text), 40) == cut
+def test_the_first_line_ends_the_reasoning(text: str, cut: Split) -> None:
+    assert split_reasoning(BYTES, BYTES.encode(text), 40) == cut
 
 
 @pytest.mark.parametrize("text", ["", "why", "[prediction]", "why [prediction]\nHALL", "why\n[prediction] HALL"])
 def test_no_line_is_no_prediction(text: str) -> None:
     with pytest.raises(PredictionInvalid) as told:
-        cut_reasoning(BYTES, BYTES.encode(text), 100)
+        split_reasoning(BYTES, BYTES.encode(text), 100)
     assert told.value.reason is InvalidReason.REASONING
 
 
 def test_the_limit_counts_the_line() -> None:
     ids = BYTES.encode("why\n[prediction]\nHALL")
-    assert cut_reasoning(BYTES, ids, 3 + LINE).begin == 3 + LINE
+    assert split_reasoning(BYTES, ids, 3 + LINE).begin == 3 + LINE
     with pytest.raises(PredictionInvalid, match=f"within {2 + LINE} tokens"):
-        cut_reasoning(BYTES, ids, 2 + LINE)
+        split_reasoning(BYTES, ids, 2 + LINE)
 
 
 def test_a_token_that_ends_the_line_and_goes_on_belongs_to_the_prediction() -> None:
     chat = ChatFormat(train_tokenizer([], 263, ["]\nHALL"]))
     ids = chat.encode("why\n[prediction]\nHALL\n")
     assert len(ids) == 3 + (LINE - 2) + 1 + 1
-    assert cut_reasoning(chat, ids, 40) == Cut("why", "HALL\n", 3 + LINE - 2)
+    assert split_reasoning(chat, ids, 40) == Split("why", "HALL\n", 3 + LINE - 2)
 
 
 def test_a_logged_thought_is_text_without_the_line_and_none_is_not_an_empty_one() -> None:
@@ -83,7 +90,7 @@ def test_a_logged_thought_is_text_without_the_line_and_none_is_not_an_empty_one(
 
 def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
     weights = [2.0, 3.0, 4.0]
-    episode, first, last = world_model_rows(BYTES, EPISODE, weights, Reasoned(WholeText(), 60))
+    episode, first, last = world_model_rows(BYTES, EPISODE, weights, ReasoningFormat(FullObservation(), 60))
 
     def trained(row: Row) -> dict[float, str]:
         weighed = list(zip(row.ids, row.ce_weight, strict=True))
@@ -102,17 +109,17 @@ def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
 
 
 def test_turns_that_weigh_nothing_have_no_row_and_without_reasoning_all_is_as_before() -> None:
-    assert len(world_model_rows(BYTES, EPISODE, [0.0, 1.0, 0.0], Reasoned(WholeText(), 60))) == 1
+    assert len(world_model_rows(BYTES, EPISODE, [0.0, 1.0, 0.0], ReasoningFormat(FullObservation(), 60))) == 1
     (row,) = world_model_rows(BYTES, EPISODE, [1.0, 2.0, 3.0])
     assert row == world_model_row(BYTES, EPISODE, [1.0, 2.0, 3.0])
     assert DELIMITER not in BYTES.tokenizer.decode(row.ids)
-    assert render_answers(WholeText(), HALL, TURNS) == WholeText().answers(HALL, TURNS)
+    assert answers_with_reasoning(FullObservation(), HALL, TURNS) == FullObservation().answers(HALL, TURNS)
 
 
 def test_an_instruction_stands_before_the_first_action_and_stays() -> None:
     index = TransitionIndex([EPISODE])
-    for form in (WholeText(), Edits(), Retrieval(index, 1)):
-        asked = Reasoned(form, 60, INSTRUCTION)
+    for form in (FullObservation(), EditFormat(), RetrievalFormat(index, 1)):
+        asked = ReasoningFormat(form, 60, INSTRUCTION)
         texts = [
             BYTES.tokenizer.decode(prompt_tokens(BYTES, asked, HALL, TURNS[:k], TURNS[k].action).ids) for k in (0, 1, 2)
         ]
@@ -157,10 +164,10 @@ def dream(model: Any, actions: Sequence[str], start: str = HALL) -> list[StepRes
     return asyncio.run(run())
 
 
-FORMS: dict[str, tuple[Form, list[str]]] = {
-    "text": (WholeText(), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
-    "delta": (Edits(), ["Taken.\n[reward=0]", "=-= Hall =-\n-2\n[reward=0]"]),
-    "retrieval": (Retrieval(TransitionIndex([EPISODE]), 1), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
+FORMS: dict[str, tuple[TransitionFormat, list[str]]] = {
+    "text": (FullObservation(), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
+    "delta": (EditFormat(), ["Taken.\n[reward=0]", "=-= Hall =-\n-2\n[reward=0]"]),
+    "retrieval": (RetrievalFormat(TransitionIndex([EPISODE]), 1), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
 }
 
 
@@ -169,7 +176,7 @@ def test_a_thought_is_kept_in_the_record_and_nowhere_else(kind: str) -> None:
     form, answers = FORMS[kind]
     said = [f"Zounds {k}\n[prediction]\n{answer}" for k, answer in enumerate(answers)]
     engine = Thinks(*said)
-    results = dream(TextWorldModel(engine, BYTES, "w", 50, 1.0, Reasoned(form, 40)), ["take lamp", "look"])
+    results = dream(TextWorldModel(engine, BYTES, "w", 50, 1.0, ReasoningFormat(form, 40)), ["take lamp", "look"])
     assert [r.observation.text for r in results] == ["Taken.", "-= Hall =-"]
     assert [r.info["reasoning"] for r in results] == ["Zounds 0", "Zounds 1"]
     assert engine.limits == {90}
@@ -193,7 +200,7 @@ def test_a_thought_is_kept_in_the_record_and_nowhere_else(kind: str) -> None:
     ],
 )
 def test_what_is_no_prediction_is_typed_and_never_an_observation(said: str, reason: str) -> None:
-    model = TextWorldModel(Thinks(said), BYTES, "w", 30, 1.0, Reasoned(WholeText(), 40))
+    model = TextWorldModel(Thinks(said), BYTES, "w", 30, 1.0, ReasoningFormat(FullObservation(), 40))
     with pytest.raises(EnvFailure) as failed:
         dream(model, ["take lamp"])
     assert failed.value.reason is StopReason.PREDICTION_INVALID
@@ -202,7 +209,7 @@ def test_what_is_no_prediction_is_typed_and_never_an_observation(said: str, reas
 
 def test_the_model_stays_what_it_is_at_another_temperature_and_under_a_goal() -> None:
     engine = Thinks("Zounds\n[prediction]\nTaken.\n[reward=0]")
-    model = TextWorldModel(engine, BYTES, "w", 30, 1.0, Reasoned(WholeText(), 40)).at_temperature(0.0)
+    model = TextWorldModel(engine, BYTES, "w", 30, 1.0, ReasoningFormat(FullObservation(), 40)).at_temperature(0.0)
     (result,) = dream(GoalWorldModel(model.excluding([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
     assert (result.reward, result.info["reasoning"]) == (0.5, "Zounds")
     assert engine.limits == {70}

@@ -13,10 +13,11 @@ from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import Says
-from worldmodel.delta import Edits
-from worldmodel.form import episode_tokens
+from worldmodel.formats.edits import EditFormat
+from worldmodel.formats.full import episode_tokens
+from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
 from worldmodel.objective import world_model_row
-from worldmodel.retrieval import Retrieval, RetrievalWorldModel, TransitionIndex
+from worldmodel.text import TextWorldModel
 
 CHAT = ChatFormat(train_tokenizer(["HALL"], 270))
 
@@ -115,13 +116,13 @@ def test_training_and_dreams_read_the_same_prompt() -> None:
     """For an episode that is not in the log, the prompt of every turn is the beginning of its training row; notes are
     the scaffold's, and only answers are trained."""
     mine = episode("mine", ("take lamp", "Gone."), ("sing", "Silence."), start="A dark hall with a lamp")
-    form = Retrieval(TransitionIndex(LOG), 2)
+    form = RetrievalFormat(TransitionIndex(LOG), 2)
     row = world_model_row(CHAT, mine, [1.0, 1.0], form)
     trained = [i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight]
     assert CHAT.decode(trained) == "Gone.\n[reward=0]Silence.\n[reward=0]"
     answers = ["Gone.\n[reward=0]", "Silence.\n[reward=0]"]
     engine = Says(*answers)
-    model = RetrievalWorldModel(engine, CHAT, "v", form.index, 2)
+    model = TextWorldModel(engine, CHAT, "v", form=form)
     for k, turn in enumerate(mine.turns):
         told = asyncio.run(model.predict(mine.start, mine.turns[:k], turn.action, 0))
         assert told.observation == turn.observation
@@ -134,7 +135,7 @@ def test_training_and_dreams_read_the_same_prompt() -> None:
 
 
 def test_a_row_of_an_episode_of_the_log_shows_nothing_of_it() -> None:
-    form = Retrieval(TransitionIndex(LOG), 9)
+    form = RetrievalFormat(TransitionIndex(LOG), 9)
     for mine in LOG:
         row = world_model_row(CHAT, mine, [1.0] * len(mine.turns), form)
         text = CHAT.decode(row.ids)
@@ -144,15 +145,15 @@ def test_a_row_of_an_episode_of_the_log_shows_nothing_of_it() -> None:
 
 
 def test_a_judged_model_is_apart_from_what_it_is_judged_by() -> None:
-    model = RetrievalWorldModel(Says("x\n[reward=0]", "x\n[reward=0]"), CHAT, "v", TransitionIndex(LOG), 3)
+    model = TextWorldModel(Says(), CHAT, "v", form=RetrievalFormat(TransitionIndex(LOG), 3))
     apart = model.excluding([LOG[0]])
     for asked, there in ((model, True), (apart, False), (apart.at_temperature(1.0), False)):
-        notes = asked.form.notes(LOG[0].start, [], "take lamp")
-        assert ("brass" in notes[0]) is there
+        contexts = asked.form.contexts(LOG[0].start, [], "take lamp")
+        assert ("brass" in contexts[0]) is there
 
 
 def test_it_carries_another_form() -> None:
-    form = Retrieval(TransitionIndex(LOG), 1, Edits())
+    form = RetrievalFormat(TransitionIndex(LOG), 1, EditFormat())
     assert form.answers("HALL\nx", [Turn("wait", "HALL\nx", 0.0, False)]) == ["=\n[reward=0]"]
     assert form.read("=\n[reward=1 done]", "HALL\nx", []) == ("HALL\nx", 1.0, True)
     assert form.phrases(LOG)[:2] == ["[seen] ", "[now] "]
@@ -164,4 +165,4 @@ def test_nothing_to_retrieve_from_is_refused() -> None:
         with pytest.raises(ValueError, match="nothing to retrieve"):
             TransitionIndex(log)
     with pytest.raises(ValueError, match="neighbours"):
-        Retrieval(TransitionIndex(LOG), 0)
+        RetrievalFormat(TransitionIndex(LOG), 0)
