@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.reward_shaping import check_tiers
 from imagination.rollout.dream_env import JUDGEMENTS
 from imagination.rollout.schedules import check_horizon, check_share, most

@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from imagination.commands.check_train import longest_episode
-from imagination.learning.algorithms import Algorithm
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.critic_start import NAME, fit_value_head, made_for, save_critic, squared_errors
 from imagination.learning.logged_returns import logged_rows, logged_transitions
 from imagination.learning.reward_shaping import RewardShaping, check_tiers

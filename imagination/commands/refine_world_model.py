@@ -25,7 +25,7 @@ import torch
 
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.advantages import informative
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
 from imagination.learning.supervise import cut

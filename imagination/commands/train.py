@@ -13,7 +13,7 @@ from typing import Any
 from imagination.commands.check_train import check, check_experts, longest_episode
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import build_algorithm
 from imagination.learning.best_policy import BestPolicy, split_starts
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
 from imagination.learning.critic_start import NAME as CRITIC
@@ -21,7 +21,7 @@ from imagination.learning.critic_start import load_critic, made_for
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
-from imagination.learning.self_imitation_buffer import Replays
+from imagination.learning.self_imitation import Replays
 from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.rollout.dream_env import DreamEnv, Start, dream_starts

@@ -23,7 +23,7 @@ from imagination.learning.played import lost_to_doubt, measure_played, useful_tu
 from imagination.learning.policy_module import Update
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
-from imagination.learning.self_imitation_buffer import Replays
+from imagination.learning.self_imitation import Replays
 from imagination.learning.supervise import cut
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode, Provenance, play_all

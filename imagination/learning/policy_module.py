@@ -13,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit, played, trained
 from imagination.learning.critic import critic_values
 from imagination.learning.losses import EntropyHistory, LossTerms

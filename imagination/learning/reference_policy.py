@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from imagination.learning.losses import kl_k1, kl_k2, kl_k3, token_logprobs
-from imagination.learning.losses.kl import Estimator
+from imagination.learning.losses.auxiliary import Estimator
 from policy.lm.batch import Row, TokenBatch, collate
 from policy.lm.forward import hidden_before, micro_batches, token_logits
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings

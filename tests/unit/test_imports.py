@@ -34,7 +34,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "imagination/learning/policy_module.py",
         "imagination/learning/supervised_module.py",
         "imagination/learning/best_policy.py",
-        "imagination/learning/self_imitation_buffer.py",
+        "imagination/learning/self_imitation.py",
         "imagination/learning/trainer.py",
         "imagination/evaluation/monitors/monitor.py",
     ),

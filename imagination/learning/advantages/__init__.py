@@ -1,15 +1,19 @@
 """How much better than expected each agent token was: pure functions of tensors, one file a family.
 
-With a critic: ``gae.py``. Without one: ``group.py`` (GRPO, Dr.GRPO, RLOO), ``reinforce.py`` (REINFORCE++) and
-``gigpo.py``. What is judged: ``turns.py`` places rewards, ``shaping.py`` and ``progress.py`` change them. What is
-imitated instead: ``selection.py``, ``self_imitation.py``.
+With a critic: ``gae.py``. Without one: ``group.py`` (GRPO, Dr.GRPO, RLOO, GiGPO, filtered cloning) and ``reinforce.py``
+(REINFORCE++). ``turns.py`` places rewards on tokens, ``shaping.py`` changes them before.
 """
 
-from imagination.learning.advantages.attribution import ProgressEstimator, attribution_error, progress_rewards
 from imagination.learning.advantages.gae import bilevel_gae, masked_gae, turn_gae
-from imagination.learning.advantages.gigpo import gigpo, step_returns
-from imagination.learning.advantages.group import group_relative, informative, leave_one_out
-from imagination.learning.advantages.groups import differ
+from imagination.learning.advantages.group import (
+    best_of_groups,
+    differ,
+    gigpo,
+    group_relative,
+    informative,
+    leave_one_out,
+    step_returns,
+)
 from imagination.learning.advantages.reinforce import (
     reinforce_pp,
     reinforce_pp_baseline,
@@ -17,10 +21,11 @@ from imagination.learning.advantages.reinforce import (
     whiten,
     whiten_by,
 )
-from imagination.learning.advantages.selection import best_of_groups
-from imagination.learning.advantages.self_imitation import Kept, SelfImitationBuffer
 from imagination.learning.advantages.shaping import (
+    ProgressEstimator,
+    attribution_error,
     overlong_penalty,
+    progress_rewards,
     tiered_rewards,
     with_kl_penalty,
     with_process_rewards,
@@ -33,9 +38,7 @@ from imagination.learning.advantages.turns import (
 )
 
 __all__ = [
-    "Kept",
     "ProgressEstimator",
-    "SelfImitationBuffer",
     "attribution_error",
     "best_of_groups",
     "bilevel_gae",

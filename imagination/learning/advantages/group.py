@@ -1,4 +1,4 @@
-"""Advantages without a critic: an episode against the episodes that share its start.
+"""Comparisons within groups of episodes that share a start: GRPO, RLOO, GiGPO, and what to keep or to imitate.
 
 ``counts`` is false where the advantage is no statement about the episode and its tokens belong in no loss and no
 denominator: the episode failed, or it is the only valid one of its group.
@@ -6,10 +6,75 @@ denominator: the episode failed, or it is the only valid one of its group.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from imagination.learning.advantages.groups import Groups, checked_returns
+from imagination.learning.advantages.turns import broadcast_over_turns, check_turn_index, turn_bounds
+from imagination.learning.shapes import at_least_fp32, check_integers
+
+# Returns are sums of rewards in fp32: ten times 0.1 is 1.00000012, and 0.4 + 0.3 + 0.2 + 0.1 is 1. Numbers that differ
+# by less than this share of their size are one number: their difference is rounding, whatever it is divided by.
+ROUNDING = 1e-5
+
+
+def differ(numbers: Collection[float]) -> bool:
+    """Whether any two of them differ by more than rounding."""
+    return bool(numbers) and max(numbers) - min(numbers) > ROUNDING * max(map(abs, numbers))
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sums within groups of valid rows, given back to every row: all methods map ``[n]`` to ``[n]``."""
+
+    index: Tensor  # [n], dense: 0 .. number of groups - 1
+    valid: Tensor  # [n]
+
+    @classmethod
+    def of(cls, group_ids: Tensor, valid: Tensor) -> Groups:
+        return cls(torch.unique(group_ids, return_inverse=True)[1], valid)
+
+    def size(self) -> Tensor:
+        return self.sum(torch.ones_like(self.index))
+
+    def sum(self, x: Tensor) -> Tensor:
+        zeros = x.new_zeros(len(x))
+        return zeros.scatter_add(0, self.index, torch.where(self.valid, x, zeros))[self.index]
+
+    def above_smallest(self, x: Tensor) -> Tensor:
+        """``x`` minus the smallest valid ``x`` of the group; zero within ``ROUNDING`` of it and where invalid."""
+        zeros = x.new_zeros(len(x))
+        filled = x.masked_fill(~self.valid, float("inf"))
+        smallest = zeros.fill_(float("inf")).scatter_reduce(0, self.index, filled, reduce="amin")[self.index]
+        size = x.abs().masked_fill(~self.valid, 0.0)
+        largest = x.new_zeros(len(x)).scatter_reduce(0, self.index, size, reduce="amax")[self.index]
+        above = torch.where(self.valid, x - smallest, 0.0)
+        return above.masked_fill(above <= ROUNDING * largest, 0.0)
+
+
+def checked_returns(where: str, returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+    """``returns`` in fp32 or better.
+
+    Raises:
+        ValueError: not three tensors ``[n]`` of floats, integers and bools, or a valid return is not finite.
+    """
+    if returns.ndim != 1 or not returns.shape == group_ids.shape == valid.shape:
+        raise ValueError(
+            f"{where} needs returns, group_ids and valid of one shape [n], "
+            f"got {tuple(returns.shape)}, {tuple(group_ids.shape)} and {tuple(valid.shape)}"
+        )
+    if valid.dtype != torch.bool:
+        raise ValueError(f"{where}: valid must be bool, got {valid.dtype}")
+    check_integers(where, "group_ids", group_ids)
+    returns = at_least_fp32(returns)
+    broken = valid & ~returns.isfinite()
+    if broken.any():
+        row = int(broken.nonzero()[0])
+        raise ValueError(f"row {row} is valid but its return is {float(returns[row])}")
+    return returns
 
 
 @torch.no_grad()
@@ -111,6 +176,131 @@ def informative(returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     groups = Groups.of(group_ids, valid)
     differs = groups.sum(groups.above_smallest(returns).ne(0).to(returns.dtype)) > 0
     return valid & differs
+
+
+@torch.no_grad()
+def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, *, fraction: float, min_return: float) -> Tensor:
+    """The best ``fraction`` of each group, of those that earned at least ``min_return``.
+
+    Both halves of the rule are needed: the threshold alone floods the update with easy tasks, the fraction alone clones
+    the least bad failures of the hard ones. What is kept is learned by cross-entropy: no ratio, no advantage.
+
+    Args:
+        returns, group_ids, valid: as in ``group_relative``. A group of one is a group: nothing is compared but rank.
+        fraction: in (0, 1]; ``ceil(fraction * n)`` of the ``n`` valid episodes of a group. Ties with the last of them
+            are kept as well, so the order of episodes decides nothing.
+        min_return: in units of return.
+
+    Returns:
+        ``[n]`` bool.
+
+    Raises:
+        ValueError: as ``group_relative``, or ``fraction`` is out of range.
+
+    Example::
+
+        one_group = tensor([0, 0, 0, 0]), tensor([True, True, True, True])
+        best_of_groups(tensor([1.0, 0.5, 0.0, 0.5]), *one_group, fraction=0.5, min_return=0.1)
+        # [True, True, False, True]: two of four, and a tie
+    """
+    if not 0.0 < fraction <= 1.0:
+        raise ValueError(f"fraction must lie in (0, 1], got {fraction}")
+    returns = checked_returns("best_of_groups", returns, group_ids, valid)
+    kept = torch.zeros_like(valid)
+    for group in group_ids[valid].unique():
+        members = valid & (group_ids == group)
+        wanted = math.ceil(fraction * int(members.sum()))
+        border = returns[members].sort(descending=True).values[wanted - 1]
+        kept |= members & (returns >= border - ROUNDING * border.abs())
+    return kept & (returns >= min_return)
+
+
+@torch.no_grad()
+def gigpo(
+    turn_rewards: Tensor,
+    action_turn_index: Tensor,
+    anchors: Tensor,
+    group_ids: Tensor,
+    valid: Tensor,
+    *,
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    normalise_std: bool = True,
+    std_eps: float = 1e-4,
+) -> tuple[Tensor, Tensor]:
+    """Group-in-group advantages: ``A_episode + step_weight A_step`` (Feng et al. 2025, arXiv 2505.10978, eq. 3 to 8).
+
+    ``A_episode`` is GRPO's, from the undiscounted sum of the episode's rewards: one number an episode, so a long one
+    weighs no more in mean and deviation than a short one. ``A_step`` compares the discounted returns
+    ``sum_k gamma^k r_{t+k}`` of all turns of a group that answered the same observation; an observation that only one
+    turn of the group has answered says nothing about the step, and adds exactly zero.
+
+    Args:
+        turn_rewards: ``[batch, turns]``, as ``place_turn_rewards`` takes them.
+        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
+        anchors: ``[batch, turns]`` integers, equal where the same was observed; read for turns with an action token.
+        group_ids, valid: ``[batch]``, as in ``group_relative``.
+        gamma: in [0, 1], per turn.
+        step_weight: of the step's advantage, w in the paper.
+        normalise_std, std_eps: of both levels, as in ``group_relative``.
+
+    Returns:
+        ``(advantages [batch, time], counts [batch])``.
+
+    Raises:
+        ValueError: shapes disagree, a number is out of range, or as ``group_relative``.
+
+    Example::
+
+        # two episodes from one start; both answer observation 5 first, one is paid at its only turn
+        index, anchors = tensor([[0, -1, 1], [0, -1, -1]]), tensor([[5, 6], [5, -1]])
+        gigpo(tensor([[0.0, 0.0], [1.0, 0.0]]), index, anchors, tensor([0, 0]), tensor([True, True]))[0]
+        # [[-1.414, 0, -0.707], [1.414, 0, 0]]: the second turn has no peer, so only the episode counts there
+    """
+    check_turn_index("gigpo", turn_rewards, action_turn_index)
+    if anchors.shape != turn_rewards.shape:
+        raise ValueError(
+            f"gigpo needs anchors of the shape of turn_rewards {tuple(turn_rewards.shape)}, got {tuple(anchors.shape)}"
+        )
+    returns = step_returns(turn_rewards, gamma)
+    first, _ = turn_bounds(action_turn_index, turn_rewards.shape[1])
+    episode, counts = group_relative(
+        turn_rewards.sum(1), group_ids, valid, std_eps=std_eps, normalise_std=normalise_std
+    )
+    acted = (first >= 0) & counts[:, None]
+    pairs = torch.stack([group_ids[:, None].expand_as(anchors), anchors], dim=-1).reshape(-1, 2)
+    step_groups = torch.unique(pairs, dim=0, return_inverse=True)[1] if len(pairs) else pairs[:, 0]
+    step, _ = group_relative(
+        returns.reshape(-1), step_groups, acted.reshape(-1), std_eps=std_eps, normalise_std=normalise_std
+    )
+    per_turn = episode[:, None] + step_weight * step.view_as(returns)
+    return broadcast_over_turns(torch.where(acted, per_turn, 0.0), action_turn_index), counts
+
+
+@torch.no_grad()
+def step_returns(turn_rewards: Tensor, gamma: float) -> Tensor:
+    """``sum_k gamma^k r_{t+k}`` over the turns of each episode.
+
+    Args:
+        turn_rewards: ``[batch, turns]``; 0.0 for padding.
+        gamma: in [0, 1], per turn.
+
+    Returns:
+        ``[batch, turns]``.
+
+    Raises:
+        ValueError: ``gamma`` is outside [0, 1].
+
+    Example::
+
+        step_returns(tensor([[0.0, 0.0, 1.0]]), 0.5)  # [[0.25, 0.5, 1.0]]
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ValueError(f"gamma must lie in [0, 1], got {gamma}")
+    returns = turn_rewards.clone()
+    for turn in reversed(range(turn_rewards.shape[1] - 1)):
+        returns[:, turn] += gamma * returns[:, turn + 1]
+    return returns
 
 
 def _deviation(returns: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from imagination.learning.advantages.gae import masked_gae
-from imagination.learning.advantages.group import group_relative
-from imagination.learning.advantages.groups import ROUNDING
+from imagination.learning.advantages.group import ROUNDING, group_relative
 from imagination.learning.advantages.turns import broadcast_over_tokens
 from imagination.learning.shapes import at_least_fp32, check_mask, check_shapes
 

@@ -1,31 +1,243 @@
-"""The family by name. Defaults are those of the papers; where this project chose otherwise, a comment says so."""
+"""The seventeen algorithms by name, what an algorithm is, and how settings choose one.
+
+An algorithm is a choice of parts: how advantages are estimated, which ratio is clipped how, how tokens are averaged,
+and what is added. Pure: tensors and numbers in, tensors and numbers out. The caller plays, computes log-probs, steps
+the optimiser, logs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
-from imagination.learning.algorithms.algorithm import Algorithm
-from imagination.learning.algorithms.surrogate import (
-    Imitate,
-    PolicyGradient,
-    PpoClip,
-    SequenceClip,
-    TurnClip,
-    WeightClip,
-)
-from imagination.learning.algorithms.terms import Critic, Entropy, Kl, Sampling
-from imagination.learning.algorithms.with_critic import BilevelGae, TokenGae, TurnGae
-from imagination.learning.algorithms.without_critic import (
+import torch
+from torch import Tensor
+
+from imagination.learning.advantages import informative
+from imagination.learning.algorithms.advantage import (
+    AdvantagePart,
+    Advantages,
     BestOfGroups,
+    BilevelGae,
+    Episodes,
     GiGpo,
     GroupBaseline,
     GroupRelative,
     LeaveOneOut,
     ReturnsToGo,
+    TokenGae,
+    TurnGae,
+    with_penalties,
 )
+from imagination.learning.algorithms.loss import (
+    Critic,
+    Entropy,
+    Imitate,
+    Kl,
+    LossPart,
+    PolicyGradient,
+    PpoClip,
+    Sampling,
+    SequenceClip,
+    Tokens,
+    TurnClip,
+    WeightClip,
+)
+from imagination.learning.losses import Aggregation, LossTerms, entropy_loss, kl_loss, token_weights, value_loss
+from imagination.settings import AlgorithmSettings, UserError
 
+# Settings that belong to the trainer, whatever the algorithm.
+TRAINERS = ("name", "progress", "tis_cap", "loss_mask", "advantage_mask")
+# On a command line there is no other word for "none" where null means the default.
+_ZERO_IS_NONE = ("dual_clip", "value_clip")
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One member of the family.
+
+    Attributes:
+        name: in the registry.
+        advantage: settings of the advantage part.
+        surrogate: settings of the ratio and its clip.
+        aggregation: how tokens are averaged, see ``token_weights``.
+        critic: ``None`` for algorithms without one.
+        kl, entropy, sampling: what is added; by default nothing.
+
+    Raises:
+        ValueError: parts contradict each other.
+    """
+
+    name: str
+    advantage: AdvantagePart
+    surrogate: LossPart
+    aggregation: Aggregation = "token_mean"
+    critic: Critic | None = None
+    kl: Kl = field(default_factory=Kl)
+    entropy: Entropy = field(default_factory=Entropy)
+    sampling: Sampling = field(default_factory=Sampling)
+
+    def __post_init__(self) -> None:
+        if self.advantage.needs_critic and self.critic is None:
+            raise ValueError(f"{self.name}: {type(self.advantage).__name__} reads values, so give it a Critic")
+        if self.critic is not None and not self.advantage.needs_critic:
+            raise ValueError(f"{self.name}: {type(self.advantage).__name__} reads no values, so take its Critic away")
+        if self.sampling.drop_equal_groups and not self.advantage.needs_groups:
+            raise ValueError(f"{self.name} compares no groups: set drop_equal_groups=false")
+        if self.aggregation not in ("token_mean", "sequence_mean", "constant"):
+            raise ValueError(f"aggregation must be token_mean, sequence_mean or constant, got {self.aggregation!r}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings by name, those of all parts together: what ``with_settings`` takes."""
+        settings: dict[str, Any] = {"aggregation": self.aggregation}
+        for part in self._parts().values():
+            settings |= {f.name: getattr(part, f.name) for f in fields(part)}
+        return settings
+
+    def with_settings(self, **changes: Any) -> Algorithm:
+        """The same algorithm with other settings.
+
+        Raises:
+            ValueError: it has no such setting, a value is out of range, or settings contradict each other.
+
+        Example::
+
+            ALGORITHMS["grpo"].with_settings(clip_high=0.28, kl_coef=0.01)
+        """
+        for name in changes:
+            if name not in self.settings:
+                hint = "; it has no critic" if name in {f.name for f in fields(Critic)} and self.critic is None else ""
+                raise ValueError(
+                    f"{self.name} has no setting {name!r}{hint}: remove it, or choose another algorithm; "
+                    f"its settings are {', '.join(sorted(self.settings))}"
+                )
+        parts = {
+            name: replace(part, **{f.name: changes[f.name] for f in fields(part) if f.name in changes})
+            for name, part in self._parts().items()
+        }
+        return replace(self, aggregation=changes.get("aggregation", self.aggregation), **parts)
+
+    def check_run(self, *, group_size: int, steps_per_update: int = 1) -> None:
+        """Whether a run can use the algorithm.
+
+        Args:
+            group_size: episodes per start state.
+            steps_per_update: optimiser steps on the same episodes, epochs times minibatches.
+
+        Raises:
+            ValueError: it cannot; the message says what to change.
+        """
+        if self.advantage.needs_groups and group_size < 2:
+            raise ValueError(
+                f"{self.name} compares the episodes of a group, and a group of {group_size} has none to compare: "
+                "set train.group_size to 2 or more, or choose ppo or reinforce_pp"
+            )
+        if self.surrogate.on_policy and steps_per_update > 1:
+            raise ValueError(
+                f"{self.name} has no importance ratio, so only the first of {steps_per_update} steps an update would "
+                "be right: set train.epochs=1 and train.minibatches=1, or choose reinforce_pp"
+            )
+        needs = [key for key, wanted in (
+            ("aggregation=constant", self.aggregation == "constant"),
+            ("overlong_buffer", self.sampling.overlong_buffer > 0),
+        ) if wanted]  # fmt: skip
+        if needs and self.sampling.max_tokens is None:
+            raise ValueError(
+                f"{self.name} with {' and '.join(needs)} needs max_tokens, the most agent tokens an episode can have: "
+                "set it to the turns of an episode times the tokens of an action"
+            )
+
+    def judge(self, episodes: Episodes) -> Advantages:
+        """Advantages of all episodes of an update, before they are packed or split.
+
+        Raises:
+            ValueError: episodes lack what the algorithm reads, or shapes disagree.
+        """
+        judged = self.advantage(with_penalties(episodes, self.kl, self.sampling))
+        trained = judged.trained
+        if episodes.loss_mask is not None:
+            # The observations of an episode that counts may be trained on too, if that is what is ablated.
+            trained = episodes.loss_mask & judged.trained.any(1, keepdim=True)
+        if self.sampling.drop_equal_groups:
+            # by what the environment paid: a length penalty must not make a solved group look informative
+            trained = trained & informative(episodes.earned.sum(1), episodes.group_ids, episodes.valid)[:, None]
+        return replace(judged, trained=trained)
+
+    def weigh(self, trained: Tensor) -> tuple[Tensor, float]:
+        """Weights ``[batch, time]`` and denominator of an optimiser step, from ``Advantages.trained`` of all its rows.
+
+        Raises:
+            ValueError: as ``token_weights``.
+        """
+        constant = self.sampling.max_tokens if self.aggregation == "constant" else None
+        if self.aggregation == "constant" and constant is None:
+            raise ValueError(f"{self.name} with aggregation=constant needs max_tokens: see check_run")
+        return token_weights(trained, self.aggregation, max_tokens=constant)
+
+    def losses(
+        self,
+        tokens: Tokens,
+        denominator: float,
+        *,
+        critic_denominator: float | None = None,
+        entropy_history: float | None = None,
+    ) -> dict[str, LossTerms]:
+        """The terms of a micro-batch, each already times its coefficient: their ``loss`` add up to what to descend.
+
+        Args:
+            tokens: of the micro-batch; of the optional ones those that the settings call for.
+            denominator: from ``weigh``, of the whole optimiser step.
+            critic_denominator: number of ``learned`` tokens of the whole optimiser step; needed with a critic.
+            entropy_history: mean entropy of earlier updates, see ``EntropyHistory``.
+
+        Returns:
+            ``policy``, and ``kl``, ``entropy`` and ``critic`` where they are in use.
+
+        Raises:
+            ValueError: tokens lack what the algorithm reads, or shapes disagree.
+        """
+        terms = {"policy": self.surrogate(tokens, denominator)}
+        kl, entropy, critic = self.kl, self.entropy, self.critic
+        if kl.kl_coef and kl.kl_in == "loss":
+            reference = tokens.given("ref_logprobs", "kl_coef=0")
+            part = kl_loss(
+                tokens.logprobs, reference, tokens.weight, denominator=denominator, estimator=kl.kl_estimator
+            )
+            terms["kl"] = replace(part, loss=kl.kl_coef * part.loss)
+        if entropy.entropy_coef:
+            terms["entropy"] = entropy_loss(
+                tokens.given("entropy", "entropy_coef=0"),
+                tokens.weight,
+                denominator=denominator,
+                coef=entropy.entropy_coef,
+                history=entropy_history,
+                smoothing=entropy.entropy_smoothing,
+                low=entropy.entropy_low,
+                high=entropy.entropy_high,
+            )
+        if critic is not None:
+            instead = "an algorithm without a critic"
+            if critic_denominator is None:
+                raise ValueError(f"{self.name} has a critic: give critic_denominator, or choose {instead}")
+            part = value_loss(
+                *(tokens.given(name, instead) for name in ("values", "old_values", "returns", "learned")),
+                denominator=critic_denominator,
+                clip=critic.value_clip,
+            )
+            terms["critic"] = replace(part, loss=critic.value_coef * part.loss)
+        return terms
+
+    def _parts(self) -> dict[str, Any]:
+        parts: Mapping[str, Any] = {
+            name: getattr(self, name) for name in ("advantage", "surrogate", "critic", "kl", "entropy", "sampling")
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+# Defaults are those of the papers; where this project chose otherwise, a comment says so.
 _FAMILY = (
     Algorithm("ppo", TokenGae(), PpoClip(), critic=Critic()),
     # The paper averages by sequence and counts groups without a gradient too; our results were measured with this.
@@ -71,3 +283,56 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
     if name not in ALGORITHMS:
         raise ValueError(f"there is no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
     return ALGORITHMS[name].with_settings(**settings)
+
+
+def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) -> Algorithm:
+    """The algorithm that the settings name, with what they change.
+
+    Args:
+        max_tokens: most agent tokens of an episode, where the settings leave it open.
+
+    Raises:
+        UserError: the algorithm has no such setting, a value is out of range, or settings contradict each other.
+
+    Example::
+
+        build_algorithm(AlgorithmSettings("ppo", gamma=0.99, value_clip=0.0))  # without a bound for values
+    """
+    changes = changed(settings)
+    for key in changes:
+        if key not in ALGORITHMS[settings.name].settings:
+            having = [name for name, member in ALGORITHMS.items() if key in member.settings]
+            raise UserError(
+                f"algorithm.{key} is no setting of {settings.name}: leave it out, or set algorithm.name to one of "
+                f"{', '.join(having)}"
+            )
+    if max_tokens is not None:
+        changes.setdefault("max_tokens", max_tokens)
+    try:
+        found = algorithm(settings.name, **changes)
+    except ValueError as error:
+        raise UserError(f"algorithm: {error}") from error
+    if settings.tis_cap and not settings.tis_cap >= 1:
+        raise UserError(f"algorithm.tis_cap must be 1 or more, or 0 for no correction, got {settings.tis_cap}")
+    if not settings.advantage_mask and found.advantage.judges_turns:
+        raise UserError(
+            f"algorithm.advantage_mask=false is for algorithms of tokens and of whole episodes; {settings.name} judges "
+            "turns: leave it out, or set algorithm.name=ppo or grpo"
+        )
+    if not settings.loss_mask and found.aggregation == "constant":
+        raise UserError(
+            "algorithm.loss_mask=false trains more tokens than algorithm.aggregation=constant divides by: set "
+            "algorithm.aggregation=token_mean"
+        )
+    return found
+
+
+def changed(settings: AlgorithmSettings) -> dict[str, Any]:
+    """What is set, by the names of the registry; ``{"dual_clip": None}`` for ``dual_clip=0``."""
+    given = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in TRAINERS}
+    return {k: None if v == 0 and k in _ZERO_IS_NONE else v for k, v in given.items() if v is not None}
+
+
+def total(terms: Mapping[str, LossTerms]) -> Tensor:
+    """The scalar to descend."""
+    return torch.stack([part.loss for part in terms.values()]).sum()

@@ -1,4 +1,4 @@
-"""What the optimisers minimise: pure functions of tensors, one file a family.
+"""What the optimisers minimise: pure functions of tensors, by what they act on.
 
 Three rules hold for every loss here:
 
@@ -10,24 +10,40 @@ Three rules hold for every loss here:
   is, and the gradients of micro-batches are added, never averaged.
 * Metrics are sums over tokens, so that micro-batches can be added before anyone divides: see ``LossTerms``.
 
-A sequence mean or a constant length is a choice of weights: ``aggregate.py``.
+A sequence mean or a constant length is a choice of weights: ``token_weights``.
 
 Everything is computed in fp32 at least. Tensors are ``[batch, time]`` at the token's own position (the logits that
 predict token ``t`` are those of position ``t - 1``, and the caller shifts them) or, where the caller has picked the
 trained tokens, ``[n]``: a token is a token, wherever it lies.
 """
 
-from imagination.learning.losses.aggregate import Aggregation, token_weights
-from imagination.learning.losses.entropy import EntropyHistory, entropy_loss
-from imagination.learning.losses.imitation import cross_entropy_loss, expert_policy_loss
-from imagination.learning.losses.kl import kl_k1, kl_k2, kl_k3, kl_loss
-from imagination.learning.losses.policy_gradient import cispo_loss, reinforce_loss
-from imagination.learning.losses.ppo import gspo_loss, ppo_clip_loss, turn_ratio_loss
-from imagination.learning.losses.ratios import row_segments, segment_mean, turn_segments
-from imagination.learning.losses.replay import replay_loss
-from imagination.learning.losses.terms import LossTerms
-from imagination.learning.losses.tokens import token_entropy, token_logprobs
-from imagination.learning.losses.value import value_loss
+from imagination.learning.losses.auxiliary import (
+    EntropyHistory,
+    entropy_loss,
+    kl_k1,
+    kl_k2,
+    kl_k3,
+    kl_loss,
+    value_loss,
+)
+from imagination.learning.losses.imitation import cross_entropy_loss, expert_policy_loss, replay_loss
+from imagination.learning.losses.policy import (
+    cispo_loss,
+    gspo_loss,
+    ppo_clip_loss,
+    reinforce_loss,
+    row_segments,
+    segment_mean,
+    turn_ratio_loss,
+    turn_segments,
+)
+from imagination.learning.losses.terms import (
+    Aggregation,
+    LossTerms,
+    token_entropy,
+    token_logprobs,
+    token_weights,
+)
 
 __all__ = [
     "Aggregation",

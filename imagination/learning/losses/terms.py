@@ -1,14 +1,22 @@
-"""What a loss returns, and the two operations that keep tokens without weight out of it."""
+"""What every loss is made of: its terms, the weights of its tokens, log-probs and entropies of tokens from logits.
+
+Every loss is ``sum of weight * token loss / denominator``. An average is a choice of the two, made once per optimiser
+step (``token_weights``), so none depends on how the batch is padded, packed or split.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
+import torch
 from torch import Tensor
 
-from imagination.learning.shapes import at_least_fp32
+from imagination.learning.shapes import at_least_fp32, check_mask
+
+Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +66,130 @@ def weighted_sum(per_token: Tensor, weight: Tensor, denominator: float) -> Tenso
 
 def largest(x: Tensor) -> Tensor:
     return x.amax() if x.numel() else x.new_zeros(())
+
+
+@torch.no_grad()
+def token_weights(mask: Tensor, aggregation: Aggregation, *, max_tokens: int | None = None) -> tuple[Tensor, float]:
+    """Weights ``[batch, time]`` of a global batch of episodes, and the denominator of its losses.
+
+    * ``token_mean`` (DAPO): all tokens weigh the same, so long episodes weigh more.
+    * ``sequence_mean`` (GRPO, GSPO): the mean over episodes of the mean over tokens.
+    * ``constant`` (Dr.GRPO, Liu et al. 2025, arXiv 2503.20783): the mean over episodes of the sum over tokens, divided
+      by a constant length. A length bias neither for nor against long episodes.
+
+    Args:
+        mask: ``[batch, time]`` bool, trained tokens; a row is an episode. All rows of the optimiser step.
+        aggregation: which average.
+        max_tokens: the constant of ``constant``, the most agent tokens that an episode can have. It is a setting, never
+            the longest of the batch: that would make the gradient depend on who is in the batch.
+
+    Returns:
+        ``(weights, denominator)``. Rows without a trained token count for nothing. The denominator is 0 where nothing
+        is trained: leave the loss out.
+
+    Raises:
+        ValueError: ``mask`` is not bool, the name is unknown, or ``max_tokens`` is missing, given without use, or too
+            small for an episode.
+
+    Example::
+
+        token_weights(tensor([[True, True], [True, False]]), "sequence_mean")  # [[0.5, 0.5], [1, 0]], 2
+    """
+    check_mask("token_weights", mask)
+    if aggregation not in ("token_mean", "sequence_mean", "constant"):
+        raise ValueError(f"aggregation must be token_mean, sequence_mean or constant, got {aggregation!r}")
+    if (max_tokens is not None) != (aggregation == "constant"):
+        raise ValueError("max_tokens belongs to aggregation=constant, and constant needs it")
+    lengths = mask.sum(1)
+    rows = float((lengths > 0).sum())
+    weights = mask.float()
+    if aggregation == "token_mean":
+        return weights, float(lengths.sum())
+    if aggregation == "sequence_mean":
+        return weights / lengths.clamp(min=1)[:, None], rows
+    assert max_tokens is not None
+    if lengths.numel() and int(lengths.max()) > max_tokens:
+        raise ValueError(f"an episode has {int(lengths.max())} agent tokens: set max_tokens to at least that")
+    return weights, rows * max_tokens
+
+
+def token_logprobs(
+    logits: Tensor, ids: Tensor, temperature: float = 1.0, mask: Tensor | None = None, which: Tensor | None = None
+) -> Tensor:
+    """``log_softmax(logits / temperature)`` at ``ids``: the log-prob an engine reports when it samples at T.
+
+    Args:
+        logits: ``[batch, time, vocab]`` or ``[n, vocab]``, already shifted: ``logits[:, t]`` predicts ``ids[:, t]``.
+        ids: ``[batch, time]`` integers.
+        temperature: the T the tokens were sampled at.
+        mask: ``[batch, time]`` bool; where false, logits and ids may be anything and the result is 0.
+        which: ``[n]``, where several of the ids ``[n]`` are predicted by the same logits ``[m, vocab]``: which of the
+            ``m``. Without a mask.
+
+    Returns:
+        of the shape of ``ids``, nats, fp32 or better.
+
+    Raises:
+        ValueError: shapes disagree or ``temperature`` is not positive (greedy tokens have no log-prob).
+
+    Example::
+
+        token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]))  # [[log(3/4)]]
+        token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]), temperature=0.5)  # [[log(9/10)]]
+        token_logprobs(tensor([[0.0, log(3.0)]]), tensor([1, 0]), which=tensor([0, 0]))  # [log(3/4), log(1/4)]
+    """
+    logits = _scaled_logits("token_logprobs", logits, temperature, mask)
+    if which is not None:
+        if mask is not None or logits.ndim != 2 or ids.ndim != 1 or which.shape != ids.shape:
+            raise ValueError(
+                "with `which`, token_logprobs needs logits [m, vocab], ids [n], which [n] and no mask, got "
+                f"{tuple(logits.shape)}, {tuple(ids.shape)} and {tuple(which.shape)}"
+            )
+        return logits.log_softmax(dim=-1)[which, ids.long()]
+    if ids.shape != logits.shape[:-1]:
+        raise ValueError(f"ids must have the tokens' shape {tuple(logits.shape[:-1])}, got {tuple(ids.shape)}")
+    if mask is not None:
+        ids = ids.masked_fill(~mask, 0)
+    picked = logits.log_softmax(dim=-1).gather(-1, ids.long().unsqueeze(-1)).squeeze(-1)
+    return picked if mask is None else picked.masked_fill(~mask, 0.0)
+
+
+def token_entropy(logits: Tensor, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
+    """Entropy of the distribution each token was sampled from, ``-sum p log p``.
+
+    Args:
+        logits: ``[batch, time, vocab]`` or ``[n, vocab]``; -inf marks tokens that cannot be sampled, they add nothing.
+        temperature: as in ``token_logprobs``.
+        mask: ``[batch, time]`` bool; where false, logits may be anything and the result is 0.
+
+    Returns:
+        ``[batch, time]``, nats, with a gradient, fp32 or better.
+
+    Raises:
+        ValueError: shapes disagree or ``temperature`` is not positive.
+
+    Example::
+
+        token_entropy(tensor([[[0.0, 0.0]]]))  # [[log(2)]]
+    """
+    logits = _scaled_logits("token_entropy", logits, temperature, mask)
+    log_p = logits.log_softmax(dim=-1)
+    # A log-prob of -inf times its probability 0 would be NaN.
+    entropy = -(log_p.exp() * log_p.clamp(min=torch.finfo(log_p.dtype).min)).sum(dim=-1)
+    return entropy if mask is None else entropy.masked_fill(~mask, 0.0)
+
+
+def _scaled_logits(where: str, logits: Tensor, temperature: float, mask: Tensor | None) -> Tensor:
+    if logits.ndim < 2:
+        raise ValueError(f"{where} needs logits [batch, time, vocab] or [n, vocab], got {tuple(logits.shape)}")
+    if not temperature > 0.0:
+        raise ValueError(f"{where} needs a positive temperature, got {temperature}")
+    if mask is not None:
+        if mask.dtype != torch.bool or mask.shape != logits.shape[:-1]:
+            raise ValueError(
+                f"{where} needs a bool mask of the tokens' shape {tuple(logits.shape[:-1])}, "
+                f"got {mask.dtype} {tuple(mask.shape)}"
+            )
+        logits = logits.masked_fill(~mask.unsqueeze(-1), 0.0)
+    logits = at_least_fp32(logits)
+    return logits if temperature == 1.0 else logits / temperature  # the largest tensor of a step: no needless copy

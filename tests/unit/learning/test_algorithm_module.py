@@ -10,8 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Judged, Tokens, total
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Tokens, build_algorithm, total
 from imagination.learning.losses import row_segments, token_entropy, token_logprobs, turn_segments
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row, padded
@@ -73,7 +72,7 @@ def plain_gradient(
                 paid[r, row.turns[t]] += reward
     engine = padded([row.behavior_logprobs for row in rows], 0.0, torch.float32)
     critic = algorithm.critic is not None
-    judged: Judged = algorithm.judge(
+    judged = algorithm.judge(
         Episodes(
             turn_rewards=paid,
             action_turn_index=index,

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from imagination.learning import advantages, losses
-from imagination.learning.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, rewards_of, total
-from imagination.learning.algorithms.algorithm import Algorithm
-from imagination.learning.algorithms.surrogate import PpoClip
-from imagination.learning.algorithms.terms import Critic, Entropy, Kl, Sampling
-from imagination.learning.algorithms.with_critic import TokenGae
-from imagination.learning.algorithms.without_critic import GroupRelative
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Tokens, algorithm, total
+from imagination.learning.algorithms.advantage import GroupRelative, TokenGae, with_penalties
+from imagination.learning.algorithms.loss import Critic, Entropy, Kl, PpoClip, Sampling
+from imagination.settings import AlgorithmSettings
 
 INDEX = torch.tensor([[0, 0, -1, 1, -1, -1], [0, -1, -1, 1, 1, -1], [0, 0, -1, -1, -1, -1], [0, -1, 1, 1, 1, -1]])
 EPISODES = Episodes(
@@ -60,9 +58,7 @@ def test_settings_are_frozen_named_once_and_documented(name):
     names = [f.name for part in parts if part is not None for f in fields(part)]
     assert len(names) == len(set(names))
     assert set(chosen.settings) == {*names, "aggregation"}
-    for part in filter(None, parts):
-        for f in fields(part):
-            assert f"{f.name}" in type(part).__doc__
+    assert all(f"        {name}: " in AlgorithmSettings.__doc__ for name in chosen.settings)
     with pytest.raises(FrozenInstanceError):
         chosen.kl.kl_coef = 1.0
 
@@ -232,12 +228,13 @@ def test_each_name_is_its_advantage():
 
 def test_kl_and_overlong_penalties_reach_the_rewards():
     kl = torch.full(INDEX.shape, 0.5).masked_fill(INDEX < 0, float("nan"))
-    rewards = rewards_of(replace(EPISODES, kl=kl), kl_coef=0.1, max_tokens=4, buffer=2, penalty=1.0)
+    penalties = Kl(kl_coef=0.1, kl_in="reward"), Sampling(max_tokens=4, overlong_buffer=2)
+    shaped = with_penalties(replace(EPISODES, kl=kl), *penalties)
     # 3, 3, failed and 4 tokens; lengths above 2 are punished by half and one; 0.05 is taken from each token
-    assert rewards.returns.tolist() == pytest.approx([1 - 0.15 - 0.5, 0.5 - 0.15 - 0.5, 0.0, -0.2 - 1.0])
-    assert rewards.earned.tolist() == [1.0, 0.5, 0.0, 0.0]
-    torch.testing.assert_close(rewards.tokens.sum(1), rewards.returns)
-    assert rewards.turns[0].tolist() == pytest.approx([-0.1, 1 - 0.05 - 0.5])
+    assert shaped.turn_rewards.sum(1).tolist() == pytest.approx([1 - 0.15 - 0.5, 0.5 - 0.15 - 0.5, 0.0, -0.2 - 1.0])
+    assert EPISODES.earned.sum(1).tolist() == [1.0, 0.5, 0.0, 0.0]
+    torch.testing.assert_close(shaped.token_rewards.sum(1), shaped.turn_rewards.sum(1))
+    assert shaped.turn_rewards[0].tolist() == pytest.approx([-0.1, 1 - 0.05 - 0.5])
     judged = algorithm("reinforce", kl_coef=0.1, kl_in="reward", kl_estimator="k1").judge(replace(EPISODES, kl=kl))
     assert judged.advantages[0].tolist() == pytest.approx([0.85, 0.9, 0.0, 0.95, 0.0, 0.0])
 

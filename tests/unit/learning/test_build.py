@@ -10,8 +10,8 @@ import pytest
 from imagination.cli import STAGES, stage_help
 from imagination.commands.check_train import check, check_experts
 from imagination.commands.refine_world_model import grpo
-from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import TRAINERS, build_algorithm, changed
+from imagination.learning.algorithms import ALGORITHMS, build_algorithm
+from imagination.learning.algorithms.registry import TRAINERS, changed
 from imagination.settings import (
     AlgorithmName,
     AlgorithmSettings,

@@ -14,8 +14,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.experience import (
     anchors,

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.progress_attribution import Progress, turn_states
 from imagination.settings import AlgorithmSettings, ProgressSettings

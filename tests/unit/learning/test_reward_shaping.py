@@ -8,8 +8,9 @@ import random
 import pytest
 import torch
 
-from imagination.learning.algorithms import Episodes, algorithm, rewards_of
-from imagination.learning.algorithms.build import build_algorithm
+from imagination.learning.algorithms import Episodes, algorithm, build_algorithm
+from imagination.learning.algorithms.advantage import with_penalties
+from imagination.learning.algorithms.loss import Kl, Sampling
 from imagination.learning.credit import assign_credit
 from imagination.learning.experience import policy_row, policy_rows, telling_groups
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
@@ -131,10 +132,10 @@ def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:
         valid=torch.tensor([True, False]),
         shaped=torch.tensor([[0.25, 0.5], [math.nan, math.inf]]),
     )
-    found = rewards_of(episodes)
-    assert found.tokens.tolist() == [[0.25, 0.0, 0.5], [0.0, 0.0, 0.0]]
-    assert found.turns.tolist() == [[0.25, 0.5], [0.0, 0.0]]
-    assert found.earned.tolist() == [1.0, 0.0]
+    found = with_penalties(episodes, Kl(), Sampling())
+    assert found.token_rewards.tolist() == [[0.25, 0.0, 0.5], [0.0, 0.0, 0.0]]
+    assert found.turn_rewards.tolist() == [[0.25, 0.5], [0.0, 0.0]]
+    assert episodes.earned.sum(1).tolist() == [1.0, 0.0]
     gains = algorithm("reinforce").judge(episodes).advantages
     assert gains.tolist() == [[0.75, 0.0, 0.5], [0.0, 0.0, 0.0]]
 

@@ -1,13 +1,198 @@
-"""If these fail, the policy imitates what it used to do, or its failures."""
+"""If these fail, what is replayed is learned from as if it had just been played, or a resumed run replays other things.
+
+The oracle is the plain loop of ``tests/support/plain.py``.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
 
-from imagination.learning.advantages import SelfImitationBuffer
+from imagination.learning.algorithms import build_algorithm
+from imagination.learning.credit import assign_credit, trained
+from imagination.learning.experience import policy_rows
+from imagination.learning.losses import replay_loss
+from imagination.learning.self_imitation import Replays, SelfImitationBuffer, replay_row
+from imagination.rollout.schedules import added_episodes, realised_shares
+from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
+from policy.lm.batch import Row, collate
+from real_envs.trajectory import Source, StopReason
+from tests.support.dreamed import dream
+from tests.support.plain import (
+    DEFAULTS,
+    EXPERTS,
+    Gradients,
+    assert_same,
+    gradient,
+    gradients_of,
+    grpo_rows,
+    make_model,
+    plain_imitation,
+    plain_rl,
+    rl_row,
+    scored,
+    update,
+)
+
+AGAIN: dict[str, Any] = {"coef": 0.6, "clip_high": 0.15, "share": 0.2}
+TRAIN = replace(DEFAULTS, self_imitation=SelfImitationSettings(**AGAIN))
+
+
+def replayed(model: PreTrainedModel, temperature: float = 1.0) -> list[Row]:
+    """Ratios to the recorded log-probs lie on both sides of the clip."""
+    rows = [rl_row(model, "..AAA.AA", 0.0, 11, temperature=temperature), rl_row(model, ".A..AAAA", 0.0, 12)]
+    again = [replay_row(row) for row in rows]
+    return [
+        replace(row, advantages=[gain * w for w in row.replay_weight])
+        for row, gain in zip(again, (0.5, 0.9), strict=True)
+    ]
+
+
+def plain_replay(model: PreTrainedModel, rows: Sequence[Row], temperature: float = 1.0) -> torch.Tensor:
+    """``-A min(rho, 1.15)``, mean over the replayed tokens; the ratio is to what was recorded."""
+    losses = []
+    for row in rows:
+        scores = scored(model, row.ids, temperature)
+        for t, weight in enumerate(row.replay_weight):
+            if weight:
+                ratio = torch.exp(scores[t] - row.behavior_logprobs[t])
+                losses.append(-row.advantages[t] * ratio.clamp(max=1.15))
+    return torch.stack(losses).mean()
+
+
+# --- the loss ---
+
+
+def test_the_clip_by_hand() -> None:
+    """Ratios 2 and 0.5 with the advantage 0.5: -0.5 * 1.2 without a gradient, and -0.5 * 0.5 with one."""
+    now = torch.tensor([math.log(0.6), math.log(0.2)], requires_grad=True)
+    recorded, gains = torch.tensor([math.log(0.3), math.log(0.4)]), torch.tensor([0.5, 0.5])
+    terms = replay_loss(now, recorded, gains, torch.ones(2), denominator=2)
+    assert terms.loss.item() == pytest.approx(-(0.6 + 0.25) / 2)
+    terms.loss.backward()
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([0.0, -0.125])
+    assert terms.sums["clip_fraction"] == 1
+    with pytest.raises(ValueError, match="at least 0"):
+        replay_loss(now, recorded, -gains, torch.ones(2), denominator=2)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**31 - 1), st.sampled_from([math.nan, math.inf, -math.inf, 1e30]), st.permutations(range(4)))
+def test_junk_on_other_tokens_changes_nothing_and_order_does_not_matter(
+    seed: int, junk: float, order: list[int]
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    weight = (torch.rand(4, 6, generator=rng) < 0.6).double()
+    logprobs, recorded = (-torch.rand(4, 6, generator=rng, dtype=torch.float64) for _ in range(2))
+    gains = torch.rand(4, 6, generator=rng, dtype=torch.float64)
+
+    def run(logprobs: torch.Tensor, recorded: torch.Tensor, gains: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        leaf = logprobs.clone().requires_grad_()
+        replay_loss(leaf, recorded, gains, weight, denominator=9).loss.backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    clean = run(logprobs, recorded, gains, weight)
+    hidden = weight == 0
+    dirty = run(*(x.masked_fill(hidden, junk) for x in (logprobs, recorded, gains)), weight)
+    assert torch.equal(dirty, clean)
+    assert (clean[hidden] == 0).all()
+    torch.testing.assert_close(run(*(x[order] for x in (logprobs, recorded, gains, weight))), clean[order])
+
+
+# --- in the optimiser step ---
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.3])
+@pytest.mark.parametrize("micro_tokens", [1, 10**6])
+def test_the_gradient_is_that_of_the_plain_loop(temperature: float, micro_tokens: int) -> None:
+    """Dreams, experts and replays in one step: each divides by its own tokens and has its own coefficient."""
+    model = make_model()
+    rows, again = grpo_rows(model, temperature), replayed(model, temperature)
+    loss = plain_rl(model, rows, temperature) + 0.3 * plain_imitation(model, EXPERTS)
+    loss = loss + 0.6 * plain_replay(model, again, temperature)
+    train = replace(TRAIN, micro_tokens=micro_tokens)
+    assert_same(
+        gradient(model, [*rows, again[0], *EXPERTS, again[1]], train=train, temperature=temperature),
+        gradients_of(loss, model),
+    )
+
+
+@pytest.mark.parametrize("tis_cap", [0.0, 2.0])
+def test_the_ratio_is_to_the_recorded_log_probs_in_the_first_step_too(tis_cap: float) -> None:
+    """The policy before this update did not play the episode: a ratio of 1 would be on-policy by decree. The
+    correction for the engine reads the tokens of this update alone."""
+    model = make_model()
+    again = replayed(model)
+    (alone,), metrics = update(model, again, train=TRAIN, tis_cap=tis_cap)
+    assert_same(alone, gradients_of(0.6 * plain_replay(model, again), model))
+    assert metrics["ratio_replay"] != pytest.approx(1.0, abs=1e-2)
+    assert "mismatch_ratio_max" not in metrics
+
+
+def test_replays_are_kept_apart_from_what_was_just_played() -> None:
+    """The metrics of this update's tokens are the same to the digit, and no gradient of theirs is diluted."""
+    model = make_model()
+    rows, again = grpo_rows(model), replayed(model)
+    (pure,), fresh = update(model, rows, train=TRAIN)
+    (mixed,), metrics = update(model, [*rows, *again], train=TRAIN)
+    (alone,), own = update(model, again, train=TRAIN)
+    assert_same(mixed, {name: pure[name] + alone[name] for name in pure})
+    for key in ("rl_tokens", "policy_loss", "ratio", "clip_fraction", "kl_k3", "entropy", "advantage_dream"):
+        assert metrics[key] == pytest.approx(fresh[key], rel=1e-5), key
+    assert metrics["rl_tokens_dream"] == metrics["rl_tokens"] == 22
+    assert metrics["rl_tokens_replay"] == own["rl_tokens_replay"] == 10
+    assert metrics["policy_loss_replay"] == pytest.approx(plain_replay(model, again).item(), rel=1e-4)
+    assert metrics["advantage_replay"] == pytest.approx((5 * 0.5 + 5 * 0.9) / 10)
+    assert 0 < metrics["clip_fraction_replay"] < 1
+    assert metrics["gradient_share_dream"] + metrics["gradient_share_replay"] == pytest.approx(1.0)
+    assert metrics["tokens_replay"] == pytest.approx(10 / 32)
+
+
+def test_a_replay_is_not_judged_again() -> None:
+    """It enters no mean of a group, and has no log-probs of the policy before the update."""
+    model = make_model()
+    rows = [replace(row, group=k % 2) for k, row in enumerate(grpo_rows(model))]
+    rows = [replace(row, rewards=[float(k == 0)] * len(row.ids)) for k, row in enumerate(rows)]
+    rows = [replace(r, rewards=[x * (t >= 0) for x, t in zip(r.rewards, r.turns, strict=True)]) for r in rows]
+    grpo = build_algorithm(AlgorithmSettings())
+    again = replayed(model)
+    alone, mixed = assign_credit(rows, grpo), assign_credit([*again, *rows], grpo)
+    assert str(mixed[2:]) == str(alone)  # as text: NaN is not NaN
+    assert str(mixed[:2]) == str(again)
+    assert trained(mixed)[:2] == mixed[:2]
+    batch = collate(again, pad=0)
+    assert not batch.rl_weight.any()
+    assert not batch.ce_weight.any()
+    assert batch.trained_mask.sum() == 10
+    assert realised_shares(again) == {"tokens_replay": 1.0}
+
+
+def test_a_second_step_goes_on_from_the_recorded_log_probs() -> None:
+    """After a step of this update the ratio is still to the policy of then."""
+    model = make_model()
+    again = replayed(model)
+    steps, _ = update(model, again, train=replace(TRAIN, epochs=2), nudge=0.05)
+    moved = make_model()
+    with torch.no_grad():
+        moved.lm_head.weight.mul_(1.05)
+    expected: Gradients = gradients_of(0.6 * plain_replay(moved, again), moved)
+    assert_same(steps[1], expected)
+
+
+# --- the buffer ---
 
 
 def drawn(buffer, step, count=100):
@@ -67,3 +252,67 @@ def test_nothing_is_imitated_where_all_is_equal():
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="capacity must be at least 1"):
         SelfImitationBuffer(capacity=0)
+
+
+# --- the buffer between updates ---
+
+
+def played(returns: Sequence[float], stop: StopReason = StopReason.TERMINATED) -> list[Row]:
+    return policy_rows([dream([0.0, total], stop=stop) for total in returns])
+
+
+def test_what_is_replayed_by_hand() -> None:
+    """Above the median of the returns so far, from earlier updates, at most ``max_age`` old."""
+    replays = Replays(SelfImitationSettings(share=0.5, max_age=2), seed=0)
+    assert replays.draw(0, 9) == []
+    assert replays.add(0, played([0.0, 0.25, 1.0])) == {"replays_kept": 1, "replay_baseline": 0.25}
+    (row,) = replays.draw(1, 9)
+    assert row.source is Source.REPLAY
+    assert list(row.replay_weight) == [0, 1, 0, 1]
+    assert list(row.advantages) == [0, 0.75, 0, 0.75]
+    assert list(row.behavior_logprobs) == pytest.approx([math.nan, -0.5, math.nan, -0.5], nan_ok=True)
+    assert not any(row.rl_weight)
+    assert replays.add(1, played([0.5, 0.5, 0.5])) == {"replays_kept": 1, "replay_baseline": 0.5}
+    assert [max(row.advantages) for row in replays.draw(2, 9)] == [0.5]  # against the median of now
+    assert replays.draw(3, 9) == []
+
+
+def test_a_failed_episode_is_never_replayed() -> None:
+    replays = Replays(SelfImitationSettings(share=0.5), seed=0)
+    replays.add(0, [*played([0.0, 0.0, 0.5]), *played([1.0, 1.0], stop=StopReason.ENGINE_FAILED)])
+    assert [max(row.advantages) for row in replays.draw(1, 9)] == [0.5]
+
+
+def test_doubt_weighs_a_replay_as_it_weighed_the_dream() -> None:
+    (row,) = policy_rows([dream([0.0, 1.0], [{"probability": 0.4}] * 2)], min_weight=0.05)
+    assert list(replay_row(row).replay_weight) == pytest.approx([0, 1.0, 0, 0.4])
+
+
+def test_a_saved_buffer_goes_on_as_if_it_had_not_been_saved() -> None:
+    """Through the file that training states are: plain lists and numbers, read without running code."""
+    rng = torch.Generator().manual_seed(0)
+    returns = torch.rand(6, 8, generator=rng).tolist()
+    straight, stopped = (Replays(SelfImitationSettings(share=0.5, capacity=11, max_age=3), seed=3) for _ in range(2))
+    for step in range(3):
+        for buffer in (straight, stopped):
+            buffer.add(step, played(returns[step]))
+    file = io.BytesIO()
+    torch.save(stopped.state_dict(), file)
+    file.seek(0)
+    resumed = Replays(SelfImitationSettings(share=0.5, capacity=11, max_age=3), seed=3)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for step in range(3, 6):
+        assert str(resumed.draw(step, 4)) == str(straight.draw(step, 4)) != "[]"
+        assert resumed.add(step, played(returns[step])) == straight.add(step, played(returns[step]))
+
+
+def test_shares_of_what_is_added() -> None:
+    """Of 100 episodes 10 experts and 20 replays, beside the 70 that were played."""
+    assert added_episodes(70, 0.1, 0.2) == 10
+    assert added_episodes(70, 0.2, 0.1) == 20
+    with pytest.raises(ValueError, match="all of them together"):
+        added_episodes(70, 0.6, 0.4)
+
+
+def test_nothing_is_replayed_by_default() -> None:
+    assert TrainSettings().self_imitation.share == 0.0
