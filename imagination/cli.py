@@ -1,10 +1,9 @@
 """The `imagine` command: ``imagine <stage> [key=value ...]``.
 
-A stage is a plain function ``(config, folder) -> None``. This file finds it, makes its typed configuration, owns the
-run folder ``<output>/<run>`` and turns the user's mistakes into one clear line and exit code 2. Nothing heavy is
-imported before the whole command line is known to be right.
+A stage is a plain function ``(config, folder) -> None``. This file finds it, composes its typed configuration, and
+prints user errors in one line. Nothing heavy is imported before the whole command line is known to be right.
 
-Exit codes: 0 done, 2 the user's mistake, 130 stopped with Ctrl-C, 1 (with a traceback) a mistake of ours.
+Exit codes: 0 done, 2 user error, 130 stopped with Ctrl-C, 1 (with a traceback) internal error.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from imagination.commands.catalogue import STAGES
 from imagination.commands.stage import Stage
 from imagination.settings import compose
-from imagination.settings.schema import docstring, explanations, flat_defaults, schema_keys, type_name, unknown
+from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
 from real_envs.errors import told_in_a_line
 
 OVERVIEW = """\
@@ -41,10 +41,10 @@ examples:
   imagine import auto my-log.jsonl run=mine             logs of your own, in place of `imagine collect`
 """
 
-TRACEBACK = "A mistake is told in one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
+TRACEBACK = "An error of yours is one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
 
-# What is asked for once: a run does not remember it.
-PASSING = ("compare.show", "listing.format", "imports.format", "imports.files")
+# Keys that apply to one command only: a run does not remember them.
+TRANSIENT = ("compare.show", "listing.format", "imports.format", "imports.files")
 DRY_RUN = "--dry-run"
 
 
@@ -137,7 +137,7 @@ def prepare(overrides: Sequence[str], write: bool = True) -> tuple[Any, Path]:
     if run.earlier:
         print(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}", file=sys.stderr)
     if write:
-        run.remember(PASSING)
+        run.remember(TRANSIENT)
     return run.config, run.folder
 
 
@@ -165,29 +165,28 @@ def stage_help(stage: Stage) -> str:
 
 
 def _groups_help() -> str:
-    lines, keys = [], schema_keys(_load("imagination.settings:Config"))
-    for group, names in {**compose.named_sections(keys), **compose.groups(compose.config_folder())}.items():
-        line = f"  {group}="
-        for name in (*(f"{name}|" for name in names[:-1]), names[-1]):
-            if len(line) + len(name) > 118:
-                lines.append(line)
-                line = " " * len(f"  {group}=")
-            line += name
-        lines.append(line)
+    schema = _load("imagination.settings:Config")
+    choices = {**compose.named_sections(schema_keys(schema)), **compose.groups(compose.config_folder())}
+    lines = [_wrapped(f"  {group}=", "| ".join(names)).replace("| ", "|") for group, names in choices.items()]
     return "choices (engine=, env=, preset=, ablation= are files in configs/):\n" + "\n".join(lines) + "\n"
 
 
 def _keys_help(sections: Sequence[str]) -> str:
-    """A block a section: its dataclass's docstring, then a line a key, ``train.updates=100    an int; how often``."""
+    """A block per section: the summary of its dataclass and its keys, ``train.updates=24    an int; number of ...``."""
     schema = _load("imagination.settings:Config")
-    keys, defaults, words = schema_keys(schema), flat_defaults(schema), explanations(schema)
+    keys, defaults, texts = schema_keys(schema), flat_defaults(schema), explanations(schema)
     blocks = ["keys and their defaults (files in configs/ may choose others):"]
     for section in ("", *sections):
-        about = f"{section}: {docstring(keys[section])}" if section else "for every stage"
-        lines = [
-            f"  {f'{key}={default}':<36} {type_name(keys[key])}" + (f"; {words[key]}" if key in words else "")
-            for key, default in defaults.items()
-            if (key.partition(".")[0] if "." in key else "") == section
-        ]
-        blocks.append("\n".join([about, *lines]))
+        lines = [f"{section}: {summary(keys[section])}" if section else "for every stage"]
+        for key, default in defaults.items():
+            if (key.partition(".")[0] if "." in key else "") == section:
+                about = "; ".join(filter(None, (type_name(keys[key]), texts.get(key))))
+                lines.append(_wrapped(f"  {f'{key}={default}':<36} ", about, 39))
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def _wrapped(label: str, text: str, indent: int = 0) -> str:
+    """``label`` and ``text`` in lines of 120 characters, the text in one column."""
+    column = " " * (indent or len(label))
+    return textwrap.fill(text, 120, initial_indent=label, subsequent_indent=column, break_on_hyphens=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from imagination.evaluation.proportions import Proportion
 from imagination.settings import UserError
-from imagination.settings.importing import ImportSettings
+from imagination.settings.data import ImportSettings
 from real_envs.chat_server import UNREACHABLE
 from real_envs.importers.drafts import LOG
 from real_envs.importers.judge import LogJudge, Verdict

@@ -16,7 +16,7 @@ from imagination.evaluation.retrieval_baseline import CHARACTERS, looked_up, tas
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.settings.importing import ImportSettings
+from imagination.settings.data import ImportSettings
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage
 from real_envs.importers.drafts import Reading

@@ -16,7 +16,7 @@ from rich.text import Text
 from imagination.runs.status import STEPS, state, summary
 from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides, saved_config
-from imagination.settings.schema import ConfigError, flatten, to_plain
+from imagination.settings.schema import ConfigError, flatten
 
 # Folders within a run that hold no run.
 _INSIDE = {"games", "log", "models", "checkpoints", "tokenizer", "tensorboard", "csv", "wandb"}
@@ -75,8 +75,8 @@ def info(folder: Path, root: Path) -> RunInfo:
         except ConfigError as error:  # of a version that had other keys
             settings = {"unreadable": str(error)}
         else:
-            default = flatten(to_plain(load_config([], Config)))
-            mine = flatten(to_plain(config))
+            default = flatten(asdict(load_config([], Config)))
+            mine = flatten(asdict(config))
             settings = {k: v for k, v in mine.items() if v != default.get(k) and k not in ("run", "output")}
             states = {step: state(config, folder, step) for step in STEPS}
             done = {step: how for step, how in states.items() if how != "not done"}

@@ -26,7 +26,7 @@ from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.settings.pretraining import CorpusWorld, PretrainSettings
+from imagination.settings.models import CorpusWorld, PretrainSettings
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.tokenizer import plain_tokens, train_tokenizer

@@ -13,7 +13,7 @@ from imagination.runs.log import read_log
 from imagination.serving.sessions import SessionLimits
 from imagination.serving.world import DreamWorld
 from imagination.settings import Config, UserError
-from imagination.settings.serving import ServeSettings
+from imagination.settings.dreams import ServeSettings
 from worldmodel.calibration import Calibration
 from worldmodel.formats.retrieval import TransitionIndex
 

@@ -18,7 +18,7 @@ from typing import Any
 from imagination.learning.renaming import with_renamed
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import UserError
-from imagination.settings.pretraining import CorpusWorld, Option
+from imagination.settings.models import CorpusWorld, Option
 from imagination.settings.schema import build
 from real_envs.behaviours import Agent, deal
 from real_envs.env import EnvFailure, TaskSet

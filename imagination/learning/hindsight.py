@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from imagination.settings.supplements import HindsightSettings
+from imagination.settings.models import HindsightSettings
 from real_envs.trajectory import StopReason, Trajectory
 from worldmodel.objective import unchanging
 

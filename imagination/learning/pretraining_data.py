@@ -17,7 +17,7 @@ from imagination.learning.experience import imitation_row
 from imagination.learning.stream import epoch_of
 from imagination.learning.supervise import cut
 from imagination.settings import UserError
-from imagination.settings.pretraining import CorpusWorld, PretrainSettings
+from imagination.settings.models import CorpusWorld, PretrainSettings
 from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row, TokenBatch, collate
 from policy.lm.render import ChatFormat

@@ -2,12 +2,9 @@
 
 from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
 from imagination.settings.config import Config, LoggerName
-from imagination.settings.critic import CriticSettings
-from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
+from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings, RulesSettings
 from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.importing import RulesSettings
-from imagination.settings.looping import ChoiceWeights, LoopSettings
-from imagination.settings.measuring import (
+from imagination.settings.evaluation import (
     AblationSettings,
     AuditSettings,
     CompareSettings,
@@ -15,7 +12,13 @@ from imagination.settings.measuring import (
     FewShotSettings,
 )
 from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
-from imagination.settings.training import SelfImitationSettings, TrainSettings
+from imagination.settings.training import (
+    ChoiceWeights,
+    CriticSettings,
+    LoopSettings,
+    SelfImitationSettings,
+    TrainSettings,
+)
 from real_envs.errors import UserError
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From the command line to a typed configuration, and the folder of a run.
+"""The command line and the YAML files as a typed configuration, and what a run folder keeps of it.
 
 The dataclasses declare every key, its type and its default; the YAML files of ``configs/`` only select. Hydra reads the
 files and the overrides, ``schema.build`` makes dataclass instances of them. Nothing here knows a particular setting.
@@ -8,8 +8,8 @@ Example::
     config = load_config(["algorithm=ppo", "train.updates=20"], Config)
     config.train.updates  # 20
 
-Whatever the user wrote wrongly is a ``ConfigError`` of one sentence, with the nearest valid name. Hydra is imported
-inside the functions that need it, so that ``imagine --help`` answers at once.
+Every mistake of the user is a ``ConfigError`` of one sentence, with the nearest valid name. Hydra is imported inside
+the functions that need it, so that ``imagine --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -17,30 +17,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from imagination.settings.schema import (
-    ConfigError,
-    arms,
-    build,
-    schema_defaults,
-    schema_keys,
-    to_plain,
-    typed,
-    unknown,
-    unknown_key,
-)
+from imagination.settings.schema import ConfigError, build, schema_keys, typed, union_types, unknown, unknown_key
 from real_envs.files import write_atomically
 
-C = TypeVar("C")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
 _RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
 def config_folder() -> Path:
-    """The YAML files, wherever the package ``configs`` is installed."""
+    """The folder of the installed package ``configs``."""
     return Path(str(files("configs")))
 
 
@@ -53,13 +46,13 @@ def groups(folder: Path) -> dict[str, tuple[str, ...]]:
 
 
 def named_sections(keys: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Sections whose ``name`` is one of a few, with these: ``{"algorithm": ("grpo", "ppo"), ...}``."""
+    """Sections whose ``name`` is a ``Literal``, with its values: ``{"algorithm": ("grpo", "ppo"), ...}``."""
     literal = {key: get_args(annotation) for key, annotation in keys.items() if get_origin(annotation) is Literal}
     return {key.removesuffix(".name"): names for key, names in literal.items() if re.fullmatch(r"\w+\.name", key)}
 
 
-def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """One ``key=value`` of the command line as Hydra wants it, after its key, group and choice were found to exist.
+def _hydra_overrides(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """One ``key=value`` of the command line in Hydra's syntax, once its key, group and choice are known to exist.
 
     A section is chosen by its ``name``: ``algorithm=ppo`` is short for ``algorithm.name=ppo``, and ``env=my_world``
     of an installed package, which has no file, for ``env.name=my_world``.
@@ -77,16 +70,14 @@ def _checked(override: str, keys: Mapping[str, Any], choices: Mapping[str, tuple
         if value not in names:
             raise unknown(key, value, names)
         return [f"++{key}.name={value}"]
-    annotation, parent = keys.get(key), key
-    while annotation is None:  # shares.dream: the key of a mapping, which the schema cannot list
-        parent, dot, _ = parent.rpartition(".")
-        if not dot:
+    annotation = keys.get(key)
+    if annotation is None:  # shares.dream: the key of a mapping, which the schema cannot list
+        parents = [key[: dot.start()] for dot in re.finditer(r"\.", key)]
+        mapping = keys.get(max((parent for parent in parents if parent in keys), key=len, default=""))
+        if get_origin(mapping) is not dict:
             raise unknown_key(key, [*keys, *choices])
-        if parent in keys and issubclass(get_origin(keys[parent]) or object, Mapping):
-            annotation = get_args(keys[parent])[1]
-        elif parent in keys:
-            raise unknown_key(key, [*keys, *choices])
-    texts, plain = {*arms(annotation)}, value[:1] not in "'\"[{" and not value.startswith("${")
+        annotation = get_args(mapping)[1]
+    texts, plain = {*union_types(annotation)}, value[:1] not in "'\"[{" and not value.startswith("${")
     if plain and value != "null" and (texts <= {str, Path} or (str in texts and re.search("[=,]", value))):
         value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007; a=1,b=2 is one text, not a sweep
     return [f"++{key}={value}"]
@@ -120,11 +111,11 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
 
     folder = folder or config_folder()
     keys, choices = schema_keys(schema), groups(folder)
-    checked = [o for override in merge_overrides([], overrides) for o in _checked(override, keys, choices)]
+    checked = [o for word in merge_overrides([], overrides) for o in _hydra_overrides(word, keys, choices)]
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
             composed = compose("config", overrides=checked)
-        merged = OmegaConf.merge(OmegaConf.create(schema_defaults(schema)), composed)
+        merged = OmegaConf.merge(OmegaConf.create(asdict(schema())), composed)
         plain = OmegaConf.to_container(merged, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         advice = "; write a list as [1,2]" if "sweep" in str(error).lower() else ""
@@ -142,20 +133,15 @@ def run_folder(run: str, root: Path) -> Path:
     return root / run
 
 
-def to_yaml(config: object) -> str:
-    """The configuration as a YAML file has it."""
+def to_yaml(config: Any) -> str:
+    """The configuration as a YAML document."""
     from omegaconf import OmegaConf
 
-    return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
-
-
-def save_config(config: object, folder: Path) -> Path:
-    """Write the resolved configuration as ``config.yaml`` in the run folder."""
-    return write_atomically(folder / "config.yaml", to_yaml(config))
+    return OmegaConf.to_yaml(OmegaConf.create(asdict(config)))
 
 
 def saved_config(folder: Path, schema: type[C]) -> C:
-    """The configuration that a run was last used with; what its schema did not have yet is as by default.
+    """The configuration that a run was last used with; keys that its schema did not have yet have their defaults.
 
     Raises:
         ConfigError: it has a key that is not known any more, or was edited by hand into something wrong.
@@ -163,31 +149,31 @@ def saved_config(folder: Path, schema: type[C]) -> C:
     from omegaconf import OmegaConf
 
     saved = OmegaConf.load(folder / "config.yaml")
-    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(schema_defaults(schema)), saved))
+    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(asdict(schema())), saved))
     result: C = build(schema, plain)
     return result
 
 
 def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
-    """Keep what the user chose beside the run, so that ``run=<same>`` alone goes on with the same settings."""
+    """Saves the overrides in the run folder, so that ``run=<same>`` alone continues with the same settings."""
     write_atomically(folder / "overrides.json", json.dumps(list(overrides), indent=2) + "\n")
 
 
 def remembered_overrides(folder: Path) -> list[str]:
-    """What was chosen when this run was last used; nothing for a new run."""
+    """The overrides that were saved when this run was last used; none for a new run."""
     path = folder / "overrides.json"
     return [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
 
 
 @dataclass(frozen=True)
 class Resolved(Generic[C]):
-    """What a run is to do, before anything is written.
+    """The settings of a run, before anything is written.
 
     Attributes:
         config: typed and complete.
         folder: of the run.
-        overrides: all that was chosen for it, earlier choices first.
-        earlier: whether some were chosen before.
+        overrides: of this command and of earlier ones of the same run, earlier ones first.
+        earlier: whether there were earlier ones.
     """
 
     config: C
@@ -195,43 +181,39 @@ class Resolved(Generic[C]):
     overrides: list[str]
     earlier: bool
 
-    def remember(self, passing: Collection[str] = ()) -> None:
-        """Writes the configuration and the overrides into the run's folder, those of the keys ``passing`` excepted."""
-        save_config(self.config, self.folder)
-        remember_overrides([o for o in self.overrides if o.partition("=")[0] not in passing], self.folder)
-
-
-def _named_folder(overrides: Sequence[str], schema: type[C]) -> Path | None:
-    """The run's folder as far as the overrides name it: a file of a group may still say another output."""
-    given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    output = given.get("output", schema_defaults(schema).get("output"))
-    if output is None or not re.fullmatch(_RUN, given.get("run", "")):
-        return None
-    return Path(output) / given["run"]
+    def remember(self, transient: Collection[str] = ()) -> None:
+        """Saves configuration and overrides in the run folder, except overrides of the keys in ``transient``."""
+        write_atomically(self.folder / "config.yaml", to_yaml(self.config))
+        remember_overrides([o for o in self.overrides if o.partition("=")[0] not in transient], self.folder)
 
 
 def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
-    """A run keeps the settings that it was started with: what is given now comes on top of what was given before.
+    """The settings of a run: the overrides of this command on top of those that the run was used with before.
 
-    So ``imagine train run=mine`` goes on after ``imagine train run=mine preset=tiny`` with the preset still in force.
-    Nothing is written. The schema has the keys ``run`` and ``output``.
+    So ``imagine train run=mine`` after ``imagine train run=mine preset=tiny`` still has the preset. Nothing is written.
+    The schema has the keys ``run`` and ``output``.
 
     Raises:
         ConfigError: anything wrong in the overrides or in the files.
     """
-    config: Any
-    if (named := _named_folder(overrides, schema)) and (earlier := remembered_overrides(named)):
+    defaults: Any = schema()
+    given = dict(override.split("=", 1) for override in overrides if "=" in override)
+    named = Path(given.get("output", defaults.output)) / given.get("run", "")
+    earlier = remembered_overrides(named) if re.fullmatch(_RUN, given.get("run", "")) else []
+    if earlier:  # merged at once: composing twice costs half a second, and the new overrides need not be valid alone
         chosen = merge_overrides(earlier, overrides)
-        config = load_config(chosen, schema)  # at once: reading all settings takes a quarter of a second
-        if run_folder(config.run, Path(config.output)) == named:
+        config: Any = load_config(chosen, schema)
+        if run_folder(config.run, Path(config.output)) == named:  # else a file of a group sets another output
             return Resolved(config, named, chosen, True)
     config = load_config(overrides, schema)
     folder = run_folder(config.run, Path(config.output))
     earlier = remembered_overrides(folder)
-    chosen = merge_overrides(earlier, overrides) if earlier else list(overrides)
-    return Resolved(load_config(chosen, schema) if earlier else config, folder, chosen, bool(earlier))
+    if not earlier:
+        return Resolved(config, folder, list(overrides), False)
+    chosen = merge_overrides(earlier, overrides)
+    return Resolved(load_config(chosen, schema), folder, chosen, True)
 
 
 def override(key: str, value: object) -> str:
-    """A setting as the command line takes it: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
-    return f"{key}={typed(to_plain(value))}"
+    """A setting as an override: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
+    return f"{key}={typed(value)}"

@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from imagination.settings.algorithm import AlgorithmSettings
-from imagination.settings.critic import CriticSettings
-from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings
-from imagination.settings.dreams import DreamSettings, TripwireSettings
-from imagination.settings.importing import ImportSettings, RulesSettings
-from imagination.settings.looping import LoopSettings
-from imagination.settings.measuring import (
+from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings, ImportSettings, RulesSettings
+from imagination.settings.dreams import DreamSettings, ServeSettings, TripwireSettings
+from imagination.settings.evaluation import (
     AblationSettings,
     AuditSettings,
     CompareSettings,
@@ -19,11 +16,16 @@ from imagination.settings.measuring import (
     FewShotSettings,
     ListingSettings,
 )
-from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
-from imagination.settings.pretraining import PretrainSettings
-from imagination.settings.serving import ServeSettings
-from imagination.settings.supplements import HindsightSettings, ReflectSettings
-from imagination.settings.training import TrainSettings
+from imagination.settings.models import (
+    CloneSettings,
+    FitSettings,
+    HindsightSettings,
+    PretrainSettings,
+    RefineSettings,
+    ReflectSettings,
+    WorldModelSettings,
+)
+from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
 from policy.lm.settings import EngineSettings, ModelSettings
 
 LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
@@ -31,19 +33,18 @@ LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
 
 @dataclass
 class Config:
-    """A whole run.
+    """The settings of a run.
 
     Attributes:
-        run: names the folder under ``output``; the same name again goes on where it stopped.
+        run: name of the run's folder under output; the same name again continues it.
         output: folder of all runs.
-        jobs: how many processes demo-seeds, audit-table and ablate share their runs among; 0 takes as many as there are
-            cores, and one where there is a GPU.
-        logger: of the losses and rewards of a stage while it runs; metrics.jsonl has them, too.
-        machine_price: of an hour of this machine, in the money of env.price; 0 is none. It changes what the report says
-            and nothing else.
-        seed: of games, log, weights, order of data and dreams.
+        jobs: parallel runs of demo-seeds, audit-table and ablate; 0 is the CPU count, or 1 with a GPU.
+        logger: of losses and rewards during training; metrics.jsonl has them, too.
+        machine_price: of an hour of this machine, in the currency of env.price; 0 is none. Changes only what the report
+            says.
+        seed: of tasks, log, weights, data order and dreams.
         vocab_size: of the tokenizer of models from scratch.
-        max_action_tokens: at which an action is ended by force.
+        max_action_tokens: longest action, in tokens.
     """
 
     run: str = "default"

@@ -1,18 +1,27 @@
-"""Where logs come from: games and scripted agents."""
+"""Where logged episodes come from: the real environment, its tasks, scripted agents, and imported files."""
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from real_envs.errors import UserError
+from worldmodel.goal import Goal
+
+if TYPE_CHECKING:
+    from real_envs.chat_server import ChatServer
 
 
 @dataclass
 class EnvSettings:
-    """The real world; env=textworld_express is short for all of it.
+    """The real environment; env=textworld_express is short for all of it.
 
     Attributes:
-        name: of the world, such as textworld; packages add their own (entry point imagination.envs).
-        price: of a real step, in whatever money; 0 is none. It changes what the report says and nothing else.
-        options: what is particular to that world, such as env.options.game=twc; see its file in configs/env/.
+        name: of the environment, such as textworld; packages add their own (entry point imagination.envs).
+        price: of a real step, in any currency; 0 is none. Changes only what the report says.
+        options: of that environment, such as env.options.game=twc; see its file in configs/env/.
     """
 
     name: str = "textworld"
@@ -25,11 +34,11 @@ class GamesSettings:
     """How many tasks (games) to generate. Every seed of a run has its own.
 
     Attributes:
-        train: games to log, dream and be judged in.
-        heldout: games that nothing is trained on.
+        train: training tasks, to log, dream and evaluate in.
+        heldout: held-out tasks, never trained on.
         rooms: of a TextWorld game.
-        objects: of a TextWorld game, those of no use included.
-        quest_length: commands that solve a TextWorld game at best; the goal names only the last.
+        objects: of a TextWorld game, distractors included.
+        quest_length: commands of the shortest solution of a TextWorld game; the goal names only the last.
     """
 
     train: int = 6
@@ -41,14 +50,14 @@ class GamesSettings:
 
 @dataclass
 class CollectSettings:
-    """The log: scripted agents of many skills in the real games.
+    """The log: episodes of scripted agents of many skills in the real environment.
 
     Attributes:
-        episodes: per training game.
-        heldout_episodes: per held-out game, only to measure the world model there.
-        max_turns: at which a logged episode is cut.
-        validation: share of the episodes of training games that no model trains on.
-        workers: processes that play real games, for every stage.
+        episodes: per training task.
+        heldout_episodes: per held-out task, only to evaluate the world model there.
+        max_turns: turn limit of a logged episode.
+        validation: share of the episodes of training tasks that no model trains on.
+        workers: processes that play real episodes, for every stage.
     """
 
     episodes: int = 800
@@ -56,3 +65,123 @@ class CollectSettings:
     max_turns: int = 12
     validation: float = 0.05
     workers: int = 4
+
+
+@dataclass
+class ChatServerSettings:
+    """A server with OpenAI's chat completions API.
+
+    Attributes:
+        url: of its API, such as http://localhost:8000/v1; empty uses no server.
+        model: its name on the server.
+        key_env: environment variable that holds the API key; empty sends none.
+        timeout: seconds for one answer.
+        retries: further attempts where the server does not answer.
+    """
+
+    url: str = ""
+    model: str = ""
+    key_env: str = ""
+    timeout: float = 60.0
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.timeout <= 0:
+            raise ValueError("retries is 0 or more, timeout above 0")
+
+    def open(self, section: str) -> ChatServer:
+        """
+        Args:
+            section: of these settings, for messages.
+
+        Raises:
+            UserError: the model or its key is missing.
+        """
+        from real_envs.chat_server import ChatServer
+
+        if not self.model:
+            raise UserError(f"{section}.model is missing: the name that the server has for it")
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
+        if self.key_env and not key:
+            raise UserError(f"the environment has no {self.key_env}, which {section}.key_env names")
+        return ChatServer(self.url, self.model, key, timeout=self.timeout, retries=self.retries)
+
+
+@dataclass
+class JudgeSettings(ChatServerSettings):
+    """A language model that labels success where a log does not state it.
+
+    Attributes:
+        checked: episodes of known success that it labels first, to measure its accuracy.
+        at_once: concurrent requests.
+        characters: of an episode in the prompt; longer episodes lose their middle.
+    """
+
+    checked: int = 50
+    at_once: int = 8
+    characters: int = 24_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.checked < 0 or self.at_once < 1 or self.characters < 100:
+            raise ValueError("checked is 0 or more, at_once 1, characters 100 or more")
+
+
+@dataclass
+class RulesSettings(ChatServerSettings):
+    """A language model that proposes rules beside the mined ones; both must pass the same test.
+
+    Attributes:
+        questions: number of requests, each with other turns that no rule explains.
+    """
+
+    questions: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.questions < 1:
+            raise ValueError("questions is 1 or more")
+
+
+@dataclass
+class ImportSettings:
+    """Logged episodes from files: how they are read, labelled, split and masked.
+
+    Attributes:
+        format: of the files, the first bare word of the command; auto detects it for each file.
+        files: files and folders, the other bare words.
+        agent: name of the agent where a record has none; clone.agents selects by it.
+        solved_at: return from which an episode without a success label is solved; null is unknown.
+        judge: labels success where neither the record nor its rewards do.
+        goal: labels success by patterns, without a judge, as worldmodel.goal does in dreams.
+        heldout: share of the tasks that is never trained on.
+        mask: mask secrets (addresses, keys, tokens, cookies) before anything is stored.
+        system: whether system messages of chats are part of the first observation.
+        mapping: columns of a table by meaning, imports.mapping.action=cmd; also observation, episode, task, agent,
+            start, success, reward, done, truncated.
+        observation: whether a mapped observation was seen before or after the action beside it.
+        reward: whether a mapped reward is that of the step or cumulative.
+        done: whether a mapped done means that the environment terminated, or any end of the episode (time-outs, too).
+        names: of the values of Minari's discrete spaces, imports.names.action=[left,right].
+    """
+
+    format: str = "auto"
+    files: list[str] = field(default_factory=list)
+    agent: str = "log"
+    solved_at: float | None = None
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    goal: Goal = field(default_factory=Goal)
+    heldout: float = 0.1
+    mask: bool = True
+    system: bool = True
+    mapping: dict[str, str] = field(default_factory=dict)
+    observation: Literal["", "before", "after"] = ""
+    reward: Literal["step", "cumulative"] = "step"
+    done: Literal["terminated", "ended"] = "terminated"
+    names: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.heldout < 1:
+            raise ValueError(f"heldout is a share of the tasks, 0 or more and below 1, got {self.heldout}")
+        if self.solved_at is not None and not math.isfinite(self.solved_at):
+            raise ValueError(f"solved_at is a finite number or null, got {self.solved_at}")

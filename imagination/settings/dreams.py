@@ -1,38 +1,40 @@
-"""How dreams are played, and what stops them."""
+"""Dreamed rollouts: how the world model is sampled, when training in them stops, and who may play in them."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass
 class DreamSettings:
-    """How the world model is dreamed in, and the guard that ends a dream, unpaid, where the model is unsure.
+    """Dreamed rollouts, and the guard that ends one, without reward, where the world model is uncertain.
 
-    What a turn below the guard's thresholds does is ``on_doubt``. ``truncate`` ends the dream there. ``downweight``
-    goes on, but a doubted turn pays nothing; a token then counts by the calibrated probability that all dreamed turns
-    before it were right (a product, at least ``min_weight``). ``branch`` truncates, and
-    plays further groups from the middle of logged episodes, until the turns that were cut off are dreamed elsewhere.
-    The dreams of ``evaluate`` always truncate.
+    ``on_doubt`` says what a turn below the guard's thresholds does. ``truncate`` ends the dream there. ``downweight``
+    goes on, but the turn earns no reward, and a token's weight is the calibrated probability that all dreamed turns
+    before it were right (a product, at least ``min_weight``). ``branch`` truncates, and starts further groups in the
+    middle of logged episodes until the truncated turns are dreamed elsewhere. The dreams of ``evaluate`` always
+    truncate.
 
     Attributes:
-        max_turns: of a dreamed episode, those of the log before it not counted.
+        max_turns: turn limit of a dreamed episode, without the logged turns before it.
         branch: share of groups that start in the middle of a logged episode (short branched rollouts; MBPO, Janner et
             al. 2019).
-        temperature: 1 samples from the world model, 0 dreams the most likely world.
-        min_confidence: least probability of a whole predicted answer; longer answers need a lower one.
-        min_outcome_confidence: the same for reward and end alone, where a prediction pays or ends the episode.
-        min_probability: least calibrated probability that a whole predicted turn is right, which the disagreement of an
-            ensemble is part of (calibration.json); 0 goes by the confidences alone.
-        max_tokens: of a predicted answer.
+        temperature: 1 samples from the world model, 0 takes its most likely prediction.
+        min_confidence: least probability of a whole predicted observation; longer ones need a lower threshold.
+        min_outcome_confidence: the same for reward and termination alone, where a prediction has either.
+        min_probability: least calibrated probability that a whole predicted turn is right, the disagreement of an
+            ensemble included (calibration.json); 0 uses the confidences alone.
+        max_tokens: of a prediction.
         on_doubt: what a turn below the thresholds does.
         min_weight: least weight of a token (downweight).
-        extra_groups: most further groups for each of an update's own (branch).
-        horizon: turns by update, such as [[0,4],[8,12]]; of train.world=real too; empty is max_turns throughout.
-        horizon_shape: steps waits for the next point, linear goes straight to it, multiply and add grow from one (TTI).
-        horizon_every: updates of a stage (multiply, add).
-        horizon_growth: from stage to stage, a factor (multiply) or turns (add).
+        extra_groups: at most so many further groups per group of an update (branch).
+        horizon: schedule of the turn limit by update, such as [[0,4],[8,12]]; of train.world=real too; empty is
+            max_turns throughout.
+        horizon_shape: steps waits for the next point, linear interpolates, multiply and add grow from one point (TTI).
+        horizon_every: updates between two increases (multiply, add).
+        horizon_growth: of each increase, a factor (multiply) or turns (add).
     """
 
     max_turns: int = 12
@@ -53,35 +55,34 @@ class DreamSettings:
 
 @dataclass
 class TripwireSettings:
-    """Wires that stop training in dreams when the policy seems to learn the world model's mistakes.
+    """Monitors that stop training in dreams when the policy seems to exploit errors of the world model.
 
-    Shares are of groups (start states) in the last updates; a wire trips where the lower end of the 95 % Wilson
-    interval is above the bound. The policy then goes back to what it was before it learned from the first update that
-    is part of the evidence. The wires look before each update learns, and once more after the last: its cost is the
-    dreams of one update.
+    Shares are of groups (start states) in the last updates; a monitor stops where the lower end of the 95 % Wilson
+    interval is above its threshold. The policy is then rolled back to the last update before the evidence. Monitors
+    run before each update, and once more after the last: their cost is the dreams of one update.
 
-    To go back, the trained weights of the last ``max(memory, window)`` policies are kept in main memory and in each
-    saved training state: 8 times 4 GB for a model of 10^9 parameters in fp32, little with LoRA. Lower ``memory`` where
-    that is too much.
+    For the rollback, the trained weights of the last ``max(memory, window)`` policies are kept in main memory and in
+    each saved training state: 8 times 4 GB for a model of 10^9 parameters in fp32, little with LoRA. Lower ``memory``
+    where that is too much.
 
     Attributes:
-        enabled: false trains on whatever happens, and the report says so.
-        window: updates that are looked at together.
-        memory: the same for evidence that is rare and sure: contradicted, favourite.
+        enabled: false never stops training, and the report says so.
+        window: updates in the evidence.
+        memory: updates in the evidence that is rare and certain: contradicted, favourite.
         min_groups: least number of groups that must show it.
-        every: updates between two probes in the real games.
-        real_episodes: of a probe, a real budget that you declare; 0 takes no real step.
-        gap: how far dreamed success may exceed that of the probe.
-        contradicted: share of paid groups that the log contradicts, among those where the log knows the answer.
-        favourite: share of paid groups that are paid for one action, or a word in it, that never paid in the log.
-        unseen: share of paid groups that are paid for any action that never paid in the log.
-        short: a solution below so many times the turns of the log's shortest one is suspicious.
+        every: updates between two probes in the real environment.
+        real_episodes: of a probe; 0 takes no real step.
+        gap: largest difference of dreamed success and that of the probe.
+        contradicted: share of rewarded groups that the log contradicts, among those for which it has the answer.
+        favourite: share of rewarded groups whose reward is for one action, or a word in it, never rewarded in the log.
+        unseen: share of rewarded groups whose reward is for any action that was never rewarded in the log.
+        short: a solution shorter than this share of the log's shortest one is suspicious.
         loops: share of groups in which episodes repeat themselves.
         silent: share of groups in which most actions are empty, repeated or cut short.
-        diversity: distinct actions over those of the log's solutions, below which the policy hardly acts any more.
-        rejected: by how much the share of malformed or doubted predictions may rise.
-        inconsistent: by how much the share of turns that contradict their own dream may rise.
-        drift: how many times farther from the log's words than the farthest agent of the log.
+        diversity: least number of distinct actions, relative to solved episodes of the log; below is collapse.
+        rejected: largest increase of the share of malformed or low-confidence predictions.
+        inconsistent: largest increase of the share of turns that contradict their own dream.
+        drift: largest distance from the log's language, relative to that of its farthest agent.
     """
 
     enabled: bool = True
@@ -101,3 +102,42 @@ class TripwireSettings:
     rejected: float = 0.2
     inconsistent: float = 0.2
     drift: float = 1.25
+
+
+@dataclass
+class ServeSettings:
+    """The world model as an environment server: who may connect, and how much at a time.
+
+    Attributes:
+        host: address to listen on; any but this machine's own needs a token.
+        port: 0 takes a free one.
+        token: environment variable with the token that clients must send; unset or empty is none.
+        branch: episodes also start in the middle of logged ones, chosen by the seed.
+        max_turns: turn limit of an episode; 0 takes dream.max_turns.
+        sessions: open at a time.
+        idle_seconds: after which an idle session is closed.
+        action_chars: of an action, at most.
+        message_bytes: of a request or message, at most.
+        requests: concurrent HTTP requests.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token: str = "IMAGINE_SERVE_TOKEN"
+    branch: bool = False
+    max_turns: int = 0
+    sessions: int = 64
+    idle_seconds: float = 600.0
+    action_chars: int = 2000
+    message_bytes: int = 131072
+    requests: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.host or not 0 <= self.port < 2**16:
+            raise ValueError(f"host must not be empty and port is 0 to 65535, got {self.host!r} and {self.port}")
+        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.token):  # not repeated here: it may be the token itself
+            raise ValueError("token is the name of an environment variable, in capitals; the token itself stands there")
+        if min(self.sessions, self.action_chars, self.message_bytes, self.requests) < 1 or self.max_turns < 0:
+            raise ValueError("sessions, action_chars, message_bytes and requests must be at least 1, max_turns 0")
+        if not self.idle_seconds > 0:
+            raise ValueError(f"idle_seconds must be more than 0, got {self.idle_seconds}")

@@ -1,4 +1,4 @@
-"""How both models are trained on the log: world model, its refinement, the clone."""
+"""Models and their training on the log: world model, refinement, data augmentation, clone, and the base model."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.goal import Goal
 from worldmodel.screen.settings import ScreenSettings
 
+Option = str | int | float | bool | list[str] | list[int]
+
 
 @dataclass
 class WorldModelSettings(ModelSettings):
-    """The world model: which LM, in which form it writes what the world answers, how many of them, and who decides
-    reward and end.
+    """The world model: LM, format of predictions, ensemble, and what decides reward and termination.
 
     Attributes:
-        model: as in policy.model, or auto: the base model where its tokenizer writes the log in at most 1.5 times the
-            tokens of one of the log's own; one from scratch elsewhere, and where sizes or members are set.
-        kind: text writes whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
+        model: as in policy.model, or auto: the base model where its tokenizer needs at most 1.5 times the tokens of one
+            trained on the log; a model from scratch otherwise, and where sizes or members are set.
+        kind: text predicts whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
             diffusion fills in whole observations from all sides (worldmodel.diffusion);
-            screen draws the next screenshot and is a model of its own, beside the one of text.
-        members: of an ensemble that differ in their random start; 1 is a single model.
-        lead: which member predicts a turn of a sampled dream: one drawn for it, or always the first.
-        neighbours: transitions of the log before each action (retrieval).
-        facts: how many facts of a task, which other logged episodes of it have shown, it reads at most; 0 is off.
-        facts_share: share of the logged episodes that it is trained on with facts, so that it can do without.
-        edited_in_full: what an edit has made follows it in the prompt (delta); false keeps prompts of long pages short.
-        rarity: turns weigh count ** -rarity in training, by how often the log has them; 0 weighs all alike.
+            screen predicts the next screenshot and is a separate model, beside the one of text.
+        members: of an ensemble that differ in their random initialisation; 1 is a single model.
+        lead: member that predicts a turn of a sampled dream: sampled per turn, or always the first.
+        neighbours: transitions of the log before each action (top-k of retrieval).
+        facts: facts of a task from other logged episodes of it in the prompt, at most (task memory); 0 is off.
+        facts_share: share of the logged episodes that it is trained on with facts, so that it also works without.
+        edited_in_full: the edited observation follows the edit in the prompt (delta); false shortens prompts of long
+            pages.
+        rarity: exponent of the inverse frequency weight of a turn in training, count ** -rarity; 0 is uniform.
         unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
-        refusals: regular expression for observations that say that nothing changed, besides the last one again.
-        reasoning_tokens: most tokens that it may think before each prediction, thrown away after it; 0 is off. Logged
-            turns with info["reasoning"] teach it to, and refine-world-model by how right the predictions get.
-        rules: what rules mined from the log answer in place of the model: repair, all that they know, and answers that
-            break an invariant of the log are sampled again; refuse, what cannot be done; off, nothing.
-        resamples: how often at most such an answer is sampled again (repair).
-        goal: decides reward and end in place of the model where it is declared.
+        refusals: regular expression of observations that mean that nothing changed; a repeated observation always does.
+        reasoning_tokens: most reasoning tokens before each prediction, dropped after it; 0 is off. Logged turns with
+            info["reasoning"] are training data for them, and refine-world-model rewards right predictions.
+        rules: which predictions rules mined from the log replace: repair, all that a rule covers, and predictions that
+            break an invariant of the log are sampled again; refuse, refused actions; off, none.
+        resamples: of a prediction that breaks an invariant, at most (repair).
+        goal: decides reward and termination in place of the model where it is set.
         diffusion: canvas and sampler, for kind=diffusion.
-        screen: the model of pictures, for kind=screen.
+        screen: the model of screenshots, for kind=screen.
     """
 
     model: str = AUTO
@@ -89,25 +91,25 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model: warm-up, cosine decay to a tenth.
+    """Supervised training of either model, with warm-up and cosine decay to a tenth of the learning rate.
 
     Attributes:
         steps: optimiser steps.
-        batch_tokens: of a step, padding included.
-        micro_tokens: that a forward pass computes; changes memory and how often the bar moves, not the gradient.
+        batch_tokens: per step, padding included.
+        micro_tokens: per forward pass; changes memory and how often the progress bar moves, not the gradient.
         optimizer: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for
-            weights that start at random and adamw for trained ones and adapters.
-        lr: highest learning rate; that of models from scratch, too high for pretrained ones.
+            random weights and adamw for trained ones and adapters.
+        lr: highest learning rate; the default is for models from scratch, too high for pretrained ones.
         weight_decay: decoupled.
         warmup: steps until the highest learning rate.
-        average: decay of the average of the weights over all steps that is kept in place of the last; 0 keeps the last.
-        copying_steps: before these, on random tokens that repeat, from which a model that starts at random learns to
-            copy what it has just read; 0 is off.
-        copying_share: of the tokens after that, so that it does not forget.
-        renamed: copies of the log in which things have made-up names, from which a model learns to copy names that it
-            has never read; 0 is off.
-        precision: bf16 trains under autocast, and weights stay fp32; auto does so on GPUs. On CPUs auto is fp32 for
-            small models, and for large ones whichever a few passes show to be faster.
+        average: decay of the exponential moving average of the weights that is kept; 0 keeps the last weights.
+        copying_steps: pre-training steps on repeated random tokens, from which a model from scratch learns to copy from
+            its context; 0 is off.
+        copying_share: share of such tokens after that, so that it does not forget.
+        renamed: copies of the log in which objects have made-up names, from which a model learns to copy unseen names;
+            0 is off.
+        precision: bf16 is autocast with fp32 weights; auto is bf16 on GPUs, and on CPUs fp32 for small models and the
+            faster of both in a few passes for large ones.
     """
 
     steps: int = 2000
@@ -134,17 +136,17 @@ class FitSettings:
 
 @dataclass
 class RefineSettings:
-    """RL of the world model on logged turns whose answer is known, by GRPO; algorithm.* counts where it says grpo.
+    """RL of the world model on logged turns, by GRPO; algorithm.* applies where it says grpo.
 
     Attributes:
-        updates: how often it is updated.
-        turns: logged turns that each update asks about, rare ones more often (worldmodel.rarity).
-        group_size: answers to each.
-        metric: what an answer earns; exact is 1 for the right text, reward and end; diff_f1 is the share of changed
-            lines that are right, for long pages.
-        lr: of AdamW.
+        updates: number of updates.
+        turns: logged turns per update, rare ones more often (worldmodel.rarity).
+        group_size: predictions per turn.
+        metric: reward of a prediction; exact is 1 for the right text, reward and termination; diff_f1 is the F1 score
+            of changed lines, for long pages.
+        lr: learning rate of AdamW.
         minibatches: optimiser steps per update.
-        supervised_share: share of logged episodes among the rows of an update, learned by cross-entropy as before.
+        supervised_share: share of logged episodes among the rows of an update, trained by cross-entropy as before.
         supervised_coef: weight of that cross-entropy.
     """
 
@@ -159,20 +161,74 @@ class RefineSettings:
 
 
 @dataclass
-class CloneSettings(FitSettings):
-    """Behaviour cloning of the starting policy from a part of the log.
-
-    A policy without a checkpoint of its own starts from the weights of the world model, which has read the same log: it
-    knows the world before it learns to act in it.
+class ReflectSettings:
+    """Reflections before an expert's action: predicted outcomes of other actions, and of its own.
 
     Attributes:
-        agents: whose episodes to imitate, by the beginning of their names.
+        agents: experts of the log, by prefix of their names; empty takes all experts.
+        proposer: policy of the run, such as policy-clone, that proposes other actions; empty takes actions of other
+            logged episodes of the task.
+        alternatives: other actions per turn that are tried in the world model.
+        min_confidence: least probability of a predicted outcome.
+        words: of an outcome in a reflection, at most.
+    """
+
+    agents: list[str] = field(default_factory=list)
+    proposer: str = ""
+    alternatives: int = 2
+    min_confidence: float = 0.5
+    words: int = 8
+
+    def __post_init__(self) -> None:
+        if self.alternatives < 1 or self.words < 1:
+            raise ValueError("alternatives and words must be at least 1")
+        if not 0 <= self.min_confidence <= 1:
+            raise ValueError(f"min_confidence must lie in [0, 1], got {self.min_confidence}")
+
+
+@dataclass
+class HindsightSettings:
+    """Hindsight relabelling: failed episodes with a goal that they did reach.
+
+    Attributes:
+        goals: pairs of a regular expression of observations and the goal that a match means, which may refer to its
+            groups, such as [["You open the (.+?)[.,]", "Open the \\1."]].
+        place: regular expression of the goal in the first observation, which the new goal replaces.
+        max_turns: most turns until the new goal; 0 is no limit.
+    """
+
+    goals: list[list[str]] = field(default_factory=list)
+    place: str = r"\A[^\n]*"
+    max_turns: int = 0
+
+    def __post_init__(self) -> None:
+        if any(len(pair) != 2 for pair in self.goals):
+            raise ValueError(f"goals are pairs of a pattern and a goal, got {self.goals}")
+        if self.max_turns < 0:
+            raise ValueError(f"max_turns must be 0 (without bound) or more, got {self.max_turns}")
+        try:
+            for pattern, goal in self.goals:
+                re.compile(rf"(?:{pattern})|").match("").expand(goal)  # type: ignore[union-attr]  # matches always
+            re.compile(self.place)
+        except (re.error, IndexError) as error:
+            raise ValueError(f"goals or place: {error}") from error
+
+
+@dataclass
+class CloneSettings(FitSettings):
+    """Behaviour cloning of the initial policy from a part of the log.
+
+    A policy without a checkpoint of its own starts from the weights of the world model, which was trained on the same
+    log.
+
+    Attributes:
+        agents: agents of the log to imitate, by prefix of their names.
         from_world_model: start from the world model's weights, not from random ones.
-        supplements: episodes beside the log to imitate too: reflections (imagine reflect), hindsight (imagine relabel).
-        world_steps: before these, on what the world answered in all logged episodes, whoever acted; 0 is off.
-        observation_weight: of a token that the world answered in the imitated episodes, one of an action has 1; 0 is
-            off. Supplements teach no observations.
-        keep_every: keep the policy every so many steps, in models/kept/, for the audit to rank; 0 keeps none.
+        supplements: augmentation beside the log: reflections (imagine reflect), hindsight (imagine relabel).
+        world_steps: pre-training steps on the observations of all logged episodes, of any agent; 0 is off.
+        observation_weight: loss weight of observation tokens in the imitated episodes, where action tokens have 1; 0 is
+            off. Observations of supplements have none.
+        keep_every: steps between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     steps: int = 250
@@ -189,3 +245,68 @@ class CloneSettings(FitSettings):
         super().__post_init__()
         if self.world_steps < 0 or self.observation_weight < 0:
             raise ValueError("world_steps and observation_weight must be 0 (off) or more")
+
+
+@dataclass
+class CorpusWorld:
+    """An environment of the corpus. Its options are sampled anew for every few tasks.
+
+    Attributes:
+        env: the environment, as in env=.
+        share: of the corpus, relative to the other environments.
+        options: as env.options; of a list one value is sampled, of 2..11 a number, alone or within a text.
+        tasks: training tasks with the same options.
+        episodes: per task.
+        max_turns: turn limit of an episode.
+        facts: facts of the task in the world model's prompt in half of the episodes, at most; 0 is none.
+    """
+
+    env: str
+    share: float = 1.0
+    options: dict[str, Option] = field(default_factory=dict)
+    tasks: int = 8
+    episodes: int = 4
+    max_turns: int = 24
+    facts: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share < float("inf"):
+            raise ValueError(f"share must be 0 or more, got {self.share}")
+        if self.tasks < 1 or self.episodes < 1 or self.max_turns < 1 or self.facts < 0:
+            raise ValueError("tasks, episodes and max_turns must be at least 1, and facts 0 or more")
+
+
+@dataclass
+class PretrainSettings(FitSettings):
+    """Pre-training of a base model on episodes of many environments, as world model and as policy.
+
+    Attributes:
+        worlds: environments by a name; preset=base has them.
+        shard_characters: characters of a shard, which is generated, trained on and dropped.
+        passes: epochs over each shard, for environments that are slower than training.
+        minutes: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps.
+        makers: processes that generate the next shards.
+        agents: agents whose episodes the policy imitates, by prefix of their names.
+        renamed_share: share of the episodes with made-up names.
+        save_every: steps between two saved training states.
+        model: sizes of the base model.
+    """
+
+    worlds: dict[str, CorpusWorld] = field(default_factory=dict)
+    shard_characters: int = 800_000
+    passes: int = 1
+    minutes: float = 0.0
+    makers: int = 1
+    agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])
+    renamed_share: float = 0.5
+    save_every: int = 200
+    model: ModelSettings = field(default_factory=ModelSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.shard_characters, self.passes, self.makers, self.save_every) < 1 or self.minutes < 0:
+            raise ValueError(
+                "shard_characters, passes, makers and save_every must be at least 1, and minutes 0 or more"
+            )
+        if not 0 <= self.renamed_share <= 1:
+            raise ValueError(f"renamed_share must lie in [0, 1], got {self.renamed_share}")

@@ -1,21 +1,23 @@
-"""What one run of updates consists of."""
+"""Policy optimisation: updates in dreams, the critic before them, and the loop with real episodes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from worldmodel.synther.settings import SyntherSettings
+
 
 @dataclass
 class SelfImitationSettings:
-    """The policy's own recent episodes above the running median, learned from again (SPEAR).
+    """Replay of the policy's own recent episodes above the running median return (SPEAR).
 
     Attributes:
         share: of replayed episodes among those of an update; 0 replays none.
-        coef: weight of their loss, PPO's clip around the policy that played them.
+        coef: weight of their loss, clipped around the policy that played them as in PPO.
         clip_high: ratios above 1 + clip_high have no gradient.
-        capacity: episodes kept, and returns that the median is of.
-        max_age: updates after which an episode is too old.
+        capacity: of the buffer in episodes; the median is of as many returns.
+        max_age: episodes older than so many updates are dropped.
     """
 
     share: float = 0.0
@@ -31,41 +33,42 @@ class TrainSettings:
     """Policy updates.
 
     Attributes:
-        updates: how often the policy is updated.
+        updates: number of policy updates.
         groups: start states per update.
         group_size: episodes per start state.
-        extra_groups: most further groups for each of these, in place of groups whose episodes all earned the same.
+        extra_groups: at most so many further groups per group, to replace groups whose episodes all earned the same.
         epochs: passes over the episodes of an update.
         minibatches: optimiser steps per pass.
-        lr: of AdamW.
-        lr_end: share of it that the last update has; it falls in a straight line. 1 keeps it as it is.
+        lr: learning rate of AdamW.
+        lr_end: learning rate of the last update, relative to lr; it decays linearly. 1 is constant.
         weight_decay: of AdamW.
         grad_clip: largest norm of the gradient.
-        max_kl: largest KL divergence, in nats a token, of the policy after an update from the one before it; a longer
-            step is halved until it is no longer. 0 is off.
-        micro_tokens: that a forward pass computes; changes memory and speed, not the gradient.
-        real_share: share of an update's groups that are played in the real games beside the dreams; 0 takes no real
-            step. Also points [update, share] with straight lines between, [[0,0.5],[12,0]].
-        expert_share: share of expert episodes among those of an update, a number or points as above; 0 where the log
-            has no solved ones.
-        expert_coef: weight of their loss.
-        expert_form: cross_entropy; luffy, by the expert's advantage among the episodes of its task, fastest where the
-            policy finds a token unlikely; luffy_constant, the same with an advantage of 1. Never a ratio.
-        self_imitation: replays the policy's own good episodes.
-        reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns what it climbs; [] is as paid (SSL).
-        process: number of the turn's record that judges it, such as disagreement, probability; empty is none.
-        process_coef: reward per unit of it; below 0 the policy avoids it.
-        tasks: whose tasks are played: those that the models were fitted to, or the held-out ones, by whose logged
-            episodes dreams then begin and facts are known.
-        task_episodes: at most so many logged episodes of each held-out task are known; 0 is all.
-        validation_tasks: so many tasks are left out of the dreams that are learned from; dreams of them say which
-            policy of the training was best, and that one is kept. 0 keeps the last one.
+        max_kl: largest KL divergence of an update, in nats per token; a longer step is halved until it fits. 0 is off.
+        micro_tokens: per forward pass; changes memory and speed, not the gradient.
+        real_share: share of an update's groups that are played in the real environment; 0 takes no real step. Also
+            points [update, share] with linear interpolation, [[0,0.5],[12,0]].
+        expert_share: share of expert episodes in an update, a number or points as above; 0 where the log has no solved
+            ones.
+        expert_coef: weight of the loss on expert episodes.
+        expert_form: cross_entropy; luffy, weighted by the expert's advantage in the group of its task, fastest where
+            the policy finds a token unlikely; luffy_constant, the same with an advantage of 1. Never a ratio.
+        self_imitation: replay of the policy's own good episodes.
+        reward_tiers: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns the increase; [] keeps the rewards
+            as they are (SSL).
+        process: value in a turn's record that serves as process reward, such as disagreement, probability; empty is
+            none.
+        process_coef: weight of the process reward; a penalty where it is negative.
+        tasks: train plays the training tasks; heldout the held-out ones, whose logged episodes then give start states
+            and task memory.
+        task_episodes: logged episodes of each held-out task that are used, at most; 0 is all.
+        validation_tasks: number of tasks held out from training dreams; the policy with the best dreams of them is
+            kept. 0 keeps the last policy.
         validate_every: updates between two validations.
-        seed: of start states, rollouts and minibatches; null is that of the run. Results hang on it, so try several.
-        seeds: how many training seeds demo-seeds gives each clone.
-        world: real plays the same updates in the real games, the control that costs real steps.
+        seed: of start states, rollouts and minibatches; null is that of the run. Results depend on it: try several.
+        seeds: training seeds per clone in demo-seeds.
+        world: real trains in the real environment instead of dreams, as a control that costs real steps.
         checkpoint_every: updates between two saved training states.
-        keep_every: keep the policy every so many updates, in models/kept/, for the audit to rank; 0 keeps none.
+        keep_every: updates between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     updates: int = 24
@@ -97,3 +100,130 @@ class TrainSettings:
     world: Literal["dream", "real"] = "dream"
     checkpoint_every: int = 4
     keep_every: int = 0
+
+
+@dataclass
+class CriticSettings:
+    """Pre-training of the value head on logged returns, for algorithms with a critic.
+
+    Attributes:
+        agents: agents of the log whose episodes are used, by prefix of their names; empty takes all.
+        steps: optimiser steps.
+        batch: states per step.
+        lr: learning rate of AdamW, with cosine decay to 0.
+        weight_decay: of the weights, for states and returns of deviation 1.
+        synther: synthetic transitions beside the logged ones; synther.ratio=0 makes none.
+    """
+
+    agents: list[str] = field(default_factory=list)
+    steps: int = 1000
+    batch: int = 256
+    lr: float = 1e-2
+    weight_decay: float = 5.0
+    synther: SyntherSettings = field(default_factory=SyntherSettings)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.batch < 1:
+            raise ValueError("critic.steps and .batch must be at least 1")
+        if self.lr <= 0 or self.weight_decay < 0:
+            raise ValueError("critic.lr must be above 0 and critic.weight_decay 0 or more")
+
+
+@dataclass
+class ChoiceWeights:
+    """Weights of the parts of a task's score, each in [0, 1]; parts that are unknown for a task are left out.
+
+    Attributes:
+        doubt: disagreement of the ensemble in dreams of the task; with one member, its mean surprise.
+        gap: difference of dreamed and real success on the task so far.
+        variance: of success in its group of episodes: always solved, or never, teaches nothing.
+        thinness: sparsity of the log on the task (count-based novelty).
+    """
+
+    doubt: float = 1.0
+    gap: float = 1.0
+    variance: float = 1.0
+    thinness: float = 1.0
+
+
+@dataclass
+class LoopSettings:
+    """The Dyna loop: rounds of collecting a few real episodes, refitting the world model, and training in its dreams.
+
+    Episodes are as long as collect.max_turns allows.
+
+    Attributes:
+        budget: real steps of the whole loop, those of its first episodes included; raise it to continue a finished
+            loop.
+        seconds: of real requests after which no episode begins; 0 is no limit.
+        price: largest cost at env.price a real step; 0 is no limit.
+        patience: seconds without an answer of the real environment after which a round gives up.
+        origin: source run whose world model and policy are used; this run has other tasks, and the source's log stays
+            part of the data. Empty starts from the log of this run, or without one.
+        policy: folder in models/ of the first policy.
+        first_episodes: by scripted agents, where there is no log at all.
+        tasks: played in the real environment per round.
+        group_size: real episodes per task.
+        choice: scored takes the tasks with the highest score (loop.weights); uniform draws them, the baseline.
+        weights: of the parts of a task's score.
+        epsilon: share of tasks that are drawn at random.
+        candidates: tasks that are scored per round, at most, drawn at random; 0 is all.
+        looks: dreamed rollouts per candidate task, for its score.
+        fit_steps: optimiser steps of a refit, from the last version's weights, otherwise as in fit; 0 never refits.
+        fit_lr: highest learning rate of a refit.
+        own_share: share of a refit's episodes that the policy has played in the loop.
+        tolerance: by how much a new version's log-likelihood of a held-back turn may be lower than the last one's, in
+            nats.
+        horizon: fixed dreams dream.max_turns; audited dreams as many turns as at least half of the held-back episodes
+            stay right in this version, at least 2.
+        updates: of the policy per round.
+        first_updates: of round 0, before any real episode; 0 is as many as in other rounds.
+        real_share: share of an update's groups that are the round's real episodes, a number or points [update, share];
+            0 uses them for refits only.
+        overlap: play real episodes while the policy trains in dreams. Training data is then a round older, and slow
+            environments cost no time.
+        keep: keep the policy of each round, in models/kept/loop-<round>.
+    """
+
+    budget: int = 2000
+    seconds: float = 0.0
+    price: float = 0.0
+    patience: float = 120.0
+    origin: str = ""
+    policy: str = "policy-clone"
+    first_episodes: int = 60
+    tasks: int = 8
+    group_size: int = 4
+    choice: Literal["scored", "uniform"] = "scored"
+    weights: ChoiceWeights = field(default_factory=ChoiceWeights)
+    epsilon: float = 0.1
+    candidates: int = 64
+    looks: int = 4
+    fit_steps: int = 300
+    fit_lr: float = 5e-4
+    own_share: float = 0.25
+    tolerance: float = 0.1
+    horizon: Literal["fixed", "audited"] = "fixed"
+    updates: int = 4
+    first_updates: int = 0
+    real_share: float | list[list[float]] = 0.4
+    overlap: bool = False
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        least = (self.budget, self.seconds, self.price, self.patience, self.candidates, self.tolerance)
+        if min(*least, self.fit_steps, self.first_updates) < 0:
+            raise ValueError(
+                "budget, seconds, price, patience, candidates, tolerance, fit_steps and first_updates must be 0 or more"
+            )
+        if min(self.first_episodes, self.tasks, self.group_size, self.looks, self.updates) < 1:
+            raise ValueError("first_episodes, tasks, group_size, looks and updates must be 1 or more")
+        if not 0 <= self.epsilon <= 1:
+            raise ValueError(f"epsilon must lie in [0, 1], got {self.epsilon}")
+        if not 0 < self.own_share < 1:
+            raise ValueError(f"own_share must lie between 0 and 1, got {self.own_share}")
+        if self.fit_lr <= 0:
+            raise ValueError("fit_lr must be above 0")
+        parts = (self.weights.doubt, self.weights.gap, self.weights.variance, self.weights.thinness)
+        if min(parts) < 0 or not any(parts):
+            raise ValueError("the parts of weights must be 0 or more, one of them above 0")

@@ -13,13 +13,13 @@ AUTO = "auto"
 class LoraSettings:
     """Low-rank adapters (peft) on a pretrained model.
 
-    Merged into the weights when the checkpoint is saved, so that every reader sees a plain model.
+    Merged into the weights when a checkpoint is saved.
 
     Attributes:
-        rank: 0 trains all weights.
+        rank: of the adapters; 0 trains all weights.
         alpha: scale of the adapters, divided by the rank.
-        dropout: on their input.
-        target_modules: which layers get one.
+        dropout: on the input of the adapters.
+        target_modules: layers that get an adapter.
     """
 
     rank: int = 0
@@ -38,9 +38,10 @@ class ModelSettings:
         layers: depth.
         heads: of attention; fewer and wider ones are faster on CPUs.
         kv_heads: of keys and values.
-        mlp: width inside the feed-forward layers.
+        mlp: hidden width of the feed-forward layers.
         context: longest sequence, in tokens.
-        dtype: that a checkpoint is loaded in; that the weights of a base are saved in (pretrain.model.dtype).
+        dtype: of a loaded checkpoint; of the saved weights of a base model (pretrain.model.dtype).
+        lora: low-rank adapters.
     """
 
     model: str = ""
@@ -55,29 +56,29 @@ class ModelSettings:
 
     @property
     def follows_instructions(self) -> bool:
-        """It is somebody's chat model."""
+        """Whether it is a pretrained chat model."""
         return self.model not in ("", AUTO, BASE)
 
 
 @dataclass
 class EngineSettings:
-    """What samples the tokens of policy and world model; each model has an engine of its own.
+    """Generation of tokens for policy and world model; each model has its own engine.
 
     Attributes:
-        name: inprocess runs the trained model itself; vllm runs both models through vLLM in this process; openai asks
-            a server for the world model's tokens and runs the policy in process.
-        slots: how many completions run at the same time.
-        memory_gib: for cached keys and values, of each engine.
-        dtype: to compute in; auto is the dtype of the trained model, with which log-probs agree best. In process, no
-            other is possible for models that are not shaped like Llama, Mistral, Qwen2 or Qwen3.
-        drafts: guess what the world model will write from the log, which is faster (inprocess). In float32 they change
-            no word; in half precision some, as other batches round in another way.
-        gpu_memory_utilization: share of the GPU that vllm may take in all, in place of memory_gib; 0 leaves it to that.
-        eager: vllm runs without compiling: starts in seconds; false is faster on GPUs once it has started.
+        name: inprocess runs the trained model itself; vllm runs both models through vLLM in this process; openai sends
+            the world model's requests to a server and runs the policy in process.
+        slots: concurrent completions.
+        memory_gib: of the key-value cache of each engine.
+        dtype: of the computation; auto is the dtype of the trained model, with which log-probs agree best. In process,
+            models of other shapes than Llama, Mistral, Qwen2 and Qwen3 support auto only.
+        drafts: speculative decoding of the world model with drafts from the log (inprocess). Exact in float32; in half
+            precision some tokens change, as other batches round in another way.
+        gpu_memory_utilization: share of the GPU for vllm, in place of memory_gib; 0 uses memory_gib.
+        eager: vllm runs without compilation and starts in seconds; false is faster on GPUs after the start.
         url: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai).
-        served_model: the name under which that server has the world model.
+        served_model: name of the world model on that server.
         timeout: seconds until an unanswered request is sent again (openai).
-        retries: how often, before its episode fails (openai).
+        retries: further attempts before the episode fails (openai).
     """
 
     name: Literal["inprocess", "vllm", "openai"] = "inprocess"

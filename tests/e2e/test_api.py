@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from imagination import ConfigError, Run, UserError, load_log
 from imagination.cli import main
 from imagination.commands.calling import call
 from imagination.settings import Config
-from imagination.settings.schema import flatten, to_plain
+from imagination.settings.schema import flatten
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source
 from tests.support.tiny import TASKS, logged_episode, tiny_settings
@@ -31,8 +32,8 @@ from tests.support.tiny import TASKS, logged_episode, tiny_settings
 
 def overrides() -> dict[str, object]:
     """The settings of the tests in this folder, as a user of the interface writes them."""
-    default = flatten(to_plain(Config()))
-    mine = flatten(to_plain(tiny_settings()))
+    default = flatten(asdict(Config()))
+    mine = flatten(asdict(tiny_settings()))
     changed = {key: value for key, value in mine.items() if value != default[key] and key != "run"}
     return {**changed, "audit.pairs": 4, "train.expert_share": 0.2}
 

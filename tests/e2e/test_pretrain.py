@@ -11,7 +11,7 @@ from imagination.cli import main
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.pretrain import pretrain
 from imagination.settings import Config
-from imagination.settings.pretraining import CorpusWorld
+from imagination.settings.models import CorpusWorld
 from policy.lm.backbone import load_checkpoint
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
 from tests.support.tiny import write_log

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from imagination.learning.hindsight import failed, relabelled
-from imagination.settings.supplements import HindsightSettings
+from imagination.settings.models import HindsightSettings
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 GOALS = [[r"You open the (\w+)", r"Open the \1."], [r"You take the (\w+) from the (\w+)", r"Take the \1 from the \2."]]

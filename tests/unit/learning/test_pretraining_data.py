@@ -17,7 +17,7 @@ from imagination.learning import corpus
 from imagination.learning.corpus import drawn, known_worlds, play_shard
 from imagination.learning.pretraining_data import CorpusBatches, Shard, count_read, make_shard
 from imagination.settings import UserError
-from imagination.settings.pretraining import CorpusWorld, Option, PretrainSettings
+from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
