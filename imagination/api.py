@@ -33,7 +33,6 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop import loop
 from imagination.commands.report import report
 from imagination.commands.train import train
-from imagination.evaluation.proportions import Proportion
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, play_with_bar
@@ -49,6 +48,7 @@ from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
+from worldmodel.evaluation.proportions import Proportion
 
 Stage = Callable[[Config, Path], None]
 

@@ -14,15 +14,19 @@ from typing import Any
 from rich.console import Console
 
 from imagination.commands.screens import audit_screens
-from imagination.evaluation.audit import FORMAT, VERSION, Subject, measure
-from imagination.evaluation.audit_play import (
+from imagination.evaluation.audit import (
+    FORMAT,
+    VERSION,
     LoadedPolicy,
     PlaySetup,
     PolicyCandidate,
     RankedPolicy,
+    Subject,
     fill_up,
     find_candidates,
+    measure,
 )
+from imagination.evaluation.costs import real_costs
 from imagination.evaluation.forecast import forecast
 from imagination.evaluation.verdict import targets, verdict
 from imagination.evaluation.world_model_eval import heldout_tasks
@@ -33,7 +37,6 @@ from imagination.rollout.world_models import guard_of, load_world_model, rules_o
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
-from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, logged_world, open_tasks
 from imagination.settings import AuditSettings, Config, UserError

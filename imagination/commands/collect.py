@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from imagination.evaluation.costs import real_costs, spent_before
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.progress_bar import Bar
-from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError

@@ -23,6 +23,7 @@ from imagination.evaluation.compare.free_play import free_play
 from imagination.evaluation.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
 from imagination.evaluation.compare.signals import signal_table
+from imagination.evaluation.costs import real_costs
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.compare_page import render_page
 from imagination.report.compare_text import diverging, pair_view, summary_table
@@ -32,7 +33,6 @@ from imagination.rollout.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import load_model, weights_version
-from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play, open_tasks
 from imagination.settings import Config, UserError

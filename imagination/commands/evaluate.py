@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.proportions import summarise
+from imagination.evaluation.costs import real_costs
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
@@ -16,7 +16,6 @@ from imagination.rollout.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
-from imagination.runs.real_costs import real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks
 from imagination.settings import Config
@@ -24,7 +23,8 @@ from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
 from real_envs.interaction import real_interaction
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.evaluation import audit_metrics
+from worldmodel.evaluation.proportions import summarise
+from worldmodel.evaluation.transitions import audit_metrics
 from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from imagination.commands.fit_screens import fit_screens
 from imagination.commands.rules import find_rules, rules_sentence
-from imagination.evaluation.language import language_metrics
-from imagination.evaluation.world_model_eval import heldout_tasks, measure
+from imagination.evaluation.world_model_eval import heldout_tasks, language_metrics, measure
 from imagination.learning.copying import copying_answers, copying_rows
 from imagination.learning.initial_model import check_texts, chosen_model, initial_model
 from imagination.learning.renaming import with_renamed

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.proportions import Proportion
 from imagination.settings import UserError
 from imagination.settings.data import ImportSettings
 from real_envs.chat_server import UNREACHABLE
 from real_envs.importers.drafts import LOG
 from real_envs.importers.judge import LogJudge, Verdict
 from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.proportions import Proportion
 from worldmodel.goal import Goal
 
 VERDICTS = "judge.jsonl"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from imagination.evaluation.format import interval, number
 from imagination.settings import Config
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.formats import Refusal
+from worldmodel.evaluation.proportions import interval, number
 
 REFUSED = "refused.jsonl"
 _SHOWN = 5  # refusals on the terminal

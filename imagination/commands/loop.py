@@ -25,7 +25,7 @@ from imagination.commands.collect import generate_tasks
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop_learning import real_success, refit_round, train_round, true_turns
 from imagination.commands.loop_rounds import begin, choose_tasks, play_round, policy_folder
-from imagination.evaluation.proportions import Proportion, difference_ci95
+from imagination.evaluation.costs import real_costs, spent_before
 from imagination.loop.budget import Budget
 from imagination.loop.journal import Journal
 from imagination.loop.origin import copy_folder
@@ -35,11 +35,11 @@ from imagination.rollout.world_models import UNFINISHED
 from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
-from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError
 from real_envs.interaction import PoolStats, count_apart
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 
 def loop(config: Config, folder: Path) -> None:

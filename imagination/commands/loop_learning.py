@@ -14,7 +14,6 @@ from typing import Any
 
 from imagination.commands.loop_rounds import POLICY, own_episodes, round_of
 from imagination.commands.train import train
-from imagination.evaluation.proportions import summarise
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
 from imagination.learning.recorded import Recorded
@@ -31,7 +30,8 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.evaluation.drift import drift_metrics, roll
+from worldmodel.evaluation.dreams import drift_metrics, roll
+from worldmodel.evaluation.proportions import summarise
 
 NOTHING_NEW = "not fitted again: no new episode to fit to"
 FROZEN = "not fitted again: loop.fit_steps=0"

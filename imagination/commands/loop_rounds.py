@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagination.commands.collect import commands_of, open_store
-from imagination.evaluation.proportions import summarise
 from imagination.loop.acting import act
 from imagination.loop.budget import Budget
 from imagination.loop.choice import Evidence, choose, score
@@ -32,6 +31,7 @@ from real_envs.registry import find_world
 from real_envs.screens import FOLDER
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
+from worldmodel.evaluation.proportions import summarise
 
 POLICY = "policy"  # the name of the agent in the loop's real episodes; others are scripted
 

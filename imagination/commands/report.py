@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from imagination.report.costs import without_dreams
+from imagination.report.run_page import write_report
 from imagination.report.run_text import terminal_table
-from imagination.report.write import write_report
 from imagination.settings import Config, UserError
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.check_train import check, check_experts, longest_episode
+from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.learning.algorithms import build_algorithm
@@ -32,7 +33,6 @@ from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import adapted, load_model, weights_version
 from imagination.runs.progress_bar import Bar
-from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config, DreamSettings, TripwireSettings, WorldModelSettings

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from imagination.evaluation.format import interval, number
+from worldmodel.evaluation.proportions import interval, number
 
 NEAREST = 15  # runs that a forecast looks at; from fewer than that nothing is said
 CLONES = ("policy-clone", "clone-")  # how names of policies begin that have not learned in dreams yet

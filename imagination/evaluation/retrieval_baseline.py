@@ -14,8 +14,7 @@ from typing import Any
 
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.evaluation.outcomes import outcome_metrics
-from worldmodel.evaluation.transitions import Judged, transition_metrics
+from worldmodel.evaluation.transitions import Judged, outcome_metrics, transition_metrics
 from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.world_model import Prediction
 

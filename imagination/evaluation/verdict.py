@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from imagination.evaluation.format import interval, number, signed
 from imagination.settings import AuditSettings
-from worldmodel.evaluation.drift import horizon
+from worldmodel.evaluation.dreams import horizon
+from worldmodel.evaluation.proportions import interval, number, signed
 
 HEADLINES = {
     "yes": "Good enough to dream in: every target is met.",

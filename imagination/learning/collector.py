@@ -8,9 +8,8 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
-from imagination.evaluation.monitors.monitor import TripwireMonitor
 from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
     compared_expert_row,
@@ -47,6 +46,19 @@ _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 class NothingToLearn(UserError):
     """Every dream of a first update broke or was cut off in doubt."""
+
+
+class RolloutMonitor(Protocol):
+    """Looks at the rollouts of an update before anything is learned from them."""
+
+    @property
+    def tripped(self) -> object | None:
+        """Why training must stop; ``None`` where it may go on."""
+
+    def look(
+        self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
+    ) -> Mapping[str, float]:
+        """Metrics of these rollouts; sets ``tripped``. ``agent``: plays real episodes, where those are due."""
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ class ExperienceCollector:
     starts: Mapping[str, Start]
     experts: Sequence[Trajectory]
     count_real_steps: Callable[[], None]
-    watch: TripwireMonitor | None = None
+    watch: RolloutMonitor | None = None
     replays: Replays | None = None
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()

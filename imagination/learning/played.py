@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from imagination.evaluation.proportions import summarise
 from real_envs.trajectory import Source, StopReason, Trajectory
+from worldmodel.evaluation.proportions import summarise
 
 
 def measure_played(played: Sequence[Trajectory], prefix: str = "") -> dict[str, float]:

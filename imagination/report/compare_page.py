@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from imagination.evaluation.compare.pairs import NEVER
-from imagination.evaluation.format import count, interval, number, signed
 from imagination.report.compare_text import KINDS, SIGNALS_ON, SOURCES
-from imagination.report.scripted import picture_address, scripted_page
+from imagination.report.page import picture_address, scripted_page
+from worldmodel.evaluation.proportions import count, interval, number, signed
 
 SCRIPTS = ("compare_state.js", "compare_list.js", "compare_pair.js", "compare_main.js")
 HORIZONS = (1, 3, 5, 8, 12)  # turns after which the share of true dreams is told

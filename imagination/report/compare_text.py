@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from imagination.evaluation.compare.pairs import NEVER, first_kind
-from imagination.evaluation.format import count, interval, number, proportion, signed
+from worldmodel.evaluation.proportions import count, interval, number, proportion, signed
 
 KINDS = {
     "same": "the same",

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from imagination.evaluation.compare.text_diff import word_diff
-from imagination.evaluation.compare.twins import Difference, Row, Twin
-from imagination.evaluation.format import count
+from imagination.evaluation.compare.alignment import Difference, Row, Twin, word_diff
+from worldmodel.evaluation.proportions import count
 
 EARLIER = 3  # agreeing turns shown before the first difference; twice as many and more fold
 LATER = 2  # turns shown after it; more than these fold

@@ -8,8 +8,8 @@ from typing import Any
 
 import matplotlib
 
-from imagination.evaluation.format import interval, number
 from imagination.report.run_plots import DREAM, REAL, STYLE, Plot, end_labels, finish, new_axes, to_svg
+from worldmodel.evaluation.proportions import interval, number
 
 HEADS = (
     "round",

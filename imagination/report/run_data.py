@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.compare.twins import find_twins, still_true
-from imagination.evaluation.costs import read_control, without_dreams
-from imagination.evaluation.ledger import ledger, loop_dreams, price_of, spent_to_learn
-from imagination.evaluation.proportions import Proportion, difference_ci95
+from imagination.evaluation.compare.alignment import find_twins, still_true
+from imagination.evaluation.costs import ledger, loop_dreams, price_of, read_control, spent_to_learn, without_dreams
 from real_envs.errors import UserError
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
 AUDIT = ("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy", "n")

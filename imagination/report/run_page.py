@@ -6,26 +6,32 @@ the world model, and what do its dreams look like.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.compare.twins import Row, find_twins
-from imagination.evaluation.format import count, interval, number, signed
-from imagination.report.costs_panel import render_money
+from imagination.evaluation.compare.alignment import Row, find_twins
+from imagination.report.costs import render_money
 from imagination.report.episodes import choose, render_episodes, render_pair
 from imagination.report.loop_panel import render_loop
+from imagination.report.page import document
+from imagination.report.run_data import build_report, load_run
 from imagination.report.run_plots import Plot, draw_curves
 from imagination.report.run_text import (
     audit_table,
     calibration_sentence,
     language_sentence,
     plain,
+    render_markdown,
     rules_sentence,
     tripwire_note,
+    verdict,
 )
-from imagination.report.style import document
+from real_envs.files import write_atomically
+from worldmodel.evaluation.proportions import count, interval, number, signed
 
 MEASURES = {
     "train_tasks": ("Training tasks", "real environment", "real"),
@@ -234,3 +240,27 @@ def _settings(config: str, report: Mapping[str, Any]) -> str:
         return f"<footer>{versions}</footer>" if versions else ""
     return f"""<footer>{versions}<details><summary>Settings of the run (config.yaml)</summary>
 <pre>{escape(config)}</pre></details></footer>"""
+
+
+def write_report(run_folder: Path | str, *, partial: bool = False, machine_price: float = 0.0) -> Path:
+    """Writes ``report.json``, ``report.md`` and ``report.html`` into the run folder; returns the path of the page.
+
+    Args:
+        run_folder: of a run.
+        partial: also of one that is not finished.
+        machine_price: of an hour of this machine; 0 is none.
+
+    Raises:
+        ReportError: see ``load_run`` and ``build_report``; nothing is written then.
+    """
+    run = load_run(run_folder)
+    numbers = build_report(run, partial=partial, machine_price=machine_price)
+    report = {"verdict": verdict(numbers), **numbers}
+    files = {
+        "report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
+        "report.md": render_markdown(run.folder.name, report, run.rollouts),
+        "report.html": render_html(run.folder.name, report, run.metrics, run.rollouts, run.config),
+    }
+    for name, text in files.items():
+        write_atomically(run.folder / name, text)
+    return run.folder / "report.html"

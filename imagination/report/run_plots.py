@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from imagination.evaluation.proportions import Proportion
+from worldmodel.evaluation.proportions import Proportion
 
 # placeholder -> CSS variable
 COLOURS = {

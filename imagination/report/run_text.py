@@ -8,13 +8,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from imagination.evaluation.compare.twins import Row, find_twins
-from imagination.evaluation.format import count, interval, number, proportion, signed
-from imagination.evaluation.ledger import spent_to_learn
+from imagination.evaluation.compare.alignment import Row, find_twins
+from imagination.evaluation.costs import spent_to_learn
 from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.report.costs import cost_lines
 from imagination.report.episodes import choose
 from imagination.report.loop_panel import loop_lines
+from worldmodel.evaluation.proportions import count, interval, number, proportion, signed
 
 AUDIT_ROWS = {
     "exact_match": ("Exact match", "words, reward and end of the next turn are all as in reality"),

@@ -12,7 +12,7 @@ from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import Env, EnvFailure, Task
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
-from worldmodel.evaluation import Judged, judge
+from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.world_model import WorldModel
 
 

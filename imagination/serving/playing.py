@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
-from imagination.report.play_page import render_play_page
+from imagination.report.page import render_play_page
 from imagination.serving.answers import Refusal, Refused
 from imagination.serving.sessions import Sessions
 from imagination.serving.wire import endpoint, read_body, read_object

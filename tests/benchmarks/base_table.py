@@ -40,8 +40,8 @@ from real_envs.files import write_atomically
 from real_envs.registry import find_world
 from real_envs.trajectory import Trajectory
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
-from worldmodel.evaluation import Judged, judge
 from worldmodel.evaluation.intervals import Estimate, proportion
+from worldmodel.evaluation.transitions import Judged, judge
 
 _EXPRESS = ["preset=demo", "env.options.heldout_fold=dev", "games.train=300", "games.heldout=60"]
 WORLDS = {

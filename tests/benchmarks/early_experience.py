@@ -28,7 +28,6 @@ from imagination.commands.experiments.variants import hash_of, play_clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.reflect import reflect
 from imagination.commands.relabel import relabel
-from imagination.evaluation.proportions import Proportion, difference_ci95
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -36,6 +35,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from imagination.evaluation.forecast import MEASURES, Measure
-from imagination.evaluation.proportions import Proportion, difference_ci95
 from tests.benchmarks.fidelity_variants import VARIANTS
 from tests.benchmarks.transfer import pooled
 from worldmodel.evaluation.agreement import spearman
 from worldmodel.evaluation.intervals import Estimate, bootstrap, sums_by_cluster
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 PART = "part.json"
 ARMS = ("guarded", "free")  # with guard and tripwires, without

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.format import number
 from imagination.evaluation.verdict import told
 from tests.benchmarks.fidelity_table import correlated, correlation
+from worldmodel.evaluation.proportions import number
 
 REASON = "reason.txt"  # why a part could not be made
 WHOLE = 100  # per cent of the training tasks

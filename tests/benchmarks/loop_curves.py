@@ -11,9 +11,9 @@ from typing import Any
 
 import matplotlib
 
-from imagination.evaluation.proportions import Proportion
 from tests.benchmarks.loop_arms import ARMS, REAL_ONLY, Arm
 from tests.benchmarks.transfer import pooled
+from worldmodel.evaluation.proportions import Proportion
 
 CURVE = "curve.json"
 DASH = "–"

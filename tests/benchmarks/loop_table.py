@@ -30,7 +30,6 @@ from imagination.commands.evaluate import play_real
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop import loop
 from imagination.commands.train import train
-from imagination.evaluation.proportions import summarise
 from imagination.loop.origin import copy_folder, roots
 from imagination.rollout.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
@@ -45,6 +44,7 @@ from real_envs.files import write_atomically
 from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.loop_arms import ARMS, DREAMS, Arm
 from tests.benchmarks.loop_curves import CURVE, draw, read_curves, table
+from worldmodel.evaluation.proportions import summarise
 
 SETTINGS = ("preset=demo", "logger=none", "collect.workers=1")
 NEW_TASKS = (

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from imagination.commands.experiments.demo import demo
-from imagination.evaluation.proportions import Proportion
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from tests.support.smollm2 import fetched
+from worldmodel.evaluation.proportions import Proportion
 
 TURNS = 14
 WORLD = [

@@ -24,7 +24,6 @@ from typing import Any
 
 from imagination.commands.experiments.seed_runs import prepared_run
 from imagination.commands.experiments.variants import play_clone, train_arm
-from imagination.evaluation.proportions import Proportion, pooled
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.engines import Engines, make_agent
@@ -40,7 +39,8 @@ from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
-from worldmodel.evaluation.contradictions import contradiction_metrics
+from worldmodel.evaluation.dreams import contradiction_metrics
+from worldmodel.evaluation.proportions import Proportion, pooled
 
 GAMES = {  # of TextWorldExpress, at their own sizes
     "coin": ["preset=demo", "env.options.game=coin", "env.options.params=''"],

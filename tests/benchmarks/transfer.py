@@ -21,10 +21,10 @@ from typing import Any
 import matplotlib
 
 from imagination.commands.experiments.demo import demo_seed
-from imagination.evaluation.proportions import Proportion
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
+from worldmodel.evaluation.proportions import Proportion
 
 ARMS = ("cloned", "dream-trained", "control")
 HEAD = (

@@ -35,10 +35,9 @@ from typing import Any
 
 from imagination.commands import train as train_stage
 from imagination.commands.evaluate import play_real
-from imagination.evaluation.monitors.action_stats import plain
+from imagination.evaluation.monitors.rollout_stats import plain
 from imagination.evaluation.monitors.rules import PREFIX
 from imagination.evaluation.monitors.word_drift import words
-from imagination.evaluation.proportions import summarise
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, play_all
@@ -52,6 +51,7 @@ from real_envs.env import Task
 from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory, Turn
 from tests.benchmarks.payments import earned, is_false, watched
+from worldmodel.evaluation.proportions import summarise
 from worldmodel.world_model import Prediction
 
 CAUGHT, OTHER, MISSED = "caught", "stopped for another reason", "missed"

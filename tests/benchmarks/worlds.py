@@ -34,7 +34,6 @@ from imagination.commands.compare import compare
 from imagination.commands.experiments.demo import run_stages
 from imagination.commands.experiments.seed_runs import seed_config
 from imagination.commands.report import report
-from imagination.evaluation.proportions import summarise
 from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.engines import Engines
@@ -54,8 +53,8 @@ from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
-from worldmodel.evaluation.outcomes import outcome_metrics
-from worldmodel.evaluation.transitions import judge, transition_metrics
+from worldmodel.evaluation.proportions import summarise
+from worldmodel.evaluation.transitions import judge, outcome_metrics, transition_metrics
 
 WORLDS = ("textworld", "gymnasium", "scienceworld", "alfworld", "miniwob")
 REAL_EPISODES = 24  # whose actions are done again for real, to see how fast that world is

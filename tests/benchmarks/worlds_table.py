@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.proportions import Proportion, difference_ci95
 from tests.benchmarks.transfer import pooled
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 MEASURED = "world.json"  # in the run folder: what only this benchmark measures
 DASH = "–"

@@ -18,8 +18,7 @@ from imagination.commands.clone import clone
 from imagination.commands.experiments.audit_table import audit_others
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
-from imagination.evaluation.audit import Subject, measure
-from imagination.evaluation.audit_play import LoadedPolicy, PlaySetup, RankedPolicy
+from imagination.evaluation.audit import LoadedPolicy, PlaySetup, RankedPolicy, Subject, measure
 from imagination.evaluation.verdict import targets, verdict
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Replay, ReplayActor

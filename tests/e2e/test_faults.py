@@ -19,7 +19,7 @@ from imagination.commands import train as train_stage
 from imagination.learning import collector as collector_module
 from imagination.learning.collector import ExperienceCollector, longest_turns
 from imagination.learning.policy_module import Update
-from imagination.report.write import write_report
+from imagination.report.run_page import write_report
 from imagination.settings import Config
 from real_envs.isolation import SyncEnv
 from real_envs.trajectory import Source, StopReason, Trajectory

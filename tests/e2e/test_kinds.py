@@ -26,7 +26,7 @@ from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason, Trajectory
 from worldmodel.ensemble import EnsembleWorldModel
-from worldmodel.evaluation import judge
+from worldmodel.evaluation.transitions import judge
 from worldmodel.goal import Goal
 
 

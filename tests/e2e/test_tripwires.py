@@ -18,7 +18,7 @@ from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.learning.collector import ExperienceCollector
-from imagination.report.write import write_report
+from imagination.report.run_page import write_report
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config

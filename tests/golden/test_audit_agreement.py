@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from worldmodel.evaluation.agreement import agreement_metrics, kendall_tau_b, ranks, spearman
-from worldmodel.evaluation.success import Triple, success_metrics
+from worldmodel.evaluation.agreement import Triple, agreement_metrics, kendall_tau_b, ranks, spearman, success_metrics
 
 
 def test_ranks() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from real_envs.trajectory import Turn
 from worldmodel.calibration import Calibration, Isotonic, Score, fit_isotonic, fit_score
-from worldmodel.evaluation import Judged, expected_calibration_error
-from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
+from worldmodel.evaluation.calibration import calibration_metrics, expected_calibration_error, fit_calibration
+from worldmodel.evaluation.transitions import Judged
 from worldmodel.world_model import Prediction
 
 quick = settings(deadline=None, max_examples=100)

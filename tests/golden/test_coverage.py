@@ -11,8 +11,8 @@ import itertools
 import numpy as np
 import pytest
 
-from imagination.evaluation.proportions import Proportion, difference_ci95
 from worldmodel.evaluation.intervals import beta_cdf, bootstrap, over_tasks, wilson
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 LEAST = 0.93
 RUNS = 400

@@ -2,8 +2,8 @@
 
 import pytest
 
-from imagination.evaluation.proportions import Proportion, difference_ci95, summarise
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.evaluation.proportions import Proportion, difference_ci95, summarise
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.proportions import Proportion
+from worldmodel.evaluation.proportions import Proportion
 
 Json = dict[str, Any]
 

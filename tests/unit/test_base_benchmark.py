@@ -8,7 +8,7 @@ from pathlib import Path
 
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks import base_table
-from worldmodel.evaluation import Judged
+from worldmodel.evaluation.transitions import Judged
 
 
 def write_part(out: Path, world: str, model: str, tokens: int, seed: int, value: float, ends: list[float]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from imagination.evaluation.proportions import Proportion
 from tests.benchmarks import early_experience as benchmark
 from tests.benchmarks.early_experience import ARMS, HEAD, Arm, part_config, pooled, table
+from worldmodel.evaluation.proportions import Proportion
 
 
 def part(seed: int, **heldout: int) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from imagination.evaluation.forecast import MEASURES
-from imagination.evaluation.proportions import Proportion
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks.fidelity import write_log
 from tests.benchmarks.fidelity_figure import COLOURS, draw
 from tests.benchmarks.fidelity_table import PART, Part, correlation, floor, forecast_data, pairs, read_parts, table
 from tests.benchmarks.fidelity_variants import PLANTED, VARIANTS, Variant, planted
+from worldmodel.evaluation.proportions import Proportion
 
 
 def episode(number: int, task: str = "t") -> Trajectory:

@@ -9,12 +9,12 @@ import pytest
 
 from imagination.commands.check_train import check as check_train
 from imagination.commands.loop import check
-from imagination.evaluation.proportions import Proportion
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from tests.benchmarks.loop_arms import ARMS, DREAMS, REAL_ONLY, Arm
 from tests.benchmarks.loop_curves import CURVE, SHOWN, Curve, draw, read_curves, table
 from tests.benchmarks.loop_table import NEW_TASKS, SETTINGS
+from worldmodel.evaluation.proportions import Proportion
 
 
 def proportion(successes: int) -> Proportion:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from imagination.evaluation.proportions import Proportion
 from tests.benchmarks import worlds
 from tests.benchmarks.worlds_table import ARMS, DASH, HEAD, KINDS_HEAD, Part, by_kind, kind_of, read_part, table
+from worldmodel.evaluation.proportions import Proportion
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from tests.support.serving import serving
 from tests.support.vllm_oracle import TOLERANCE
-from worldmodel.evaluation import judge
+from worldmodel.evaluation.transitions import judge
 
 
 def updates(folder: Path) -> list[dict[str, float]]:

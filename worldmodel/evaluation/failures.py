@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from real_envs.trajectory import Trajectory
-from worldmodel.evaluation.refusals import Refusals, model_refuses
-from worldmodel.evaluation.transitions import Judged
+from worldmodel.evaluation.transitions import Judged, share
+from worldmodel.rules.refusals import Refusals
 
 GROUPS = {
     "malformed": "Malformed: nothing that could be read as a prediction",
@@ -114,3 +114,25 @@ def _example(j: Judged, by_id: dict[str, Trajectory]) -> dict[str, Any]:
             "outcome_confidence": j.predicted.outcome_confidence,
         },
     }
+
+
+def refusal_metrics(judged: Sequence[Judged], refusals: Refusals) -> dict[str, Any]:
+    """How often the model refuses what was refused, and accepts what was accepted.
+
+    ``refused_too``: of the refused turns, how many it refuses, in whatever words; ``refused_in_its_words``: and in the
+    right words. ``accepted_too``: of the other turns, how many it answers with something that is no refusal. Malformed
+    predictions do neither.
+    """
+    no = [j for j in judged if refusals.refuses(j.turn.action, j.turn.observation)]
+    yes = [j for j in judged if not refusals.refuses(j.turn.action, j.turn.observation)]
+    return {
+        "patterns": len(refusals.patterns),
+        "refused_too": share(no, [model_refuses(j, refusals) is True for j in no]).to_json(),
+        "refused_in_its_words": share(no, [j.text_right for j in no]).to_json(),
+        "accepted_too": share(yes, [model_refuses(j, refusals) is False for j in yes]).to_json(),
+    }
+
+
+def model_refuses(j: Judged, refusals: Refusals) -> bool | None:
+    """Whether the prediction refuses; ``None`` where it is malformed."""
+    return None if j.predicted is None else refusals.refuses(j.turn.action, j.predicted.observation)

@@ -22,7 +22,7 @@ from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.intervals import clusters, proportion
-from worldmodel.evaluation.refusals import answer
+from worldmodel.rules.refusals import answer
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 PER_STATE = 20  # most pairs of each kind from one state: the first states have thousands

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from real_envs.trajectory import Trajectory, Turn, same_reward
-from worldmodel.evaluation.refusals import learn_refusals
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
 from worldmodel.rules.episode import SCOPES, Episode, Language, name_of
 from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
@@ -30,6 +29,7 @@ from worldmodel.rules.language import (
 )
 from worldmodel.rules.mine_invariants import PhraseTable, find_link
 from worldmodel.rules.pages import describe, find_notices, page_of
+from worldmodel.rules.refusals import learn_refusals
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import PRECISION, Found, find_conjunctions
 from worldmodel.rules.templates import ANY, OTHER, Action, blank, find_templates, flat, words

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from real_envs.files import write_atomically
 from real_envs.trajectory import Turn
-from worldmodel.evaluation.refusals import Refusals
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
 from worldmodel.rules.invariants import Invariant, opening_of
 from worldmodel.rules.mend import mend
+from worldmodel.rules.refusals import Refusals
 from worldmodel.rules.templates import ANY, Action, Templates
 
 T = TypeVar("T", Rule, Invariant)

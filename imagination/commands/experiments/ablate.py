@@ -13,7 +13,6 @@ from imagination.commands.check_train import check
 from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.commands.experiments.variants import play_clone, train_arm
 from imagination.evaluation.monitors.rules import stopped_sentence
-from imagination.evaluation.proportions import Proportion
 from imagination.runs.lifecycle import need
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -21,6 +20,7 @@ from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
 from real_envs.files import write_atomically
+from worldmodel.evaluation.proportions import Proportion
 
 Arms = Mapping[str, str]
 

@@ -12,8 +12,7 @@ from imagination.commands.audit import audit_files, audited_before, run_audit
 from imagination.commands.experiments.ablate import arms_table, check_arms, compare_arms
 from imagination.commands.experiments.other_world_models import fit_beside, variant_configs
 from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
-from imagination.evaluation.audit_play import find_candidates
-from imagination.evaluation.format import number
+from imagination.evaluation.audit import find_candidates
 from imagination.evaluation.verdict import told
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -21,6 +20,7 @@ from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides
 from real_envs.files import write_atomically
+from worldmodel.evaluation.proportions import number
 
 PARTS = ("others", "models", "arms")  # the longest first
 

@@ -12,15 +12,15 @@ from imagination.commands.evaluate import evaluate
 from imagination.commands.experiments import seed_runs
 from imagination.commands.experiments.variants import train_arm
 from imagination.commands.report import report
-from imagination.evaluation.proportions import Proportion, pooled
+from imagination.evaluation.costs import KEYS
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
-from imagination.runs.real_costs import KEYS
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
+from worldmodel.evaluation.proportions import Proportion, pooled
 
 STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
 

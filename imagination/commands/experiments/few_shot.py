@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.experiments.variants import play_clone, train_arm
-from imagination.evaluation.proportions import Proportion
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from real_envs.files import write_atomically
+from worldmodel.evaluation.proportions import Proportion
 
 
 def few_shot(config: Config, folder: Path) -> None:

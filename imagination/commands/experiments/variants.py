@@ -11,16 +11,16 @@ from typing import Any
 
 from imagination.commands.evaluate import play_real
 from imagination.commands.train import train
-from imagination.evaluation.proportions import summarise
+from imagination.evaluation.costs import KEYS, real_costs
 from imagination.rollout.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
 from imagination.runs.models import load_model, weights_version
-from imagination.runs.real_costs import KEYS, real_costs
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.settings import Config
 from real_envs.interaction import real_interaction
+from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import FILE
 
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
@@ -33,7 +33,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
 
     Returns:
         ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage and what else they
-        cost (``imagination.runs.real_costs``), ``wall_seconds`` of the training,
+        cost (``imagination.evaluation.costs``), ``wall_seconds`` of the training,
         ``dream_success`` of its first and last update (``None`` in real games) and ``stopped_by``, the name of the
         tripwire that stopped it or ``None``.
     """

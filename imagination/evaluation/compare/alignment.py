@@ -13,8 +13,11 @@ differs then may follow from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import StrEnum
+from typing import Any
 
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from real_envs.trajectory import same_reward as equal_rewards
@@ -174,3 +177,195 @@ def align(dream: Trajectory, real: Trajectory, attempted: str = "") -> Alignment
             found = differences(a, b, unsure)
             turns.append(AlignedTurn(action, a, b, found[0] if found else TurnClass.SAME, found, unsure))
     return Alignment(tuple(turns), same_words(dream.start, real.start))
+
+
+Row = Mapping[str, Any]  # one line of rollouts.jsonl
+
+
+class Difference(StrEnum):
+    """In what the two answers to the same action differ first; words before reward before end."""
+
+    WORDS = "words"
+    REWARD = "reward"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A dream, its replay, and where they part.
+
+    Attributes:
+        dream, real: the two rows of ``rollouts.jsonl``.
+        parts_at: index of the first turn answered differently; ``None`` if there is none.
+        difference: in what it differs; ``None`` if nothing does.
+    """
+
+    dream: Row
+    real: Row
+    parts_at: int | None
+    difference: Difference | None
+
+    @property
+    def length(self) -> int:
+        """Turns that were played in both."""
+        return min(len(self.dream["turns"]), len(self.real["turns"]))
+
+    @property
+    def false_success(self) -> bool:
+        """The dream was solved, the game was not: what a policy must not learn from."""
+        return bool(self.dream.get("solved")) and not self.real.get("solved")
+
+
+def find_twins(rollouts: Iterable[Row]) -> list[Twin]:
+    """Pairs every replay with its dream. A replay that crashed says nothing and is left out."""
+    rows = list(rollouts)
+    dreams = {row["id"]: row for row in rows if row.get("source") == "dream"}
+    twins = []
+    for real in rows:
+        dream = dreams.get(real.get("twin_of"))
+        if dream is None or StopReason(real["stop"]).is_failure:
+            continue
+        twins.append(Twin(dream, real, *first_difference(dream["turns"], real["turns"])))
+    return twins
+
+
+def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | None, Difference | None]:
+    """Index and kind of the first turn answered differently, ``(None, None)`` if all that both played agree.
+
+    White space is no difference; a reward that nobody measured agrees with any.
+    """
+    for k, (a, b) in enumerate(zip(dream, real, strict=False)):  # the dream may have been cut where the game went on
+        if not same_words(a["observation"], b["observation"]):
+            return k, Difference.WORDS
+        if not same_reward(a["reward"], b["reward"]):
+            return k, Difference.REWARD
+        if a["terminated"] != b["terminated"]:
+            return k, Difference.END
+    return None, None
+
+
+def still_true(twins: Sequence[Twin]) -> list[tuple[int, float, int]]:
+    """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
+
+    Turns copied from a log (``prefix_turns``) were not dreamed; k counts dreamed turns. See ``survival``.
+    """
+    lives = []  # (dreamed turns until it parted or ended, whether it parted)
+    for twin in twins:
+        prefix = int(twin.dream.get("prefix_turns") or 0)
+        if twin.parts_at is None:
+            lives.append((max(twin.length - prefix, 0), False))
+        else:
+            lives.append((max(twin.parts_at - prefix, 0) + 1, True))
+    return survival(lives)
+
+
+def survival(lives: Sequence[tuple[int, bool]]) -> list[tuple[int, float, int]]:
+    """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
+
+    Kaplan and Meier's product, JASA 53 (1958) 457-481: a dream that ended without parting leaves the count at its end
+    instead of pulling the curve up or down.
+
+    Args:
+        lives: of each dream, the turns until it parted (that one included) or ended, and whether it parted.
+    """
+    curve, share = [(0, 1.0, len(lives))], 1.0
+    for k in range(1, max((turns for turns, _ in lives), default=0) + 1):
+        at_risk = sum(turns >= k for turns, _ in lives)
+        share *= 1 - sum(parted and turns == k for turns, parted in lives) / at_risk
+        curve.append((k, share, at_risk))
+    return curve if lives else []
+
+
+Span = tuple[int, int]  # characters [start, end) of a text
+LONG = 2000  # words; matching them takes time that grows with their square
+
+
+def word_diff(a: str, b: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """Both texts cut into ``(piece, differs)``; the pieces of a side joined are that side's text.
+
+    Texts that have less than half in common differ as a whole: marking the "the" that they share only blurs that. So
+    do very long ones, between the words with which both begin and end.
+
+    >>> word_diff("a red lamp", "a blue lamp")
+    ([('a ', False), ('red', True), (' lamp', False)], [('a ', False), ('blue', True), (' lamp', False)])
+    """
+    words_a, words_b = re.findall(r"\s+|\w+|[^\w\s]", a), re.findall(r"\s+|\w+|[^\w\s]", b)
+    if max(len(words_a), len(words_b)) > LONG:
+        return _ends(words_a, words_b)
+    matcher = SequenceMatcher(None, words_a, words_b, autojunk=False)
+    if matcher.ratio() < 0.5:
+        return [(a, True)] * bool(a), [(b, True)] * bool(b)
+    left: list[tuple[str, bool]] = []
+    right: list[tuple[str, bool]] = []
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if a1 > a0:
+            left.append(("".join(words_a[a0:a1]), kind != "equal"))
+        if b1 > b0:
+            right.append(("".join(words_b[b0:b1]), kind != "equal"))
+    return _merge(left), _merge(right)
+
+
+def _ends(a: list[str], b: list[str]) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
+    """What lies between the common words at the beginning and at the end differs."""
+    limit = min(len(a), len(b))
+    head = next((i for i in range(limit) if a[i] != b[i]), limit)
+    tail = next((i for i in range(limit - head) if a[-1 - i] != b[-1 - i]), limit - head)
+
+    def cut(words: list[str]) -> list[tuple[str, bool]]:
+        end = len(words) - tail
+        parts = [("".join(words[:head]), False), ("".join(words[head:end]), True), ("".join(words[end:]), False)]
+        return [part for part in parts if part[0]]
+
+    return cut(a), cut(b)
+
+
+def _merge(pieces: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Joins differing pieces that only white space keeps apart, so that a phrase is marked as one."""
+    merged: list[tuple[str, bool]] = []
+    for i, (text, differs) in enumerate(pieces):
+        bridge = not text.strip() and 0 < i < len(pieces) - 1 and pieces[i - 1][1] and pieces[i + 1][1]
+        marked = differs or bridge
+        if merged and merged[-1][1] == marked:
+            merged[-1] = (merged[-1][0] + text, marked)
+        else:
+            merged.append((text, marked))
+    return merged
+
+
+def line_diff(a: str, b: str) -> tuple[list[Span], list[Span]]:
+    """The differing spans of both texts: lines are matched first, then the words inside the lines that changed.
+
+    White space alone is no difference. A line that only one side has is marked whole.
+
+    >>> line_diff("Hall\\nA red lamp.", "Hall\\nA blue lamp.\\nA cat.")
+    ([(7, 10)], [(7, 11), (18, 24)])
+    """
+    lines_a, lines_b = a.splitlines(keepends=True), b.splitlines(keepends=True)
+    matcher = SequenceMatcher(None, [_folded(x) for x in lines_a], [_folded(x) for x in lines_b], autojunk=False)
+    spans_a: list[Span] = []
+    spans_b: list[Span] = []
+    for kind, a0, a1, b0, b1 in matcher.get_opcodes():
+        if kind == "equal":
+            continue
+        common = min(a1 - a0, b1 - b0)  # the first lines of both stand for each other, what is left has no partner
+        for i in range(max(a1 - a0, b1 - b0)):
+            left = lines_a[a0 + i] if a0 + i < a1 else ""
+            right = lines_b[b0 + i] if b0 + i < b1 else ""
+            pieces = word_diff(left, right) if i < common else ([(left, True)], [(right, True)])
+            spans_a += _spans(pieces[0], sum(map(len, lines_a[: a0 + i])))
+            spans_b += _spans(pieces[1], sum(map(len, lines_b[: b0 + i])))
+    return spans_a, spans_b
+
+
+def _folded(line: str) -> str:
+    return " ".join(line.split())
+
+
+def _spans(pieces: list[tuple[str, bool]], start: int) -> list[Span]:
+    """Where the differing pieces lie, without white space around them."""
+    spans = []
+    for text, differs in pieces:
+        if differs and text.strip():
+            spans.append((start + len(text) - len(text.lstrip()), start + len(text.rstrip())))
+        start += len(text)
+    return spans

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from imagination.evaluation.divergence import jensen_shannon
-from imagination.evaluation.proportions import difference_ci95, summarise
+from imagination.evaluation.monitors.word_drift import jensen_shannon
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.proportions import difference_ci95, summarise
 
 ACTIONS = 12  # rows of the table of actions
 SHUFFLES = 200  # of the labels dream and real

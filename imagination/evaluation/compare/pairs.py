@@ -36,13 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from imagination.evaluation.compare.alignment import AlignedTurn, Alignment, TurnClass, align
-from imagination.evaluation.compare.text_diff import Span, line_diff
-from imagination.evaluation.compare.twins import survival
-from imagination.evaluation.proportions import Proportion
+from imagination.evaluation.compare.alignment import AlignedTurn, Alignment, Span, TurnClass, align, line_diff, survival
 from real_envs.screens import BEFORE, screen_of
 from real_envs.trajectory import StopReason, Trajectory, Turn
-from worldmodel.evaluation.success import consistency_ratio, pairwise_ratio
+from worldmodel.evaluation.agreement import consistency_ratio, pairwise_ratio
+from worldmodel.evaluation.proportions import Proportion
 
 NEVER = "never"  # the class of the first divergence of a pair that has none
 

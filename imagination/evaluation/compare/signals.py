@@ -11,9 +11,9 @@ from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import WorldModelSettings
 from real_envs.trajectory import Trajectory
-from worldmodel.evaluation.discriminator import AnswerStates, Discriminator
-from worldmodel.evaluation.refusals import Refusals, learn_refusals
 from worldmodel.evaluation.signals import (
+    AnswerStates,
+    Discriminator,
     DreamedTurn,
     Nearest,
     Recorded,
@@ -26,6 +26,7 @@ from worldmodel.evaluation.signals import (
 from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.retrieval import TransitionIndex
+from worldmodel.rules.refusals import Refusals, learn_refusals
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import LanguageWorldModel
 

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.rollout_stats import LogReference, measure
 from imagination.evaluation.monitors.rules import Measured, Tripped, check, first_trip, stopped_sentence
-from imagination.evaluation.proportions import summarise
 from imagination.rollout.play import Episode, Provenance, play_all
-from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError
 from policy.agent import LanguageModelAgent
@@ -22,6 +21,7 @@ from real_envs.env import Task, TaskSet
 from real_envs.interaction import PoolStats, real_interaction
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
+from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import RuleSet
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from imagination.evaluation.proportions import Proportion, difference_ci95
 from imagination.settings import TripwireSettings
+from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 PREFIX = "wire_"
 BASELINE = 2  # updates: what a policy does before it has learned much

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from imagination.evaluation.divergence import jensen_shannon
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory, Turn
 
@@ -93,3 +92,25 @@ class WordReference:
             if counts.sum() > 0:
                 found.append(jensen_shannon(counts, self._counts))
         return max(found, default=None)
+
+
+def jensen_shannon(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
+    """Jensen-Shannon divergence of two histograms over the same words, in bits: 0 (equal) to 1 (no word in common).
+
+    ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin, IEEE Transactions on Information Theory 37, 1991, 145-151, eq. 4.1).
+
+    Args:
+        p, q: ``[words]`` counts or proportions; each is normalised here.
+
+    Raises:
+        ValueError: shapes disagree, or one is empty.
+    """
+    if p.shape != q.shape or p.sum() <= 0 or q.sum() <= 0:
+        raise ValueError(f"two histograms over the same words are needed, got {p.shape} and {q.shape}, or one is empty")
+    p, q = p / p.sum(), q / q.sum()
+    return float(max(_entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2, 0.0))
+
+
+def _entropy(p: NDArray[np.float64]) -> float:
+    p = p[p > 0]
+    return float(-(p * np.log2(p)).sum())

@@ -11,9 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.format import count
 from imagination.report.compare_page import embed_json
-from imagination.report.scripted import picture_address, scripted_page
+from imagination.report.page import picture_address, scripted_page
+from worldmodel.evaluation.proportions import count
 
 
 def render_screens(comparison: Mapping[str, Any], screens: Sequence[Path]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from imagination.evaluation.format import number
+from worldmodel.evaluation.proportions import number
 
 ALIKE = {
     "psnr": ("PSNR, dB", 1),

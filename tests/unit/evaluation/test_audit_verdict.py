@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from imagination.commands.experiments.audit_table import audit_table, config_of, render_table, row_of
-from imagination.evaluation.audit_play import find_candidates
+from imagination.evaluation.audit import find_candidates
 from imagination.evaluation.verdict import targets, verdict
 from imagination.report.audit_page import render_audit, terminal_audit
 from imagination.settings import AuditSettings, Config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagination.evaluation.language import language_metrics
+from imagination.evaluation.world_model_eval import language_metrics
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagination.evaluation.compare.text_diff import LONG, line_diff, word_diff
+from imagination.evaluation.compare.alignment import LONG, line_diff, word_diff
 
 
 def marked(text: str, spans: list[tuple[int, int]]) -> list[str]:

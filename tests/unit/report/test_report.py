@@ -11,12 +11,11 @@ import matplotlib
 import pytest
 from rich.console import Console
 
-from imagination.evaluation.compare.text_diff import word_diff
-from imagination.evaluation.compare.twins import Difference, find_twins, first_difference, still_true
+from imagination.evaluation.compare.alignment import Difference, find_twins, first_difference, still_true, word_diff
 from imagination.report.run_data import ReportError, build_report, load_run
+from imagination.report.run_page import write_report
 from imagination.report.run_plots import STYLE, binned, series, share_areas, trend
 from imagination.report.run_text import terminal_table, verdict
-from imagination.report.write import write_report
 from tests.support.reports import Json, Page, page, summary, write_run
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
-from worldmodel.evaluation.contradictions import Contradiction, contradiction_metrics, contradictions_of
+from worldmodel.evaluation.dreams import Contradiction, contradiction_metrics, contradictions_of
 from worldmodel.rules.check import check_rules
 from worldmodel.rules.conditions import Condition, Copy, Rule
 from worldmodel.rules.invariants import REFUSAL

@@ -10,7 +10,7 @@ from imagination.rollout.dream_env import DreamEnv, Start
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.says import CHAT, Says
-from worldmodel.evaluation import audit_metrics, judge
+from worldmodel.evaluation.transitions import audit_metrics, judge
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import prompt_tokens
 from worldmodel.objective import world_model_row

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from imagination.evaluation.costs import real_costs, spent_before
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.real_costs import real_costs, spent_before
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span
 from imagination.runs.worlds import check_world

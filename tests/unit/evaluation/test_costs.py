@@ -8,15 +8,17 @@ import pytest
 
 from imagination.evaluation.costs import (
     Control,
+    ledger,
+    price_of,
     read_control,
     running_mean,
     share_of,
+    spent_to_learn,
     steps_interval,
     steps_to_reach,
     without_dreams,
 )
-from imagination.evaluation.ledger import ledger, price_of, spent_to_learn
-from imagination.evaluation.proportions import Proportion
+from worldmodel.evaluation.proportions import Proportion
 
 # means of three updates: 0.2, 0.4, 0.6, 0.8
 RISING = Control((0, 100, 200, 300, 400, 500), (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), (5,) * 6, 600)

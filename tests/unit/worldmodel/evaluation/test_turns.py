@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.evaluation.confidence import reliability
-from worldmodel.evaluation.drift import drift_metrics, horizon, roll
-from worldmodel.evaluation.failures import failure_groups, group, known_answers
-from worldmodel.evaluation.outcomes import outcome_metrics
-from worldmodel.evaluation.refusals import Refusals, learn_refusals, pattern, refusal_metrics
+from worldmodel.evaluation.calibration import reliability
+from worldmodel.evaluation.dreams import drift_metrics, horizon, roll
+from worldmodel.evaluation.failures import failure_groups, group, known_answers, refusal_metrics
 from worldmodel.evaluation.sensitivity import action_pairs, judge_pairs, sensitivity_metrics
 from worldmodel.evaluation.transitions import (
     Judged,
@@ -24,8 +22,10 @@ from worldmodel.evaluation.transitions import (
     changed_lines,
     in_new_situations,
     judge,
+    outcome_metrics,
     transition_metrics,
 )
+from worldmodel.rules.refusals import Refusals, learn_refusals, pattern
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 

@@ -1,4 +1,4 @@
-"""What the real world refuses, learned from a log, and whether the model refuses it too.
+"""What the real world refuses, learned from a log.
 
 Few logs say which actions were refused, and a list of phrases would hold for one parser only. So an answer is taken for
 a refusal by what follows from it, in a world that is a function of its commands:
@@ -24,10 +24,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from real_envs.trajectory import Trajectory, Turn
-from worldmodel.evaluation.transitions import Judged, share
 
 COMPARED = 5  # fewer comparisons than this say nothing about a pattern
 TOLERATED = 0.02  # share of comparisons that may differ in an inert pattern
@@ -114,25 +112,3 @@ def answer(turn: Turn) -> _Answer:
 def _verb(action: str) -> str:
     words = action.split()
     return words[0].lower() if words else ""
-
-
-def refusal_metrics(judged: Sequence[Judged], refusals: Refusals) -> dict[str, Any]:
-    """How often the model refuses what was refused, and accepts what was accepted.
-
-    ``refused_too``: of the refused turns, how many it refuses, in whatever words; ``refused_in_its_words``: and in the
-    right words. ``accepted_too``: of the other turns, how many it answers with something that is no refusal. Malformed
-    predictions do neither.
-    """
-    no = [j for j in judged if refusals.refuses(j.turn.action, j.turn.observation)]
-    yes = [j for j in judged if not refusals.refuses(j.turn.action, j.turn.observation)]
-    return {
-        "patterns": len(refusals.patterns),
-        "refused_too": share(no, [model_refuses(j, refusals) is True for j in no]).to_json(),
-        "refused_in_its_words": share(no, [j.text_right for j in no]).to_json(),
-        "accepted_too": share(yes, [model_refuses(j, refusals) is False for j in yes]).to_json(),
-    }
-
-
-def model_refuses(j: Judged, refusals: Refusals) -> bool | None:
-    """Whether the prediction refuses; ``None`` where it is malformed."""
-    return None if j.predicted is None else refusals.refuses(j.turn.action, j.predicted.observation)

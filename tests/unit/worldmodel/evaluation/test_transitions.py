@@ -12,7 +12,8 @@ import pytest
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.evaluation import Judged, audit_metrics, expected_calibration_error, judge, token_f1
+from worldmodel.evaluation.calibration import expected_calibration_error
+from worldmodel.evaluation.transitions import Judged, audit_metrics, judge, token_f1
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from imagination.commands.report import report
-from imagination.evaluation.proportions import Proportion
-from imagination.report.write import write_report
+from imagination.report.run_page import write_report
 from imagination.settings import Config, UserError
 from tests.support.reports import Json, Page, page, summary, write_run
+from worldmodel.evaluation.proportions import Proportion
 
 
 def control_lines(success: list[float]) -> list[Json]:

@@ -15,8 +15,9 @@ from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.rooms_world import rooms_log
-from worldmodel.evaluation.discriminator import AnswerStates, Discriminator
 from worldmodel.evaluation.signals import (
+    AnswerStates,
+    Discriminator,
     DreamedTurn,
     Nearest,
     Recorded,
