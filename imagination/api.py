@@ -34,14 +34,10 @@ from imagination.commands.loop import loop
 from imagination.commands.report import report
 from imagination.commands.train import train
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, play_with_bar
-from imagination.rollout.world_models import guard_of, load_world_model
-from imagination.runs.lifecycle import open_run
-from imagination.runs.log import read_log, solved_at
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.status import summary
+from imagination.session import Session
 from imagination.settings import Config, UserError, compose
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
@@ -312,16 +308,11 @@ class Run:
 
 
 async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[Trajectory]:
-    run = open_run(config, folder)
-    log, _ = read_log(run, config.collect.validation)
-    engines = Engines(config.engine)
-    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, log)
-    model, chat = load_model(run.model(policy), "clone" if policy == "policy-clone" else "train", config.policy)
-    agent = make_agent(
-        engines, model, chat, config.policy, config.max_action_tokens, config.evaluate.temperature, policy
-    )
-    starts = starts_from_log(log, branch=False)
-    guard = guard_of(run, config.worldmodel, config.dream)
+    session = Session.open(config, folder)
+    world, player = session.world_model(), session.policy(policy)
+    agent = session.agent(player, config.evaluate.temperature, policy)
+    starts = starts_from_log(session.log.train, branch=False)
+    guard = session.guard()
     names = sorted(starts)
     episodes = []
     for k in range(count):
@@ -334,7 +325,7 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
         episodes,
         lambda: DreamEnv(world, starts, guard),
         agent,
-        Provenance(Source.DREAM, weights_version(model), world.version, solved_at(run, config.worldmodel.goal)),
+        Provenance(Source.DREAM, player.version, world.version, session.solved_at),
         config.dream.max_turns,
         concurrency=128,
     )

@@ -32,18 +32,16 @@ from imagination.evaluation.verdict import targets, verdict
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.audit_page import render_audit, terminal_audit
 from imagination.rollout.dream_env import NO_GUARD, Start
-from imagination.rollout.engines import Engines, make_agent
-from imagination.rollout.world_models import guard_of, load_world_model, rules_of
+from imagination.rollout.world_models import rules_of
 from imagination.runs.lifecycle import open_run
-from imagination.runs.log import read_log
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import can_play, logged_world, open_tasks
+from imagination.runs.worlds import can_play, logged_world
+from imagination.session import Session
 from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
 from real_envs.interaction import real_interaction
-from real_envs.trajectory import Trajectory
+from worldmodel.world_model import LanguageWorldModel
 
 
 def audit(config: Config, folder: Path) -> None:
@@ -128,13 +126,11 @@ def check(settings: AuditSettings) -> None:
 
 async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
     settings = config.audit
-    log, held = read_log(run, config.collect.validation)
-    engines = Engines(config.engine)
-    world = load_world_model(
-        engines, run, config.worldmodel, config.dream, config.dream.temperature, log, name=settings.world_model
-    )
+    session = Session(config, run)
+    log, held = session.log
+    world = session.world_model(name=settings.world_model)
     candidates = _candidates(config, run)
-    tasks, why = _real_tasks(config, run)
+    tasks, why = _real_tasks(session)
     if tasks is None:  # where nothing can be played, logged turns are all there is; few tasks have several episodes
         held = [*held, *heldout_tasks(run)]
     notes = [] if held else ["The log has no held-out episodes: raise collect.validation."]
@@ -148,13 +144,13 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
             f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
             "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
         )
-    arena = _arena(run, config, world, log, tasks) if tasks is not None and candidates else None
+    arena = _arena(session, world, tasks) if tasks is not None and candidates else None
     greedy = world.at_temperature(0.0)
     subject = Subject(
         model=greedy,
         log=log,
         held=held,
-        contestants=[_contestant(config, engines, candidate) for candidate in candidates],
+        contestants=[_contestant(session, candidate) for candidate in candidates],
         arena=arena,
         seed=config.seed,
         horizon=config.evaluate.max_turns,
@@ -202,30 +198,29 @@ def _short(folder: Path, others: Sequence[Path]) -> str:
     return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
 
 
-def _contestant(config: Config, engines: Engines, candidate: PolicyCandidate) -> RankedPolicy:
+def _contestant(session: Session, candidate: PolicyCandidate) -> RankedPolicy:
     def load() -> LoadedPolicy:
-        model, chat = load_model(candidate.folder, "clone", config.policy)
-        model.requires_grad_(False)
-        agent = make_agent(
-            engines, model, chat, config.policy, config.max_action_tokens, candidate.temperature, candidate.name
-        )
-        return LoadedPolicy(agent, model, weights_version(model))
+        policy = session.policy(candidate.folder)
+        policy.model.requires_grad_(False)
+        return LoadedPolicy(session.agent(policy, candidate.temperature, candidate.name), policy.model, policy.version)
 
     return RankedPolicy(candidate.name, load)
 
 
-def _real_tasks(config: Config, run: RunFolder) -> tuple[TaskSet | None, str]:
+def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:
     """The real tasks, or why there are none: a log of the user's own may be of a world that cannot be played here."""
+    config, run = session.config, session.run
     if logged_world(run) != config.env.name:
         return None, "The log is of a world that cannot be played for real here: only logged turns were judged."
     if not can_play(run, config.env):
         return None, f"{run.games} is not there: only logged turns were judged."
-    return open_tasks(run, config.env, config.collect.workers), ""
+    return session.tasks(), ""
 
 
-def _arena(run: RunFolder, config: Config, world: Any, log: Sequence[Trajectory], tasks: TaskSet) -> PlaySetup:
-    starts = {t.task_id: Start(t.task_id, t.start) for t in log}
-    guard = guard_of(run, config.worldmodel, config.dream, name=config.audit.world_model)
+def _arena(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:
+    config = session.config
+    starts = {t.task_id: Start(t.task_id, t.start) for t in session.log.train}
+    guard = session.guard(name=config.audit.world_model)
     return PlaySetup(
         dream=world,
         guard=None if guard == NO_GUARD else guard,

@@ -28,13 +28,11 @@ from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.compare_page import render_page
 from imagination.report.compare_text import diverging, pair_view, summary_table
 from imagination.rollout.dream_env import NO_GUARD, Start, starts_from_log
-from imagination.rollout.engines import Engines, Meter, make_agent
-from imagination.rollout.world_models import guard_of, load_world_model
+from imagination.rollout.engines import Meter
 from imagination.runs.lifecycle import open_run
-from imagination.runs.log import read_log, solved_at
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import can_play, open_tasks
+from imagination.runs.worlds import can_play
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
@@ -93,7 +91,7 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
 async def _compare(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
     own = None
     if reality is None and can_play(run, config.env):
-        own = reality = open_tasks(run, config.env, config.collect.workers)
+        own = reality = Session(config, run).tasks()
     try:
         return await _play(config, run, reality)
     finally:
@@ -106,10 +104,10 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     notes: list[str] = []
     splits = _splits(config, store, reality)
     ledger = Ledger(Meter())
-    engines = Engines(config.engine, ledger.meter)
-    train, held = read_log(run, config.collect.validation) if store else ([], [])
-    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
-    guard = guard_of(run, config.worldmodel, config.dream) if config.compare.guard else NO_GUARD
+    session = Session(config, run, ledger.meter)
+    train, held = session.log if store else ([], [])
+    world = session.world_model(train)
+    guard = session.guard() if config.compare.guard else NO_GUARD
     player = ComparisonPlayer(
         config.compare.episodes,
         config.evaluate.max_turns,
@@ -117,9 +115,9 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         world,
         guard,
         reality,
-        *_policy(config, run, engines),
+        *_policy(session),
         ledger,
-        solved_at(run, config.worldmodel.goal),
+        session.solved_at,
     )
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")
@@ -129,7 +127,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     free: list[dict[str, Any]] = []
     aligned: list[dict[str, Any]] = []
     for split in splits:
-        log = _unseen(config, run, store, split)
+        log = _unseen(session, store, split)
         of_split: list[Pair] = []
         if player.agent is not None and config.compare.episodes:
             starts = {start.task_id: start for start in starts_from_log(log, branch=False).values()}
@@ -174,18 +172,15 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     }
 
 
-def _policy(config: Config, run: RunFolder, engines: Engines) -> tuple[LanguageModelAgent | None, str | None]:
+def _policy(session: Session) -> tuple[LanguageModelAgent | None, str | None]:
+    config = session.config
     name = config.compare.policy
     if not name or not config.compare.episodes:
         return None, None
-    own = run.model(name)
+    own = session.run.model(name)
     elsewhere = not own.exists() and (Path(name) / "config.json").exists()  # a folder policy/ of sources is no model
-    folder = Path(name) if elsewhere else own
-    model, chat = load_model(folder, "clone" if name == "policy-clone" else "train", config.policy)
-    agent = make_agent(
-        engines, model, chat, config.policy, config.max_action_tokens, config.compare.temperature, "policy"
-    )
-    return agent, weights_version(model)
+    policy = session.policy(Path(name) if elsewhere else own)
+    return session.agent(policy, config.compare.temperature), policy.version
 
 
 def _splits(config: Config, store: TrajectoryStore | None, reality: TaskSet | None) -> list[str]:
@@ -213,12 +208,12 @@ def _tasks(reality: TaskSet | None, split: str, starts: dict[str, Start]) -> Seq
     return reality.tasks(split)
 
 
-def _unseen(config: Config, run: RunFolder, store: TrajectoryStore | None, split: str) -> list[Trajectory]:
+def _unseen(session: Session, store: TrajectoryStore | None, split: str) -> list[Trajectory]:
     """Logged episodes of a split that no model was trained on."""
     if store is None:
         return []
     if split == "train":
-        return read_log(run, config.collect.validation)[1]
+        return session.log.held
     tasks = frozenset(store.tasks(split))
     found = (t for t in store.read(require_actions=False) if t.task_id in tasks)
     return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)

@@ -10,14 +10,11 @@ from typing import Any
 
 from imagination.evaluation.costs import real_costs
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
-from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
-from imagination.rollout.world_models import guard_of, load_world_model
 from imagination.runs.lifecycle import finish, open_run
-from imagination.runs.log import read_log
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import check_world, open_tasks
+from imagination.runs.worlds import check_world
+from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
@@ -42,27 +39,16 @@ def evaluate(config: Config, folder: Path) -> None:
 
 
 async def _evaluate(config: Config, run: RunFolder) -> None:
-    tasks = open_tasks(run, config.env, config.collect.workers)
+    session = Session(config, run)
+    tasks = session.tasks()
     before = real_interaction()
     played: dict[str, list[Trajectory]] = {}
     dreams: list[Trajectory] = []
     policies: dict[str, Any] = {}
-    engines = Engines(config.engine)
-    world = load_world_model(
-        engines,
-        run,
-        config.worldmodel,
-        config.dream,
-        config.dream.temperature,
-        read_log(run, config.collect.validation)[0],
-    )
-    guard = guard_of(run, config.worldmodel, config.dream)
-    for which, folder, stage in (("before", "policy-clone", "clone"), ("after", "policy", "train")):
-        model, chat = load_model(run.model(folder), stage, config.policy)
-        agent = make_agent(
-            engines, model, chat, config.policy, config.max_action_tokens, config.evaluate.temperature, "policy"
-        )
-        version = weights_version(model)
+    world, guard = session.world_model(), session.guard()
+    for which, folder in (("before", "policy-clone"), ("after", "policy")):
+        policy = session.policy(folder)
+        agent, version = session.agent(policy, config.evaluate.temperature), policy.version
         results: dict[str, Any] = {}
         for split in ("train", "heldout"):
             episodes = await play_real(config, tasks, agent, version, which, split)

@@ -28,6 +28,7 @@ from imagination.rollout.world_models import (
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
@@ -102,7 +103,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
         run.update({"world_model_form": trained_as(settings), "best_return": best})
         measured = {
-            **measure(run, config.worldmodel, config.dream, config.engine, train, held),
+            **measure(Session(config, run), train, held),
             "unchanged_share": share,
         }
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})

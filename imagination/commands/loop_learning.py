@@ -21,12 +21,12 @@ from imagination.loop.origin import copy_folder, of_new_tasks, roots
 from imagination.loop.promotion import no_worse
 from imagination.loop.refit import refit, scores_of
 from imagination.rollout.dream_env import Start, dream_starts
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import load_world_model, member_folder
+from imagination.rollout.world_models import member_folder
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
@@ -103,12 +103,13 @@ def true_turns(config: Config, run: RunFolder) -> int | None:
     Returns:
         ``None`` where fewer than ten episodes are held back.
     """
-    train, held = read_log(run, config.collect.validation)
+    session = Session(config, run)
+    held = session.log.held
     new = [t for t in held if t.id in {own.id for own in of_new_tasks(held)} and not t.prefix_turns]
     asked = _some(new if len(new) >= _FEWEST else held, config.seed)
     if len(asked) < _FEWEST:
         return None
-    model = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0, train)
+    model = session.world_model(temperature=0.0)
     still = drift_metrics(asyncio.run(roll(model, asked, config.dream.max_turns)))["true_until"]
     return max((int(k) for k, found in still.items() if found["n"] >= _FEWEST and found["value"] >= 0.5), default=0)
 
@@ -181,7 +182,7 @@ def _train(
     nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
     run.update({"best_return": best})
     if run.summary["loop"]["versions"][-1]["version"] and _calibrated(config):  # version 0 was measured when fitted
-        measure(run, config.worldmodel, config.dream, config.engine, list(train_log), list(held))
+        measure(Session(config, run), list(train_log), list(held))
     try:
         if nested.summary.get("done", {}).get("train") != fingerprint(mine, "train"):
             train(mine, nested.path, recorded, _starts(config, run, train_log))

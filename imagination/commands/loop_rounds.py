@@ -16,13 +16,9 @@ from imagination.loop.choice import Evidence, choose, score
 from imagination.loop.journal import Journal
 from imagination.loop.origin import first_looks, of_new_tasks, roots, take_over
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, plan, play_with_bar
-from imagination.rollout.world_models import guard_of, load_world_model
-from imagination.runs.log import read_log
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
+from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import Agent, LanguageModelAgent
 from real_envs.behaviours import deal
@@ -51,11 +47,9 @@ def journal_of(run: RunFolder, number: int) -> Path:
     return run.path / "loop" / f"round-{number:03d}.jsonl"
 
 
-def _policy(config: Config, run: RunFolder, number: int) -> tuple[LanguageModelAgent, str, Engines]:
-    model, chat = load_model(policy_folder(run, number), "clone", config.policy)
-    engines = Engines(config.engine)
-    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, POLICY)
-    return agent, weights_version(model), engines
+def _agent(session: Session, number: int) -> tuple[LanguageModelAgent, str]:
+    policy = session.policy(policy_folder(session.run, number))
+    return session.agent(policy, name=POLICY), policy.version
 
 
 def own_episodes(log: Sequence[Trajectory], number: int) -> list[Trajectory]:
@@ -70,7 +64,7 @@ def begin(config: Config, run: RunFolder) -> None:
     """Takes over another run's models and log, looks at each task of this one, and makes an empty log for it."""
 
     async def look() -> None:
-        tasks = open_tasks(run, config.env, config.collect.workers)
+        tasks = Session(config, run).tasks()
         try:
             await first_looks(run, tasks)
             open_store(run, config.env.name, tasks)
@@ -86,7 +80,7 @@ def begin(config: Config, run: RunFolder) -> None:
 
 def choose_tasks(config: Config, run: RunFolder, number: int) -> tuple[list[str], list[float]]:
     """The tasks that a round plays for real, with their scores; a function of seed, round, models and log."""
-    tasks = open_tasks(run, config.env, config.collect.workers)
+    tasks = Session(config, run).tasks()
     known = {task.id: task for task in tasks.tasks("train")}
     asyncio.run(tasks.close())
     names, loop, seed = list(known), config.loop, stream_seed("loop choice", config.seed, number)
@@ -105,13 +99,13 @@ def choose_tasks(config: Config, run: RunFolder, number: int) -> tuple[list[str]
 
 def _evidence(config: Config, run: RunFolder, number: int, tasks: Mapping[str, Task]) -> dict[str, Evidence]:
     """What log and dreams say of each task; the policy of now dreams each a few times, which costs no real step."""
-    train, held = read_log(run, config.collect.validation)
+    session = Session(config, run)
+    train, held = session.log
     own = of_new_tasks([*train, *held])
     starts = roots(run) | starts_from_log(of_new_tasks(train), branch=False)
     first = {start.task_id: name for name, start in starts.items()}
-    agent, version, engines = _policy(config, run, number)
-    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
-    guard = guard_of(run, config.worldmodel, config.dream)
+    agent, version = _agent(session, number)
+    world, guard = session.world_model(), session.guard()
     known = [replace(task, spec={"start": first[name]}) for name, task in tasks.items() if name in first]
     dreams = asyncio.run(
         play_with_bar(
@@ -161,7 +155,8 @@ async def play_round(
         before: steps charged and seconds spent by earlier rounds.
     """
     scripted = number == 0
-    tasks = open_tasks(run, config.env, config.collect.workers, scripted)
+    session = Session(config, run)
+    tasks = session.tasks(scripted)
     try:
         store = open_store(run, config.env.name, tasks)
         journal = Journal(journal_of(run, number))
@@ -169,7 +164,7 @@ async def play_round(
             episodes, agents = await _scripted(config, tasks)
             version = None
         else:
-            agent, version, _ = _policy(config, run, number)
+            agent, version = _agent(session, number)
             episodes = _chosen(config, tasks, number, chosen)
             agents = {episode.id: agent for episode in episodes}
 

@@ -30,14 +30,14 @@ from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.stream import StepStream
 from imagination.learning.supervise import cut
 from imagination.learning.trainer import make_trainer
-from imagination.rollout.engines import Engines, drafts_from
+from imagination.rollout.engines import drafts_from
 from imagination.rollout.schedules import added_episodes
 from imagination.rollout.world_models import check_form, form_of
-from imagination.runs.lifecycle import finish, open_run, resume_from
-from imagination.runs.log import read_log
+from imagination.runs.lifecycle import finish, resume_from
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import AlgorithmSettings, Config, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
@@ -62,15 +62,16 @@ def refine_world_model(config: Config, folder: Path) -> None:
         UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.
     """
     check(config)
-    run = open_run(config, folder)
+    session = Session.open(config, folder)
+    run = session.run
     with run.timed(NAME):
-        train, held = read_log(run, config.collect.validation)
+        train, held = session.log
         if not held:
             raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
         check_form(run, config.worldmodel, config.dream)
-        _train(run, config, train)
-        before = measure(run, config.worldmodel, config.dream, config.engine, train, held, "worldmodel")
-        after = measure(run, config.worldmodel, config.dream, config.engine, train, held, CANDIDATE)
+        _train(session)
+        before = measure(session, train, held)
+        after = measure(session, train, held, CANDIDATE)
         better = no_worse(before, after)
         told = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
         if better:
@@ -113,7 +114,8 @@ def check(config: Config) -> None:
         )
 
 
-def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
+def _train(session: Session) -> None:
+    config, run, train = session.config, session.run, session.log.train
     settings = config.refine
     model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
     model = adapted(model, config.worldmodel)
@@ -123,7 +125,7 @@ def _train(run: RunFolder, config: Config, train: Sequence[Trajectory]) -> None:
     context = context_of(model, config.worldmodel)
     bar = Bar("refine world model", settings.updates, "answers")
     answers = Answers(
-        engine=Engines(config.engine).make(model, chat, context, drafts_from(train, chat, form)),
+        engine=session.engines.make(model, chat, context, drafts_from(train, chat, form)),
         chat=chat,
         form=form,
         log=train,

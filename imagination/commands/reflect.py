@@ -12,14 +12,10 @@ from pathlib import Path
 
 from imagination.learning.reflections import NAME, contrasts, reflected
 from imagination.rollout.dream_env import Guard
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import guard_of, load_world_model
-from imagination.runs.lifecycle import finish, open_run
-from imagination.runs.log import read_log
-from imagination.runs.models import context_of, load_model
+from imagination.runs.lifecycle import finish
 from imagination.runs.progress_bar import Bar
-from imagination.runs.run_folder import RunFolder
 from imagination.runs.supplements import write_supplement
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
 from policy.lm.render import policy_prompt, spoken_action
@@ -36,17 +32,17 @@ def reflect(config: Config, folder: Path) -> None:
     Raises:
         UserError: no expert in the log, no outcome that the world model is sure of, or an earlier stage is missing.
     """
-    run = open_run(config, folder, "reflect")
+    session = Session.open(config, folder, "reflect")
+    run = session.run
     with run.timed("reflect"):
-        train, _ = read_log(run, config.collect.validation)
+        train = session.log.train
         experts = [episode for episode in train if _is_expert(episode, config.reflect.agents)]
         if not experts:
             agents = sorted({episode.agent for episode in train})
             raise UserError(f"no episode of the log is by an expert; name some in reflect.agents, it has {agents}")
-        engines = Engines(config.engine)
-        world = load_world_model(engines, run, config.worldmodel, config.dream, 0.0, train)
-        guard = replace(guard_of(run, config.worldmodel, config.dream), min_confidence=config.reflect.min_confidence)
-        propose = asked_policy(config, run, engines) if config.reflect.proposer else _logged(config, train)
+        world = session.world_model(temperature=0.0)
+        guard = replace(session.guard(), min_confidence=config.reflect.min_confidence)
+        propose = asked_policy(session) if config.reflect.proposer else _logged(config, train)
         with Bar("reflect", len(experts), "turns") as bar:
             asked = Asked(world, guard, propose, config.seed, bar)
             episodes = asyncio.run(_all(asked, experts, config.reflect.words))
@@ -77,10 +73,10 @@ def _logged(config: Config, log: Sequence[Trajectory]) -> Propose:
     return propose
 
 
-def asked_policy(config: Config, run: RunFolder, engines: Engines) -> Propose:
+def asked_policy(session: Session) -> Propose:
     """Proposes what a policy of the run would do there. What it does not end within its limit is no action."""
-    model, chat = load_model(run.model(config.reflect.proposer), "clone", config.policy)
-    engine = engines.make(model, chat, context_of(model, config.policy))
+    config, policy = session.config, session.policy(session.config.reflect.proposer)
+    engine, chat = session.agent(policy).engine, policy.chat
     sampling = Sampling(config.max_action_tokens, chat.stop)
 
     async def propose(episode: Trajectory, k: int) -> Sequence[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +16,12 @@ from imagination.commands.fit_screens import load_screen_model, screenshots
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.screens.page import render_screens
 from imagination.report.screens.text import audit_table
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import as_trained, load_world_model
-from imagination.runs.lifecycle import need, open_run
-from imagination.runs.log import read_log
+from imagination.rollout.world_models import as_trained
+from imagination.runs.lifecycle import need
 from imagination.runs.models import weights_version
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.files import write_atomically
 from real_envs.screens import FOLDER, keep
@@ -43,20 +43,20 @@ TIMED = 6  # batches that the speed is measured on
 
 def audit_screens(config: Config, folder: Path) -> None:
     """Measures the model of screens on held-out turns. Writes ``audit-screens.json`` and prints it as a table."""
-    run = open_run(config, folder)
-    model = load_screen_model(run)
+    session = Session.open(config, folder)
+    run, model = session.run, load_screen_model(session.run)
     from imagination.evaluation.screens.dreams import dream_episodes, dream_turns
     from imagination.evaluation.screens.measure import alikeness, sensitivity
     from imagination.evaluation.screens.probe import Screens, probed
 
     begin = time.monotonic()
     settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
-    held, train = _held_out(config, run), read_log(run, config.collect.validation)[0]
+    held, train = _held_out(session), session.log.train
     turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)
     taught, taught_frames = screenshots(run, train, settings.shrink)
     before, after = _screens(frames, turns)
-    world = _text_world(config, run, model, train)
+    world = _text_world(session, model)
     told = [turn for (turn,) in _told(world, held, [[turn] for turn in turns], seed)]
     with Bar("dream held-out turns", len(turns)) as bar:
         dreamed = dream_turns(model, told, before, settings.steps, seed, lambda done: bar.advance(done))
@@ -97,16 +97,16 @@ def audit_screens(config: Config, folder: Path) -> None:
 
 def compare_screens(config: Config, folder: Path) -> None:
     """Dreams held-out episodes again with their own actions. Writes ``compare-screens.html`` and its numbers."""
-    run = open_run(config, folder)
-    model = load_screen_model(run)
+    session = Session.open(config, folder)
+    run, model = session.run, load_screen_model(session.run)
     from imagination.evaluation.screens.compare import compared
     from imagination.evaluation.screens.dreams import dream_episodes, dream_turns
 
     settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
-    held = _held_out(config, run)
+    held = _held_out(session)
     turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)
-    world = _text_world(config, run, model, read_log(run, config.collect.validation)[0])
+    world = _text_world(session, model)
     chosen: dict[str, list[list[Transition]]] = {}
     for episode in _episodes(turns):
         chosen.setdefault(episode[0].task_id, []).append(episode)
@@ -137,22 +137,22 @@ def compare_screens(config: Config, folder: Path) -> None:
     print(f"side by side: {folder / PAGE}")
 
 
-def _held_out(config: Config, run: RunFolder) -> list[Trajectory]:
+def _held_out(session: Session) -> list[Trajectory]:
     """Logged episodes of held-out tasks, or else those held out for validation.
 
     Raises:
         UserError: there are neither.
     """
-    held = heldout_tasks(run) or read_log(run, config.collect.validation)[1]
+    held = heldout_tasks(session.run) or session.log.held
     if not held:
         raise UserError(
-            f"{run.log} has no episode that nothing was trained on; collect some: collect.heldout_episodes=3, or raise "
-            "collect.validation"
+            f"{session.run.log} has no episode that nothing was trained on; collect some: "
+            "collect.heldout_episodes=3, or raise collect.validation"
         )
     return sorted(held, key=lambda t: t.id)
 
 
-def _text_world(config: Config, run: RunFolder, model: ScreenModel, log: list[Trajectory]) -> WorldModel | None:
+def _text_world(session: Session, model: ScreenModel) -> WorldModel | None:
     """The world model of text that says what screens are drawn from; ``None`` where they are drawn without.
 
     Raises:
@@ -160,9 +160,10 @@ def _text_world(config: Config, run: RunFolder, model: ScreenModel, log: list[Tr
     """
     if not model.shape.page_words:
         return None
-    need(run.model("worldmodel"), "fit-world-model worldmodel.kind=text")
-    settings = as_trained(run, config.worldmodel)
-    return load_world_model(Engines(config.engine), run, settings, config.dream, 0.0, log, served=False)
+    need(session.run.model("worldmodel"), "fit-world-model worldmodel.kind=text")
+    settings = as_trained(session.run, session.config.worldmodel)
+    as_text = Session(replace(session.config, worldmodel=settings), session.run)
+    return as_text.world_model(session.log.train, temperature=0.0, served=False)
 
 
 def _told(

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from imagination.rollout.dream_env import DreamEnv, dream_starts
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import guard_of, load_world_model
-from imagination.runs.lifecycle import need, open_run
-from imagination.runs.log import read_log
+from imagination.rollout.dream_env import dream_starts
+from imagination.runs.lifecycle import need
 from imagination.serving.sessions import SessionLimits
 from imagination.serving.world import DreamWorld
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from imagination.settings.dreams import ServeSettings
-from worldmodel.calibration import Calibration
 from worldmodel.formats.retrieval import TransitionIndex
 
 
@@ -53,17 +50,12 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
         UserError: it is no run, or its world model is not fitted.
     """
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
-    run = open_run(config, folder, "serve")
-    log, _ = read_log(run, config.collect.validation)
-    paid = config.worldmodel.goal.relabel_log(log)
+    session = Session.open(config, folder, "serve")
+    paid = config.worldmodel.goal.relabel_log(session.log.train)
     starts = dream_starts(paid, config.dream.max_turns)
     if not config.serve.branch:
         starts = {name: start for name, start in starts.items() if not start.history}
-    model = load_world_model(
-        Engines(config.engine), run, config.worldmodel, config.dream, config.dream.temperature, log
-    )
-    guard = guard_of(run, config.worldmodel, config.dream, ends=config.dream.on_doubt != "downweight")
-    calibration = Calibration.load(run.model("worldmodel"))
+    model = session.world_model()
     try:
         index = TransitionIndex(paid)
     except ValueError:  # no turn has a reward
@@ -71,7 +63,7 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
     return DreamWorld(
         name=config.run,
         version=model.version,
-        make_env=lambda: DreamEnv(model, starts, guard, calibration),
+        make_env=session.dreams(model, starts),
         starts=starts,
         max_turns=config.serve.max_turns or config.dream.max_turns,
         index=index,

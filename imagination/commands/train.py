@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,19 @@ from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
 from imagination.learning.stream import StepStream
 from imagination.learning.trainer import KeepCheckpoints, make_trainer
-from imagination.rollout.dream_env import DreamEnv, Start, dream_starts
-from imagination.rollout.engines import Engines, make_agent
+from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
-from imagination.rollout.world_models import calibration_of, guard_of, load_world_model, rules_of
-from imagination.runs.lifecycle import finish, open_run, resume_from
-from imagination.runs.log import read_log, solved_at
-from imagination.runs.models import adapted, load_model, weights_version
+from imagination.rollout.world_models import rules_of
+from imagination.runs.lifecycle import finish, resume_from
+from imagination.runs.models import adapted
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
-from imagination.settings import Config, DreamSettings, TripwireSettings, WorldModelSettings
-from policy.agent import LanguageModelAgent
+from imagination.session import Policy, Session
+from imagination.settings import Config
 from policy.lm.backbone import save_checkpoint
-from policy.lm.render import ChatFormat
 from policy.value import ValueHead
-from real_envs.env import TaskSet
 from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Source, Trajectory
-from worldmodel.calibration import Calibration
 
 
 def train(
@@ -60,98 +54,192 @@ def train(
         UserError: settings contradict each other, or an earlier stage is missing.
     """
     check(config)
-    run = open_run(config, folder, "train")
-    with run.timed("train"):
-        _train(run, config, recorded, starts)
-    finish(run, "train")
+    session = Session.open(config, folder, "train")
+    with session.run.timed("train"):
+        _train(session, recorded, starts)
+    finish(session.run, "train")
 
 
-def _train(run: RunFolder, config: Config, recorded: Recorded | None, given: Mapping[str, Start] | None) -> None:
-    settings, dreamed, longest = config.train, config.train.world == "dream", longest_episode(config)
+def _train(session: Session, recorded: Recorded | None, starts: Mapping[str, Start] | None) -> None:
+    config, run, settings = session.config, session.run, session.config.train
     seed = config.seed if settings.seed is None else settings.seed
     state, done = resume_from(run, "train")
-    run.forget("train", done)
-    run.forget("last_look")
-    run.forget(OVERLAP, done)
+    for written, step in (("train", done), ("last_look", 0), (OVERLAP, done)):
+        run.forget(written, step)
 
-    # build: what the policy learns from, the policy, and the worlds that it plays in
-    fitted, _ = read_log(run, config.collect.validation)
-    log = fitted if settings.tasks == "train" else few_episodes(heldout_tasks(run), settings.task_episodes)
-    experts = [t for t in log if t.source is Source.EXPERT and t.solved]
-    check_experts(config, len(experts))
-    paid = config.worldmodel.goal.relabel_log(log) if dreamed else log
-    starts = dream_starts(paid, config.dream.max_turns) if given is None else given
-    learned_from, validation = dict(starts), list[str]()
-    if dreamed and settings.validation_tasks:
-        learned_from, validation = split_starts(starts, settings.validation_tasks, seed)
-    model, chat, reference, value = _policy(run, config, longest)
-    open_world = partial(open_tasks, run, config.env, config.collect.workers)
-    probe = Probe(run, config.tripwires, open_world, seed, config.dream.max_turns, config.env.price)
-    steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=dreamed)
-    engines, mixed = Engines(config.engine), dreamed and most(settings.real_share) > 0 and recorded is None
-    real = _real(open_world(), settings.tasks, config.collect.workers) if mixed or not dreamed else None
-    play = partial(_agent, model, chat, config)
-    known = fitted if settings.tasks == "train" else [*fitted, *log]
-    dream = _dream(engines, run, config.worldmodel, config.dream, settings.process, known, starts) if dreamed else None
-
-    # play and watch: what an update is made of, and what stops it
-    threshold = solved_at(run, config.worldmodel.goal)
-    watch = _watch(run, config.tripwires, settings.updates, model, paid, probe, state, threshold) if dreamed else None
+    # build: what is learned from, the policy, the worlds that it plays in, and what watches it
+    data = _Data.of(session, seed, starts)
+    policy, reference, value = _policy(session)
+    probe = Probe(run, config.tripwires, session.tasks, seed, config.dream.max_turns, config.env.price)
+    real_steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=data.dreamed)
+    worlds = _worlds(session, data, recorded)
+    # vLLM is not exact anyway and claims its memory for itself, so that one engine plays in both worlds
+    own_engine = len(worlds) > 1 and config.engine.name != "vllm"
+    watch = _watch(session, policy, data, probe, state)
+    best = _best_policy(policy, data, settings.validate_every, seed)
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
-    best = None
-    if validation:
-        best = BestPolicy(
-            model, validation, [starts[name].task_id for name in validation], settings.validate_every, seed
-        )
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
         run=run,
         plan=CollectionPlan(seed, settings, config.dream, config.algorithm.progress, config.worldmodel.refusals),
-        worlds=[world for world in (dream, real) if world is not None],
-        model=model,
-        agent=play(engines),
-        agent_beside=play(_engines_beside(config)) if mixed and config.engine.name != "vllm" else None,
-        chat=chat,
-        starts=learned_from,
-        experts=experts,
+        worlds=worlds,
+        model=policy.model,
+        agent=session.agent(policy),
+        agent_beside=session.agent(policy, slots=config.collect.workers) if own_engine else None,
+        chat=policy.chat,
+        starts=data.learned_from,
+        experts=data.experts,
         recorded=recorded,
-        count_real_steps=steps.write,
+        count_real_steps=real_steps.write,
         watch=watch,
         replays=replays,
         on_turn=bar.count,
-        worst=_worst(paid, settings.reward_tiers, config.dream.max_turns),
+        worst=_worst_returns(config, data.log),
         best=best,
     )
 
-    # learn
+    # learn: each update is played by the collector, judged and learned from by the module
     module = PolicyModule(
-        model, config.algorithm, settings, partial(run.record, "train"), seed, reference, longest, value=value
+        policy.model,
+        config.algorithm,
+        settings,
+        partial(run.record, "train"),
+        seed,
+        reference,
+        longest_episode(config),
+        value=value,
     )
-    save, last = partial(save_checkpoint, model, chat.tokenizer), settings.updates
+    save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
-    parts = [callback for callback in (watch, replays, best, keep) if callback is not None]
+    callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
     trainer = make_trainer(
-        run, "train", settings.checkpoint_every, "fp32", module.done, parts, bar=bar, logger=config.logger
+        run, "train", settings.checkpoint_every, "fp32", module.done, callbacks, bar=bar, logger=config.logger
     )
-    device = model.device
-    if watch is None or watch.tripped is None:
+    device = policy.model.device
+    if not _stopped(watch):
         trainer.fit(module, StepStream(last, module.done, collector.update), ckpt_path=state, weights_only=True)
 
-    # look once more, and save
-    if watch is None or watch.tripped is None:
-        model.to(device)  # Lightning leaves it on the CPU
+    # look at the last policy, and save the one to keep
+    if not _stopped(watch):
+        policy.model.to(device)  # Lightning leaves it on the CPU
         collector.last_look()
-        if best is not None and (watch is None or watch.tripped is None):
-            best.restore()
-            run.update({"best_policy": best.best})
+    if best is not None and not _stopped(watch):
+        best.restore()
+        run.update({"best_policy": best.best})
     if watch is not None:
         watch.roll_back()
-    _close(dream, real)
-    if dreamed and not mixed:
-        steps.expect_none()
+    for world in worlds:
+        if world.close is not None:
+            asyncio.run(world.close())
+    if data.dreamed and len(worlds) == 1:
+        real_steps.expect_none()
     save(run.model("policy"))
-    steps.write()
-    _summarise(run, collector, watch, dreamed)
+    real_steps.write()
+    _summarise(run, collector, watch, data.dreamed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """What a training reads.
+
+    Attributes:
+        dreamed: whether updates are played in dreams.
+        log: episodes of the tasks that are trained in, with the rewards that dreams pay.
+        known: what the world model may look up.
+        experts: solved episodes of experts.
+        starts: where dreams begin, by name.
+        learned_from: those that updates begin in.
+        validation: names of those that validation dreams begin in.
+    """
+
+    dreamed: bool
+    log: Sequence[Trajectory]
+    known: Sequence[Trajectory]
+    experts: Sequence[Trajectory]
+    starts: Mapping[str, Start]
+    learned_from: Mapping[str, Start]
+    validation: Sequence[str]
+
+    @classmethod
+    def of(cls, session: Session, seed: int, starts: Mapping[str, Start] | None) -> _Data:
+        """
+        Args:
+            starts: where dreams begin; by default every state of the log.
+
+        Raises:
+            UserError: expert episodes are to be mixed in and there are none, or no held-out task is logged.
+        """
+        config, settings = session.config, session.config.train
+        dreamed, known = settings.world == "dream", session.log.train
+        log: Sequence[Trajectory] = known
+        if settings.tasks != "train":
+            log = few_episodes(heldout_tasks(session.run), settings.task_episodes)
+            known = [*known, *log]
+        experts = [t for t in log if t.source is Source.EXPERT and t.solved]
+        check_experts(config, len(experts))
+        log = config.worldmodel.goal.relabel_log(log) if dreamed else log
+        starts = dream_starts(log, config.dream.max_turns) if starts is None else starts
+        learned_from, validation = dict(starts), list[str]()
+        if dreamed and settings.validation_tasks:
+            learned_from, validation = split_starts(starts, settings.validation_tasks, seed)
+        return cls(dreamed, log, known, experts, starts, learned_from, validation)
+
+
+def _policy(session: Session) -> tuple[Policy, Any, ValueHead | None]:
+    """The clone as it is trained, a frozen copy where the algorithm holds it to one, and the critic of `fit-critic`
+    where there is one and the algorithm has any."""
+    config, policy = session.config, session.policy("policy-clone")
+    algorithm, value = build_algorithm(config.algorithm, longest_episode(config)), None
+    reference = copy.deepcopy(policy.model).requires_grad_(False) if algorithm.kl.kl_coef > 0 else None
+    critic = session.run.model(CRITIC)
+    if algorithm.critic is not None and critic.exists():
+        value = load_critic(critic, made_for(policy.version, algorithm, config.train))
+    return Policy(adapted(policy.model, config.policy), policy.chat), reference, value
+
+
+def _worlds(session: Session, data: _Data, recorded: Recorded | None) -> list[World]:
+    """The world that is trained in, and after it the real one where a share of the episodes is played there beside."""
+    settings, worlds = session.config.train, list[World]()
+    if not data.dreamed or (most(settings.real_share) > 0 and recorded is None):
+        tasks = session.tasks()
+        known = {task.id: task for task in tasks.tasks(settings.tasks)}
+        workers = session.config.collect.workers
+        worlds = [World(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)]
+    if not data.dreamed:
+        return worlds
+    model = session.world_model(data.known)
+    needs = [f"train.process={settings.process}"] * settings.process.endswith("probability")
+    needs += ["dream.on_doubt=downweight"] * (session.config.dream.on_doubt == "downweight")
+    if needs:
+        session.calibration(" and ".join(needs))
+    make_env = session.dreams(model, data.starts)
+    return [World(make_env, Source.DREAM, model.version, 64, model.engines, session.solved_at), *worlds]
+
+
+def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: str | None) -> TripwireMonitor | None:
+    config, run = session.config, session.run
+    if not data.dreamed or not config.tripwires.enabled:
+        return None
+    updates, rules = config.train.updates, rules_of(run)
+    watch = TripwireMonitor(run, config.tripwires, updates, policy.model, data.log, probe, session.solved_at, rules)
+    if state is not None:
+        watch.resume(state)
+    return watch
+
+
+def _stopped(watch: TripwireMonitor | None) -> bool:
+    return watch is not None and watch.tripped is not None
+
+
+def _best_policy(policy: Policy, data: _Data, every: int, seed: int) -> BestPolicy | None:
+    tasks = [data.starts[name].task_id for name in data.validation]
+    return BestPolicy(policy.model, data.validation, tasks, every, seed) if data.validation else None
+
+
+def _worst_returns(config: Config, log: Sequence[Trajectory]) -> tuple[float, ...]:
+    """What an uncertain turn costs in a dream, by the rewards of the log."""
+    shaping = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
+    return worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in log], config.dream.max_turns)
 
 
 class _RealSteps:
@@ -181,59 +269,6 @@ class _RealSteps:
             raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
 
 
-def _agent(model: Any, chat: ChatFormat, config: Config, engines: Engines) -> LanguageModelAgent:
-    return make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
-
-
-def _engines_beside(config: Config) -> Engines:
-    """For episodes in the real games beside dreams: no step is shared with these, and no turn is taken from them.
-
-    vLLM is not exact anyway and claims its memory for itself, so that both play in one.
-    """
-    return Engines(replace(config.engine, slots=min(config.engine.slots, config.collect.workers)))
-
-
-def _policy(run: RunFolder, config: Config, longest: int) -> tuple[Any, ChatFormat, Any, ValueHead | None]:
-    """The clone as it is trained, its chat format, a frozen copy where the algorithm holds it to one, and the critic of
-    `fit-critic` where there is one and the algorithm has any."""
-    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    algorithm, value = build_algorithm(config.algorithm, longest), None
-    reference = copy.deepcopy(model).requires_grad_(False) if algorithm.kl.kl_coef > 0 else None
-    if algorithm.critic is not None and run.model(CRITIC).exists():
-        value = load_critic(run.model(CRITIC), made_for(weights_version(model), algorithm, config.train))
-    return adapted(model, config.policy), chat, reference, value
-
-
-def _worst(log: Sequence[Trajectory], tiers: Sequence[Sequence[float]], longest: int) -> tuple[float, ...]:
-    """What doubt costs in dreams of ``longest`` turns, by the log as it is paid."""
-    pay = RewardShaping(tuple((threshold, reward) for threshold, reward in tiers))
-    return worst_returns([pay.rewards(t)[t.prefix_turns :] for t in log], longest)
-
-
-def _watch(
-    run: RunFolder,
-    settings: TripwireSettings,
-    updates: int,
-    model: Any,
-    log: Sequence[Trajectory],
-    probe: Probe,
-    state: str | None,
-    threshold: float | None,
-) -> TripwireMonitor | None:
-    if not settings.enabled:
-        return None
-    watch = TripwireMonitor(run, settings, updates, model, log, probe, threshold, rules_of(run))
-    if state is not None:
-        watch.resume(state)
-    return watch
-
-
-def _close(*worlds: World | None) -> None:
-    for world in worlds:
-        if world is not None and world.close is not None:
-            asyncio.run(world.close())
-
-
 def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
     turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
@@ -247,30 +282,3 @@ def _overlap(run: RunFolder) -> dict[str, float] | None:
     """Seconds of all updates that played in both worlds: in the dreams, in the real one, and in both at once."""
     lines = run.metrics(OVERLAP)
     return {key: round(sum(line[key] for line in lines), 2) for key in OVERLAP_SECONDS} if lines else None
-
-
-def _dream(
-    engines: Engines,
-    run: RunFolder,
-    settings: WorldModelSettings,
-    dream: DreamSettings,
-    process: str,
-    log: Sequence[Trajectory],
-    starts: Mapping[str, Start],
-) -> World:
-    model = load_world_model(engines, run, settings, dream, dream.temperature, log)
-    calibration = Calibration.load(run.model("worldmodel"))
-    asks = [f"train.process={process}"] * process.endswith("probability")
-    asks += ["dream.on_doubt=downweight"] * (dream.on_doubt == "downweight")
-    if asks:
-        calibration = calibration_of(run, settings, dream, " and ".join(asks))
-    guard = guard_of(run, settings, dream, ends=dream.on_doubt != "downweight")
-    threshold = solved_at(run, settings.goal)
-    return World(
-        lambda: DreamEnv(model, starts, guard, calibration), Source.DREAM, model.version, 64, model.engines, threshold
-    )
-
-
-def _real(tasks: TaskSet, split: str, workers: int) -> World:
-    known = {task.id: task for task in tasks.tasks(split)}
-    return World(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)

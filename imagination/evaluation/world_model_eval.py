@@ -7,13 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from imagination.rollout.engines import Engines
 from imagination.rollout.play import judge_with_bar
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import DreamSettings, UserError, WorldModelSettings
+from imagination.session import Session
+from imagination.settings import UserError
 from policy.lm.render import ChatFormat
-from policy.lm.settings import EngineSettings
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
@@ -22,13 +20,7 @@ from worldmodel.formats.full import FullObservation, TransitionFormat
 
 
 def measure(
-    run: RunFolder,
-    settings: WorldModelSettings,
-    dream: DreamSettings,
-    engine: EngineSettings,
-    train: Sequence[Trajectory],
-    held: Sequence[Trajectory],
-    name: str = "worldmodel",
+    session: Session, train: Sequence[Trajectory], held: Sequence[Trajectory], name: str = "worldmodel"
 ) -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games.
 
@@ -37,16 +29,17 @@ def measure(
     predictions, so it also says what they should have paid. Writes the calibration beside the model. ``name``: of the
     folder under ``models/``.
     """
+    run, settings = session.run, session.config.worldmodel
     goal = settings.goal
     held = goal.relabel_log(held)
-    world_model = load_world_model(Engines(engine), run, settings, dream, 0.0, train, served=False, name=name)
+    world_model = session.world_model(train, temperature=0.0, served=False, name=name)
     apart = world_model.excluding(held)
     failed: list[tuple[str, int]] = []
     judged = asyncio.run(judge_with_bar("judge kept-back episodes", apart, held, failed))
     metrics: dict[str, Any] = audit_metrics(judged)
     metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
-    temperature = dream.temperature
+    temperature = session.config.dream.temperature
     sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
@@ -62,9 +55,7 @@ def measure(
     metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
     if settings.facts:
         reach, judged_there = in_reach(elsewhere)
-        known = load_world_model(
-            Engines(engine), run, settings, dream, 0.0, [*train, *reach], served=False, name=name
-        ).excluding(judged_there)
+        known = session.world_model([*train, *reach], 0.0, served=False, name=name).excluding(judged_there)
         failed = []
         there = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
         metrics["heldout_tasks_known"] = {**audit_metrics(there), "failed": len(failed)}

@@ -8,16 +8,14 @@ from typing import Any
 
 import torch
 
-from imagination.runs.models import context_of
 from imagination.settings import UserError
-from policy.agent import LanguageModelAgent
 from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
-from policy.lm.settings import EngineSettings, ModelSettings
+from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.checkpoint import mask_of
 from worldmodel.diffusion.engine import CanvasEngine
@@ -173,17 +171,3 @@ def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: TransitionFor
         return transition_tokens(chat, t.start, actions, answers_with_reasoning(form, t.start, t.turns)).ids
 
     return Drafts([tokens(t) for t in log if t.turns])
-
-
-def make_agent(
-    engines: Engines,
-    model: Any,
-    chat: ChatFormat,
-    settings: ModelSettings,
-    max_tokens: int,
-    temperature: float,
-    name: str,
-) -> LanguageModelAgent:
-    """A policy that plays, sampling from ``model`` as it was when its engine's weights were last updated."""
-    engine = engines.make(model, chat, context_of(model, settings))
-    return LanguageModelAgent(engine, chat, max_tokens, temperature, name)

@@ -1,4 +1,4 @@
-"""The world model that the settings describe: its form, its members, and who decides reward and end."""
+"""What the settings say of the world model: its form, its guard, and whether it fits what the run has."""
 
 from __future__ import annotations
 
@@ -10,31 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from imagination.rollout.dream_env import Guard
-from imagination.rollout.engines import Engines, drafts_from
-from imagination.runs.lifecycle import need
-from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import DreamSettings, UserError, WorldModelSettings
-from policy.lm.backbone import load_tokenizer
-from policy.lm.engine import Engine, EngineCannotScore, EngineUnavailable
-from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.render import ChatFormat
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import FILE, Calibration
-from worldmodel.diffusion.checkpoint import check_trained, inverse_of
-from worldmodel.diffusion.world_model import DiffusionWorldModel
-from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.formats.reasoning import INSTRUCTION, ReasoningFormat, reasoning_of
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
-from worldmodel.goal import GoalWorldModel
-from worldmodel.rules.invariants import OUTCOME
 from worldmodel.rules.rule_set import RuleSet, RulesInvalid
-from worldmodel.rules.world_model import RuledWorldModel
-from worldmodel.text import TextWorldModel
-from worldmodel.world_model import LanguageWorldModel
 
 STAGE = "fit-world-model"
 UNFINISHED = "unfinished"
@@ -50,7 +36,7 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Transiti
     Raises:
         UserError: there is nothing to retrieve from, or it writes no text.
     """
-    _check_writes(settings)
+    check_writes(settings)
     form = _form_of_answers(settings, log)
     if settings.facts:
         form = MemoryFormat(TaskMemory(log), settings.facts, form)
@@ -60,7 +46,11 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Transiti
     return ReasoningFormat(form, settings.reasoning_tokens, INSTRUCTION if settings.follows_instructions else "")
 
 
-def _check_writes(settings: WorldModelSettings) -> None:
+def check_writes(settings: WorldModelSettings) -> None:
+    """
+    Raises:
+        UserError: the world model draws screens, and no policy can dream in those.
+    """
     if settings.kind == "screen":
         raise UserError(
             "worldmodel.kind=screen draws screens and no text, so no policy can dream in it: it is for "
@@ -103,59 +93,6 @@ def as_trained(run: RunFolder, settings: WorldModelSettings) -> WorldModelSettin
 def member_folder(run: RunFolder, member: int) -> Path:
     """``models/worldmodel``, ``models/worldmodel-1``, ..."""
     return run.model(f"worldmodel-{member}" if member else "worldmodel")
-
-
-def load_world_model(
-    engines: Engines,
-    run: RunFolder,
-    settings: WorldModelSettings,
-    dream: DreamSettings,
-    temperature: float,
-    log: Sequence[Trajectory] = (),
-    served: bool = True,
-    name: str = "worldmodel",
-) -> LanguageWorldModel:
-    """The run's world model, ready to predict.
-
-    Args:
-        name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and must
-            have been trained in the same form.
-        log: what to retrieve from and to know facts by, and where to look up guesses at its predictions.
-        served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
-
-    Raises:
-        UserError: it is not trained yet, or was trained in another form.
-        EngineCannotScore: an ensemble in an engine that only samples.
-        EngineUnavailable: kind=diffusion in an engine that writes from left to right.
-    """
-    _check_writes(settings)
-    need(run.model(name), STAGE)
-    alone = settings.members == 1 or name != "worldmodel"
-    check_form(run, settings, dream)
-    sampler = engines.settings.name
-    elsewhere = sampler == "openai" and served
-    if not alone and (elsewhere or sampler == "vllm"):
-        raise EngineCannotScore(
-            f"engine={sampler} cannot score given tokens, which the members of an ensemble do to each "
-            "other's predictions: set engine=inprocess, or worldmodel.members=1"
-        )
-    if settings.kind == "diffusion" and sampler != "inprocess":
-        raise EngineUnavailable(
-            f"engine={sampler} writes from left to right and cannot fill in a canvas: set engine=inprocess, or another "
-            "worldmodel.kind"
-        )
-    form = form_of(settings, log)
-    folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
-    members = [
-        _member(engines, settings, dream.max_tokens, temperature, log, form, folder, elsewhere) for folder in folders
-    ]
-    model: LanguageWorldModel = members[0] if len(members) == 1 else EnsembleWorldModel(members, settings.lead)
-    rules = rules_of(run) if settings.rules != "off" else None
-    if rules is not None and settings.rules != "off":
-        if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
-            rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
-        model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
-    return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
 
 
 def rules_of(run: RunFolder) -> RuleSet | None:
@@ -237,34 +174,6 @@ def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSetting
             "with these settings first, or set worldmodel.kind (worldmodel.neighbours, worldmodel.edited_in_full, "
             "worldmodel.reasoning_tokens, worldmodel.diffusion.block) back"
         )
-
-
-def _member(
-    engines: Engines,
-    settings: WorldModelSettings,
-    max_tokens: int,
-    temperature: float,
-    log: Sequence[Trajectory],
-    form: TransitionFormat,
-    folder: Path,
-    elsewhere: bool,
-) -> TextWorldModel:
-    if elsewhere:
-        chat = ChatFormat(load_tokenizer(need(folder, STAGE)))
-        engine: Engine = OpenAIEngine(settings.context, engines.settings)
-        version = f"served/{engines.settings.served_model}"
-    else:
-        model, chat = load_model(folder, STAGE, settings)
-        model.requires_grad_(False)
-        context = context_of(model, settings)
-        if settings.kind == "diffusion":
-            check_trained(model, folder, settings.diffusion.block)
-            filler = engines.make_canvas(model, chat, context, settings.diffusion)
-            asked = inverse_of(model, chat)
-            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, asked)
-        engine = engines.make(model, chat, context, drafts_from(log, chat, form))
-        version = weights_version(model)
-    return TextWorldModel(engine, chat, version, max_tokens, temperature, form)
 
 
 def check_room(settings: WorldModelSettings, dream: DreamSettings) -> None:

@@ -28,11 +28,10 @@ from typing import Any
 from imagination.commands.experiments.other_world_models import fit_beside
 from imagination.commands.experiments.seed_runs import prepared_run
 from imagination.evaluation.world_model_eval import heldout_tasks
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from policy.lm.backbone import load_checkpoint, save_checkpoint
@@ -115,8 +114,8 @@ def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: 
 async def _judged(config: Config, source: Path, there: Path) -> dict[str, Estimate]:
     train, _ = read_log(RunFolder(source, 0), config.collect.validation)
     held = heldout_tasks(RunFolder(source, 0))[:EPISODES]
-    run, engines = RunFolder(there, config.seed), Engines(config.engine)
-    world = load_world_model(engines, run, config.worldmodel, config.dream, 0.0, train, served=False).excluding(held)
+    session = Session(config, RunFolder(there, config.seed))
+    world = session.world_model(train, temperature=0.0, served=False).excluding(held)
     judged = await judge(world, held)
     refusal, episodes = re.compile(find_world(config.env.name).invalid), {t.id: t for t in held}
     kinds = [_kind(j, episodes[j.trajectory_id], refusal) for j in judged]

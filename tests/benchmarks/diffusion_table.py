@@ -42,12 +42,11 @@ from imagination.commands.collect import collect
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.world_model_eval import heldout_tasks, measure
 from imagination.rollout.dream_env import DreamEnv, Start
-from imagination.rollout.engines import Engines
 from imagination.rollout.play import Episode, replay_all
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
@@ -149,7 +148,7 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
     else:  # judged with another sampler
         run = open_run(config, folder)
         train, held = read_log(run, config.collect.validation)
-        run.update({"world_model": measure(run, config.worldmodel, config.dream, config.engine, train, held)})
+        run.update({"world_model": measure(Session(config, run), train, held)})
     run = RunFolder(folder, config.seed)
     found = {
         "world": config.env.name,
@@ -181,8 +180,8 @@ async def speed(config: Config, run: RunFolder) -> dict[str, float | None]:
     episodes = [Episode(t.id, Task(t.task_id, {"start": t.task_id}), t.id, config.seed) for t in log]
     found: dict[str, float | None] = {}
     for drafts, name in ((True, "turns_per_second"), (False, "without_drafts")):
-        engines = Engines(replace(config.engine, drafts=drafts))
-        world = load_world_model(engines, run, config.worldmodel, config.dream, 1.0, train)
+        session = Session(replace(config, engine=replace(config.engine, drafts=drafts)), run)
+        world = session.world_model(train, temperature=1.0)
         (engine,) = world.engines
         begin = time.process_time()
         played = await replay_all(again, episodes, partial(DreamEnv, world, starts), 64)
@@ -199,7 +198,7 @@ async def actions(config: Config, run: RunFolder) -> dict[str, float]:
     the most usual action of the log would be right. First turns are left out: the model was not asked for theirs."""
     train, _ = read_log(run, config.collect.validation)
     (usual, _), *_ = Counter(turn.action for t in train for turn in t.turns).most_common(1)
-    world = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0, train)
+    world = Session(config, run).world_model(train, temperature=0.0)
     assert isinstance(world, DiffusionWorldModel)
     asked = [(t, k) for t in heldout_tasks(run) for k in range(1, len(t.turns))]
     told = await asyncio.gather(

@@ -31,13 +31,11 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop import loop
 from imagination.commands.train import train
 from imagination.loop.origin import copy_folder, roots
-from imagination.rollout.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
 from imagination.runs.memory import give_back_memory
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
@@ -151,11 +149,10 @@ def _policies(run: RunFolder, arm: Arm) -> list[tuple[str, int]]:
 
 
 async def _success(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
-    tasks = open_tasks(run, config.env, config.collect.workers)
-    model, chat = load_model(run.model(name), "train", config.policy)
-    words, temperature = config.max_action_tokens, config.evaluate.temperature
-    agent = make_agent(Engines(config.engine), model, chat, config.policy, words, temperature, "policy")
-    episodes = await play_real(config, tasks, agent, weights_version(model), name, "heldout")
+    session = Session(config, run)
+    tasks, policy = session.tasks(), session.policy(name)
+    agent = session.agent(policy, config.evaluate.temperature)
+    episodes = await play_real(config, tasks, agent, policy.version, name, "heldout")
     await tasks.close()
     return summarise(episodes).success.to_json()
 

@@ -26,13 +26,11 @@ from imagination.commands.experiments.seed_runs import prepared_run
 from imagination.commands.experiments.variants import play_clone, train_arm
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Provenance, plan, play_all
-from imagination.rollout.world_models import guard_of, load_world_model, rules_of
-from imagination.runs.log import read_log
+from imagination.rollout.world_models import rules_of
 from imagination.runs.memory import give_back_memory
-from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
@@ -114,12 +112,8 @@ async def _contradictions(config: Config, run: RunFolder) -> dict[str, Any] | No
     rules = rules_of(run)
     if rules is None:
         return None
-    train, _ = read_log(run, config.collect.validation)
-    engines = Engines(config.engine)
-    world = load_world_model(engines, run, config.worldmodel, config.dream, config.dream.temperature, train)
-    guard = guard_of(run, config.worldmodel, config.dream)
-    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
+    session = Session(config, run)
+    world, guard, agent = session.world_model(), session.guard(), session.agent(session.policy())
     starts = {start.task_id: start for start in starts_from_log(heldout_tasks(run), branch=False).values()}
     tasks = [Task(name, {"start": name}) for name in sorted(starts)]
     episodes = plan(tasks, -(-DREAMS // len(tasks)), "contradictions", config.seed)

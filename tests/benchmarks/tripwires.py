@@ -39,12 +39,10 @@ from imagination.evaluation.monitors.rollout_stats import plain
 from imagination.evaluation.monitors.rules import PREFIX
 from imagination.evaluation.monitors.word_drift import words
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.engines import Engines, make_agent
 from imagination.rollout.play import Episode, Provenance, play_all
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.log import read_log
-from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
@@ -123,26 +121,23 @@ class Planted:
 @contextmanager
 def planted(word: str, hack: Hack) -> Iterator[list[Planted]]:
     """Every world model that the training stage loads has the hack."""
-    honest, made = train_stage.load_world_model, []
+    honest, made = Session.world_model, []
 
     def load(*args: Any, **kwargs: Any) -> Any:
         made.append(Planted(honest(*args, **kwargs), word, hack))
         return made[-1]
 
-    train_stage.load_world_model = load
+    Session.world_model = load  # type: ignore[method-assign]
     try:
         yield made
     finally:
-        train_stage.load_world_model = honest
+        Session.world_model = honest  # type: ignore[method-assign]
 
 
 def said_by_clone(config: Config, run: RunFolder, per_task: int = 24) -> list[tuple[list[str], int]]:
     """The words of the cloned policy's actions and the turn of each, in dreams from the beginning of every game."""
-    log, _ = read_log(run, config.collect.validation)
-    engines = Engines(config.engine)
-    model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
-    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
-    world = load_world_model(engines, run, config.worldmodel, config.dream, 1.0, log)
+    session = Session(config, run)
+    log, agent, world = session.log.train, session.agent(session.policy()), session.world_model(temperature=1.0)
     starts = starts_from_log(log, branch=False)
     episodes = [
         Episode(f"{name}/{k}", Task(start.task_id, {"start": name}), name, seed=n * 1000 + k)
@@ -164,16 +159,8 @@ def magic_words(said: Sequence[tuple[list[str], int]], hack: Hack) -> dict[str, 
 async def real_success(config: Config, demo: Path, run: RunFolder) -> dict[str, Any]:
     """Of the policy that the run ended with, in the real training games: ``evaluate.episodes`` each."""
     tasks = TextWorldTasks.load(demo / "games", workers=config.collect.workers)
-    model, chat = load_model(run.model("policy"), "train", config.policy)
-    agent = make_agent(
-        Engines(config.engine),
-        model,
-        chat,
-        config.policy,
-        config.max_action_tokens,
-        config.evaluate.temperature,
-        "policy",
-    )
+    session = Session(config, run)
+    agent = session.agent(session.policy("policy"), config.evaluate.temperature)
     played = await play_real(config, tasks, agent, "", "after", "train")
     await tasks.close()
     return summarise(played).success.to_json()

@@ -36,14 +36,13 @@ from imagination.commands.experiments.seed_runs import seed_config
 from imagination.commands.report import report
 from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
 from imagination.rollout.dream_env import DreamEnv, Start
-from imagination.rollout.engines import Engines
 from imagination.rollout.play import Episode, Provenance, plan, play_all, replay_all
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
+from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import config_folder, load_config
 from real_envs.behaviours import Agent
@@ -168,9 +167,7 @@ async def _judged(config: Config, run: RunFolder) -> dict[str, Any]:
     reach: list[Trajectory] = []
     if config.worldmodel.facts:
         reach, episodes = in_reach(episodes)
-    world = load_world_model(
-        Engines(config.engine), run, config.worldmodel, config.dream, 0.0, [*train, *reach], served=False
-    )
+    world = Session(config, run).world_model([*train, *reach], temperature=0.0, served=False)
     judged = await judge(world.excluding(episodes), episodes)
     reward = outcome_metrics(judged, config.seed)["reward"]
     words = transition_metrics(judged, config.seed)
@@ -197,7 +194,7 @@ async def _speed(config: Config, run: RunFolder) -> dict[str, Any]:
     finally:
         await tasks.close()
     train, _ = read_log(run, config.collect.validation)
-    world = load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 1.0, train)
+    world = Session(config, run).world_model(train, temperature=1.0)
     starts = {t.task_id: Start(t.task_id, t.start) for t in log}
     dreams = [replace(e, task=replace(e.task, spec={"start": e.task.id})) for e in episodes]
     dreamed = await _timed(lambda: replay_all(again, dreams, lambda: DreamEnv(world, starts), 128))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from imagination.cli import main
-from imagination.commands import compare as stage
 from imagination.commands.clone import clone
 from imagination.commands.compare import compare
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.runs.fingerprint import fingerprint
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore, is_validation
@@ -143,7 +143,7 @@ def oracle(**more: Any) -> OracleWorldModel:
 
 
 def test_a_perfect_world_model_never_parts(trained: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "load_world_model", lambda *arguments: oracle())
+    monkeypatch.setattr(Session, "world_model", lambda *arguments: oracle())
     compare(config, trained, Corridors())
     made = result(trained)
     assert {pair["source"] for pair in made["pairs"]} == {"dream", "log"}
@@ -182,7 +182,7 @@ class Mumbling:
 def test_an_unreadable_answer_is_shown_beside_what_the_world_said(
     trained: Path, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stage, "load_world_model", lambda *arguments: Mumbling())
+    monkeypatch.setattr(Session, "world_model", lambda *arguments: Mumbling())
     compare(config, trained, Corridors())
     pairs = result(trained)["pairs"]
     assert {pair["source"] for pair in pairs} == {"dream", "log"}

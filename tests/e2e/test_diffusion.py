@@ -20,11 +20,11 @@ from imagination.commands.loop import check as check_loop
 from imagination.commands.refine_world_model import check as check_refine
 from imagination.commands.serve import open_world
 from imagination.commands.train import train
-from imagination.rollout.engines import Engines, Meter
-from imagination.rollout.world_models import load_world_model
+from imagination.rollout.engines import Meter
 from imagination.runs.run_folder import RunFolder
 from imagination.serving.answers import Refused
 from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.engine import EngineUnavailable
@@ -54,9 +54,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(config: Config, folder: Path, temperature: float = 0.0, meter: Meter | None = None) -> Any:
-    return load_world_model(
-        Engines(config.engine, meter), RunFolder(folder, 0), config.worldmodel, config.dream, temperature
-    )
+    return Session(config, RunFolder(folder, 0), meter).world_model((), temperature)
 
 
 def test_it_is_fitted_judged_and_dreamed_in(fitted: Path, tmp_path: Path) -> None:

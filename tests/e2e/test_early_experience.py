@@ -14,6 +14,7 @@ from imagination.rollout.dream_env import Guard
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.supplements import folder_of, read_supplements
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from tests.support.tabled import Table
 from tests.support.tiny import write_log
@@ -30,8 +31,8 @@ def test_the_stages_write_beside_the_log_and_only_the_clone_reads_it(
 ) -> None:
     before = read_log(run, 0.05)
     world = Table({}, other="Zounds!")
-    monkeypatch.setattr(stage, "load_world_model", lambda *_: world)
-    monkeypatch.setattr(stage, "guard_of", lambda *_: Guard(0.0, 0.0))
+    monkeypatch.setattr(Session, "world_model", lambda *_, **__: world)
+    monkeypatch.setattr(Session, "guard", lambda *_: Guard(0.0, 0.0))
     stage.reflect(tiny, run.path)
     tiny.hindsight.goals = [[r"You walk (\w+)", r"Go \1."]]
     relabel(tiny, run.path)

@@ -93,7 +93,7 @@ def test_a_log_is_imported_and_learned_from(
     judged = json.loads((tmp_path / "mine" / "audit.json").read_text())["sets"]["held_out"]["by_task"]
     assert set(store.splits["heldout"]) <= judged.keys()  # no world to play: logged turns of new tasks are all there is
 
-    monkeypatch.setattr("imagination.commands.train.load_world_model", lambda *_: Paying())
+    monkeypatch.setattr("imagination.session.Session.world_model", lambda *_: Paying())
     assert (
         imagine(tmp_path, "train", "train.updates=1", "train.groups=4", "train.group_size=2", "train.expert_share=0")
         == 0

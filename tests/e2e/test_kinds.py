@@ -17,10 +17,9 @@ from imagination.commands.clone import clone
 from imagination.commands.compare import compare
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import guard_of, load_world_model
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
@@ -81,7 +80,7 @@ def test_a_kind_learns_is_judged_and_dreamed_in(tiny: Config, run: Path, kind: A
 
     tiny.worldmodel.kind = "text"  # the same weights read as something else would dream nonsense
     with pytest.raises(UserError, match=f"trained as {kind}.*fit-world-model"):
-        load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny.worldmodel, tiny.dream, 0.0)
+        Session(tiny, RunFolder(run, 0)).world_model((), 0.0)
 
 
 def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny: Config, run: Path) -> None:
@@ -98,7 +97,7 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     assert list((run / "checkpoints").glob("fit_world_model*")) == []
 
     folder = RunFolder(run, 0)
-    model = load_world_model(Engines(tiny.engine), folder, tiny.worldmodel, tiny.dream, 0.0)
+    model = Session(tiny, folder).world_model((), 0.0)
     assert isinstance(model, EnsembleWorldModel)
     _, held = read_log(folder, tiny.collect.validation)
     judged = asyncio.run(judge(model, held))
@@ -116,10 +115,10 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     ):
         tiny.engine = engine
         with pytest.raises(EngineCannotScore, match=r"worldmodel\.members=1"):
-            load_world_model(Engines(engine), folder, tiny.worldmodel, tiny.dream, 0.0)
+            Session(tiny, folder).world_model((), 0.0)
     tiny.engine, tiny.worldmodel.members = EngineSettings(), 3
     with pytest.raises(UserError, match="worldmodel-2"):
-        load_world_model(Engines(tiny.engine), folder, tiny.worldmodel, tiny.dream, 0.0)
+        Session(tiny, folder).world_model((), 0.0)
 
 
 def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +127,7 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch:
     watch = train_stage._watch
 
     def listen(*given: Any) -> Any:
-        watched.append(given[4])
+        watched.append(given[2].log)
         return watch(*given)
 
     monkeypatch.setattr(train_stage, "_watch", listen)
@@ -162,16 +161,16 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch:
     assert card["reward_precision"] > 0.5  # judged by what the goal pays, walking: taking things is 0 of it
     folder = RunFolder(run, tiny.seed)
     tiny.dream.min_probability = 0.5
-    assert guard_of(folder, tiny.worldmodel, tiny.dream).calibration is not None
+    assert Session(tiny, folder).guard().calibration is not None
     tiny.dream.temperature = 0.25
     with pytest.raises(UserError, match=r"dream\.temperature=1"):
-        guard_of(folder, tiny.worldmodel, tiny.dream)
+        Session(tiny, folder).guard()
     tiny.dream.temperature, tiny.worldmodel.goal = 1.0, Goal()
     with pytest.raises(UserError, match=r"worldmodel\.goal\.observation='You walk'"):
-        guard_of(folder, tiny.worldmodel, tiny.dream)
+        Session(tiny, folder).guard()
     (run / "models/worldmodel/calibration.json").unlink()
     with pytest.raises(UserError, match="run `imagine fit-world-model`"):
-        guard_of(folder, tiny.worldmodel, tiny.dream)
+        Session(tiny, folder).guard()
 
 
 def test_the_balance_is_set_and_reported(tiny: Config, run: Path) -> None:
@@ -206,7 +205,7 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     for kind in ("text", "delta"):
         tiny.worldmodel.kind = kind  # type: ignore[assignment]
         with pytest.raises(UserError, match="not trained to its end"):
-            load_world_model(Engines(tiny.engine), RunFolder(run, 0), tiny.worldmodel, tiny.dream, 0.0)
+            Session(tiny, RunFolder(run, 0)).world_model((), 0.0)
 
 
 @pytest.mark.parametrize(

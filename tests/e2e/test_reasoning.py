@@ -17,12 +17,13 @@ from imagination.commands.refine_world_model import Answers, refine_world_model
 from imagination.commands.train import train
 from imagination.learning.experience import policy_row
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.engines import Engines, drafts_from, make_agent
+from imagination.rollout.engines import Engines, drafts_from
 from imagination.rollout.play import Episode, Provenance, play
-from imagination.rollout.world_models import form_of, load_world_model
+from imagination.rollout.world_models import form_of
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.env import Task
 from real_envs.store import TrajectoryStore
@@ -93,16 +94,13 @@ def test_thoughts_are_learned_thrown_away_and_kept_in_the_record(thinking: Confi
 
     thinking.worldmodel.reasoning_tokens = 0  # the same weights asked for something else would dream nonsense
     with pytest.raises(UserError, match=r"trained as text\+reasoning.*reasoning_tokens"):
-        load_world_model(Engines(thinking.engine), RunFolder(run, 0), thinking.worldmodel, thinking.dream, 0.0)
+        Session(thinking, RunFolder(run, 0)).world_model((), 0.0)
 
 
 async def dreams(config: Config, run: Path) -> list[Trajectory]:
     """A dream from each of a few starts, in the middle of logged episodes as well."""
-    folder, log = RunFolder(run, 0), read_log(RunFolder(run, 0), config.collect.validation)[0]
-    engines = Engines(config.engine)
-    world = load_world_model(engines, folder, config.worldmodel, config.dream, 0.0, log)
-    model, chat = load_model(folder.model("policy"), "train", config.policy)
-    agent = make_agent(engines, model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
+    session = Session(config, RunFolder(run, 0))
+    log, world, agent = session.log.train, session.world_model(temperature=0.0), session.agent(session.policy("policy"))
     starts = starts_from_log(log, branch=True)
     assert any("reasoning" in turn.info for start in starts.values() for turn in start.history)
     played = []

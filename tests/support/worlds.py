@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imagination.commands import train as train_stage
+from imagination.session import Session
 from real_envs.trajectory import Turn
 from tests.support.tiny import TASKS, start
 from worldmodel.world_model import Prediction
@@ -56,5 +57,9 @@ class Doubtful(Planted):
 
 def plant(monkeypatch: pytest.MonkeyPatch, world: Callable[[Any], Planted]) -> None:
     """Every world model that the stage ``train`` loads is ``world`` of it."""
-    honest = train_stage.load_world_model
-    monkeypatch.setattr(train_stage, "load_world_model", lambda *a, **k: world(honest(*a, **k)))
+
+    class Planting(Session):
+        def world_model(self, *given: Any, **more: Any) -> Any:
+            return world(super().world_model(*given, **more))
+
+    monkeypatch.setattr(train_stage, "Session", Planting)

@@ -44,7 +44,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "rollout", "learning", "evaluation", "loop", "report", "serving", "commands", "api", "cli")
+ROOMS = ("settings", "runs", "rollout", "session", "learning", "evaluation", "loop", "report", "serving", "commands")
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
@@ -188,8 +188,8 @@ def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str)
 
 # What is about a whole configuration: its composition, its fingerprint, what opens a run with it, and the commands.
 WHOLE = (
-    *("imagination/settings/", "imagination/commands/", "imagination/api.py", "imagination/gym.py"),
-    *("imagination/cli.py", *(f"imagination/runs/{name}.py" for name in ("fingerprint", "lifecycle", "status"))),
+    *(f"imagination/{name}" for name in ("settings/", "commands/", "session.py", "api.py", "gym.py", "cli.py")),
+    *(f"imagination/runs/{name}.py" for name in ("fingerprint", "lifecycle", "status")),
 )
 
 

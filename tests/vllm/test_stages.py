@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from imagination.commands.train import train
-from imagination.rollout.engines import Engines
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
@@ -85,8 +84,8 @@ def test_a_served_world_model_predicts_what_it_would_here(corridors: tuple[Path,
     served = deepcopy(config)
     served.engine = EngineSettings(name="openai", url=server, served_model="worldmodel")
     run = RunFolder(folder, 0)
-    here = asyncio.run(judge(load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0), log))
-    there = asyncio.run(judge(load_world_model(Engines(served.engine), run, served.worldmodel, served.dream, 0.0), log))
+    here = asyncio.run(judge(Session(config, run).world_model((), 0.0), log))
+    there = asyncio.run(judge(Session(served, run).world_model((), 0.0), log))
     assert len(here) == len(there) > 20
     assert sum(j.exact for j in here) > 5
     for a, b in zip(here, there, strict=True):

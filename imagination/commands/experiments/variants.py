@@ -12,12 +12,10 @@ from typing import Any
 from imagination.commands.evaluate import play_real
 from imagination.commands.train import train
 from imagination.evaluation.costs import KEYS, real_costs
-from imagination.rollout.engines import Engines, make_agent
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
-from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import open_tasks
+from imagination.session import Session
 from imagination.settings import Config
 from real_envs.interaction import real_interaction
 from worldmodel.evaluation.proportions import summarise
@@ -83,21 +81,13 @@ def play_clone(config: Config, source: Path) -> dict[str, Any]:
 
 
 async def _play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
-    tasks = open_tasks(run, config.env, config.collect.workers)
-    model, chat = load_model(run.model(name), "train", config.policy)
-    agent = make_agent(
-        Engines(config.engine),
-        model,
-        chat,
-        config.policy,
-        config.max_action_tokens,
-        config.evaluate.temperature,
-        "policy",
-    )
+    session = Session(config, run)
+    tasks, policy = session.tasks(), session.policy(name)
+    agent = session.agent(policy, config.evaluate.temperature)
     before = real_interaction()
     result: dict[str, Any] = {}
     for split in ("train", "heldout"):
-        episodes = await play_real(config, tasks, agent, weights_version(model), "after", split)
+        episodes = await play_real(config, tasks, agent, policy.version, "after", split)
         result[f"{split}_tasks"] = summarise(episodes).success.to_json()
     await tasks.close()
     result |= real_costs("evaluate", real_interaction() - before, config.env.price)

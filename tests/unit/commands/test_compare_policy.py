@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from imagination.commands.compare import _policy
-from imagination.rollout.engines import Engines
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config, UserError
 
 
@@ -19,4 +19,4 @@ def test_a_folder_of_the_same_name_in_the_working_directory_is_no_policy(
     (tmp_path / "policy").mkdir()  # such as that of the sources, where `imagine` is called
     config = Config()
     with pytest.raises(UserError, match=r"models/policy is not there yet; run `imagine train`"):
-        _policy(config, RunFolder(tmp_path / "run", 0), Engines(config.engine))
+        _policy(Session(config, RunFolder(tmp_path / "run", 0)))

@@ -18,6 +18,7 @@ from imagination.learning.reflections import reflected
 from imagination.rollout.dream_env import Guard
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Policy, Session
 from imagination.settings import Config
 from policy.lm.engine import ContextFull
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
@@ -81,9 +82,10 @@ def test_a_policy_proposes_what_it_would_do_and_never_the_experts_action(
 ) -> None:
     """Told twice it is one proposal; of a thought only the action counts; what does not end is none."""
     engine = Says("open box", "wait", "Hm.\n[action]\ndance", "wait", "no end" * 40)
-    monkeypatch.setattr(stage, "load_model", lambda *_: (Mock(), CHAT))
-    monkeypatch.setattr(stage, "context_of", lambda *_: 4096)
     config = Config(max_action_tokens=60)
     config.reflect.proposer, config.reflect.alternatives = "policy-clone", 5
-    propose = stage.asked_policy(config, RunFolder(tmp_path, 0), Mock(make=lambda *_: engine))
+    session = Session(config, RunFolder(tmp_path, 0))
+    monkeypatch.setattr(session, "policy", lambda *_: Policy(Mock(), CHAT))
+    monkeypatch.setattr(session, "agent", lambda *_: Mock(engine=engine))
+    propose = stage.asked_policy(session)
     assert asyncio.run(propose(EXPERT, 0)) == ["wait", "dance"]  # type: ignore[arg-type]  # it is a coroutine

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from imagination.rollout.engines import Engines, make_agent
-from imagination.rollout.world_models import load_world_model
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Policy, Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.settings.schema import ConfigError
@@ -97,24 +96,24 @@ def test_each_model_gets_the_engine_that_was_chosen(
 ) -> None:
     """``vllm`` is for both models; ``openai`` is for the world model, and the policy, which learns, stays here."""
     without_vllm(ModuleNotFoundError("No module named 'vllm'", name="vllm"))
-    run, config, chat = RunFolder(tmp_path, 0), Config(), ChatFormat(TOKENIZER)
+    run, config = RunFolder(tmp_path, 0), Config()
     model = build_model(SMALL, TOKENIZER, 0)
+    policy = Policy(model, ChatFormat(TOKENIZER))
     save_checkpoint(model, TOKENIZER, run.model("worldmodel"))
     for name in ("inprocess", "openai"):
         config.engine = EngineSettings(name=name, url="http://127.0.0.1:1/v1", served_model="w")  # type: ignore[arg-type]
-        agent = make_agent(Engines(config.engine), model, chat, config.policy, config.max_action_tokens, 1.0, "policy")
-        assert isinstance(agent.engine, InProcessEngine)
+        assert isinstance(Session(config, run).agent(policy).engine, InProcessEngine)
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
-        load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0)
+        Session(config, run).world_model((), 0.0)
     # what was just trained is not what the server has
     assert isinstance(
-        load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0, served=False).engine,
+        Session(config, run).world_model((), 0.0, served=False).engine,
         InProcessEngine,
     )
     config.engine = EngineSettings(name="vllm")
     for attempt in (
-        lambda: make_agent(Engines(config.engine), model, chat, config.policy, config.max_action_tokens, 1.0, "policy"),
-        lambda: load_world_model(Engines(config.engine), run, config.worldmodel, config.dream, 0.0),
+        lambda: Session(config, run).agent(policy),
+        lambda: Session(config, run).world_model((), 0.0),
     ):
         with pytest.raises(EngineUnavailable, match="not installed"):
             attempt()
@@ -124,7 +123,7 @@ def test_another_temperature_shares_the_engine(tmp_path: Path) -> None:
     """An engine is started once per model; a second one would take its memory and its seconds again."""
     run = RunFolder(tmp_path, 0)
     save_checkpoint(build_model(SMALL, TOKENIZER, 0), TOKENIZER, run.model("worldmodel"))
-    dreaming = load_world_model(Engines(EngineSettings()), run, Config().worldmodel, Config().dream, 1.0)
+    dreaming = Session(Config(), run).world_model((), 1.0)
     judging = dreaming.at_temperature(0.0)
     assert judging.engine is dreaming.engine
     assert (dreaming.sampling.temperature, judging.sampling.temperature) == (1.0, 0.0)

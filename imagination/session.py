@@ -1,0 +1,248 @@
+"""A run at work: its settings and folder, and the log, engines, world model and policies made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from imagination.rollout.dream_env import DreamEnv, Guard, Start
+from imagination.rollout.engines import Engines, Meter, drafts_from
+from imagination.rollout.world_models import (
+    STAGE,
+    calibration_of,
+    check_form,
+    check_writes,
+    form_of,
+    guard_of,
+    member_folder,
+    rules_of,
+)
+from imagination.runs.lifecycle import need, open_run
+from imagination.runs.log import read_log, solved_at
+from imagination.runs.models import context_of, load_model, weights_version
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import open_tasks
+from imagination.settings import Config
+from policy.agent import LanguageModelAgent
+from policy.lm.backbone import load_tokenizer
+from policy.lm.engine import EngineCannotScore, EngineUnavailable
+from policy.lm.engines.openai import OpenAIEngine
+from policy.lm.render import ChatFormat
+from real_envs.env import TaskSet
+from real_envs.trajectory import Trajectory
+from worldmodel.calibration import Calibration
+from worldmodel.diffusion.checkpoint import check_trained, inverse_of
+from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.ensemble import EnsembleWorldModel
+from worldmodel.formats.full import TransitionFormat
+from worldmodel.goal import GoalWorldModel
+from worldmodel.rules.invariants import OUTCOME
+from worldmodel.rules.rule_set import RuleSet
+from worldmodel.rules.world_model import RuledWorldModel
+from worldmodel.text import TextWorldModel
+from worldmodel.world_model import LanguageWorldModel
+
+
+class Log(NamedTuple):
+    """Logged episodes of the training tasks: those to train on, and those held out for validation."""
+
+    train: list[Trajectory]
+    held: list[Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A policy's model and the chat format that it reads and writes."""
+
+    model: Any
+    chat: ChatFormat
+
+    @property
+    def version(self) -> str:
+        """A short hash of its weights as they are now."""
+        return weights_version(self.model)
+
+
+class Session:
+    """What a command works with. Log and engines are made once, when they are first asked for.
+
+    Args:
+        config: all settings of the run.
+        run: its folder.
+        meter: counts the tokens that its engines sample.
+
+    Example::
+
+        session = Session.open(config, folder)
+        world, agent = session.world_model(), session.agent(session.policy())
+    """
+
+    def __init__(self, config: Config, run: RunFolder, meter: Meter | None = None) -> None:
+        self.config, self.run, self._meter = config, run, meter
+
+    @classmethod
+    def open(cls, config: Config, folder: Path, stage: str = "", models: bool = True) -> Session:
+        """Opens the folder for a ``stage``, and sets torch up where it uses ``models``."""
+        return cls(config, open_run(config, folder, stage, models))
+
+    @cached_property
+    def engines(self) -> Engines:
+        """All of them share the device of this process."""
+        return Engines(self.config.engine, self._meter)
+
+    @cached_property
+    def log(self) -> Log:
+        """
+        Raises:
+            StoreError: the log is missing or broken.
+            UserError: nothing is left to train on.
+        """
+        return Log(*read_log(self.run, self.config.collect.validation))
+
+    def tasks(self, privileged: bool = False) -> TaskSet:
+        """The run's tasks and real environments, opened anew; the caller closes them.
+
+        Raises:
+            UserError: ``collect`` has not made them, or the log is of another world.
+        """
+        return open_tasks(self.run, self.config.env, self.config.collect.workers, privileged)
+
+    @cached_property
+    def solved_at(self) -> float | None:
+        """Total reward from which a dream is solved; ``None`` is the usual 1."""
+        return solved_at(self.run, self.config.worldmodel.goal)
+
+    # the world model
+
+    def world_model(
+        self,
+        log: Sequence[Trajectory] | None = None,
+        temperature: float | None = None,
+        served: bool = True,
+        name: str = "worldmodel",
+    ) -> LanguageWorldModel:
+        """The run's world model, ready to predict.
+
+        Args:
+            log: what to retrieve from and to know facts by, and where to look up guesses at its predictions; by default
+                what the run trains on.
+            temperature: by default that of dreams.
+            served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
+            name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and
+                must have been trained in the same form.
+
+        Raises:
+            UserError: it is not trained yet, or was trained in another form.
+            EngineCannotScore: an ensemble in an engine that only samples.
+            EngineUnavailable: kind=diffusion in an engine that writes from left to right.
+        """
+        config, run, settings, engine = self.config, self.run, self.config.worldmodel, self.config.engine.name
+        check_writes(settings)
+        need(run.model(name), STAGE)
+        alone = settings.members == 1 or name != "worldmodel"
+        check_form(run, settings, config.dream)
+        served = served and engine == "openai"
+        if not alone and (served or engine == "vllm"):
+            raise EngineCannotScore(
+                f"engine={engine} cannot score given tokens, which the members of an ensemble do to each "
+                "other's predictions: set engine=inprocess, or worldmodel.members=1"
+            )
+        if settings.kind == "diffusion" and engine != "inprocess":
+            raise EngineUnavailable(
+                f"engine={engine} writes from left to right and cannot fill in a canvas: set engine=inprocess, or "
+                "another worldmodel.kind"
+            )
+        log = self.log.train if log is None else log
+        form = form_of(settings, log)
+        temperature = config.dream.temperature if temperature is None else temperature
+        folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
+        members = [
+            self._served(folder, form, temperature) if served else self._member(folder, form, temperature, log)
+            for folder in folders
+        ]
+        model: LanguageWorldModel = members[0] if alone else EnsembleWorldModel(members, settings.lead)
+        rules = rules_of(run) if settings.rules != "off" else None
+        if rules is not None and settings.rules != "off":
+            if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
+                rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
+            model = RuledWorldModel(model, rules, settings.rules, settings.resamples)
+        return GoalWorldModel(model, settings.goal) if settings.goal.declared else model
+
+    def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
+        """The model of a server, read and written by the tokenizer of ``folder``."""
+        chat = ChatFormat(load_tokenizer(need(folder, STAGE)))
+        engine = OpenAIEngine(self.config.worldmodel.context, self.config.engine)
+        version = f"served/{self.config.engine.served_model}"
+        return TextWorldModel(engine, chat, version, self.config.dream.max_tokens, temperature, form)
+
+    def _member(
+        self, folder: Path, form: TransitionFormat, temperature: float, log: Sequence[Trajectory]
+    ) -> TextWorldModel:
+        settings, max_tokens = self.config.worldmodel, self.config.dream.max_tokens
+        model, chat = load_model(folder, STAGE, settings)
+        model.requires_grad_(False)
+        context = context_of(model, settings)
+        if settings.kind == "diffusion":
+            check_trained(model, folder, settings.diffusion.block)
+            filler = self.engines.make_canvas(model, chat, context, settings.diffusion)
+            asked = inverse_of(model, chat)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, asked)
+        engine = self.engines.make(model, chat, context, drafts_from(log, chat, form))
+        return TextWorldModel(engine, chat, weights_version(model), max_tokens, temperature, form)
+
+    def guard(self, ends: bool = True, name: str = "worldmodel") -> Guard:
+        """When dreams of the world model ``name`` are cut.
+
+        Args:
+            ends: an uncertain turn ends the dream; otherwise it is marked and the dream goes on.
+
+        Raises:
+            UserError: the world model has no calibration for these settings.
+        """
+        return guard_of(self.run, self.config.worldmodel, self.config.dream, ends, name)
+
+    def calibration(self, needed_by: str) -> Calibration:
+        """The calibration of the run's world model.
+
+        Raises:
+            UserError: there is none for these settings, and ``needed_by`` needs one.
+        """
+        return calibration_of(self.run, self.config.worldmodel, self.config.dream, needed_by)
+
+    def dreams(self, model: LanguageWorldModel, starts: Mapping[str, Start]) -> Callable[[], DreamEnv]:
+        """Makes environments that dream from ``starts``, as training does: with probabilities where they are known."""
+        calibration = Calibration.load(self.run.model("worldmodel"))
+        guard = self.guard(ends=self.config.dream.on_doubt != "downweight")
+        return lambda: DreamEnv(model, starts, guard, calibration)
+
+    # the policy
+
+    def policy(self, folder: str | Path = "policy-clone") -> Policy:
+        """A policy of the run.
+
+        Args:
+            folder: of its model, or its name under ``models/``.
+
+        Raises:
+            UserError: an earlier stage has not made it yet.
+        """
+        path = folder if isinstance(folder, Path) else self.run.model(folder)
+        model, chat = load_model(path, "clone" if path.name == "policy-clone" else "train", self.config.policy)
+        return Policy(model, chat)
+
+    def agent(
+        self, policy: Policy, temperature: float = 1.0, name: str = "policy", slots: int | None = None
+    ) -> LanguageModelAgent:
+        """The policy as it plays, sampling from its weights as they were when its engine's were last updated.
+
+        Args:
+            slots: at most so many in an engine that shares no step with others; by default it shares the device.
+        """
+        engines = self.engines
+        if slots is not None:
+            engines = Engines(replace(self.config.engine, slots=min(self.config.engine.slots, slots)))
+        engine = engines.make(policy.model, policy.chat, context_of(policy.model, self.config.policy))
+        return LanguageModelAgent(engine, policy.chat, self.config.max_action_tokens, temperature, name)
