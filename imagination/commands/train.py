@@ -28,7 +28,7 @@ from imagination.learning.trainer import KeepCheckpoints, make_trainer
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
-from imagination.runs.lifecycle import finish, resume_from
+from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.models import adapted
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -54,14 +54,14 @@ def train(
         UserError: settings contradict each other, or an earlier stage is missing.
     """
     check(config)
-    session = Session.open(config, folder, "train")
-    with session.run.timed("train"):
-        _train(session, recorded, starts)
-    finish(session.run, "train")
+    run = open_run(config, folder, "train")
+    with run.timed("train"):
+        _train(config, run, recorded, starts)
+    finish(run, "train")
 
 
-def _train(session: Session, recorded: Recorded | None, starts: Mapping[str, Start] | None) -> None:
-    config, run, settings = session.config, session.run, session.config.train
+def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Mapping[str, Start] | None) -> None:
+    session, settings = Session(config, run), config.train
     seed = config.seed if settings.seed is None else settings.seed
     state, done = resume_from(run, "train")
     for written, step in (("train", done), ("last_look", 0), (OVERLAP, done)):
