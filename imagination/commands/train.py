@@ -13,6 +13,7 @@ from typing import Any
 from imagination.commands.check_train import check, check_experts, longest_episode
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
+from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.best_policy import BestPolicy, split_starts
@@ -221,7 +222,8 @@ def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: s
     if not data.dreamed or not config.tripwires.enabled:
         return None
     updates, rules = config.train.updates, rules_of(run)
-    watch = TripwireMonitor(run, config.tripwires, updates, policy.model, data.log, probe, session.solved_at, rules)
+    log = LogReference(data.log, 1.0 if session.solved_at is None else session.solved_at)
+    watch = TripwireMonitor(config.tripwires, updates, policy.model, log, probe, rules)
     if state is not None:
         watch.resume(state)
     return watch

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from imagination.evaluation.verdict import digits_of
 from imagination.report.audit_plots import draw_audit
-from imagination.report.page import document
+from imagination.report.page import banner, document, figures
 from worldmodel.evaluation.proportions import interval, number, signed
 
 Estimate = Mapping[str, Any]
@@ -55,7 +55,6 @@ def render_audit(found: Mapping[str, Any]) -> str:
 def _head(found: Mapping[str, Any]) -> str:
     headline, *reasons = found["verdict"]["sentences"]
     facts = [
-        found["run"],
         f"world model {found['world_model']['name']} {found['world_model']['version']}",
         f"seed {found['seeds']['run']}",
         f"{found['real_steps']:,} real steps",
@@ -66,12 +65,7 @@ def _head(found: Mapping[str, Any]) -> str:
     items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
     notes = "".join(f"<li>{escape(note)}</li>" for note in found["notes"])
     aside = f'<div class="partial"><h3>What to keep in mind</h3><ul>{notes}</ul></div>' if notes else ""
-    return f"""<header>
-<div class="run">{escape(" · ".join(facts))}</div>
-<h1>{escape(headline)}</h1>
-<ul class="reasons">{items}</ul>
-{aside}
-</header>"""
+    return banner(found["run"], facts, escape(headline), f'<ul class="reasons">{items}</ul>\n{aside}')
 
 
 def _targets(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -95,18 +89,14 @@ varies.</p>
 
 
 def _plots(found: Mapping[str, Any]) -> str:
-    figures = [
-        f'<figure class="{"wide" if plot.wide else "half"}"><figcaption><h3>{escape(plot.title)}</h3>'
-        f'<span class="note">{escape(plot.note)}</span></figcaption>{plot.svg}</figure>'
-        for plot in draw_audit(found)
-    ]
-    if not figures:
+    plots = draw_audit(found)
+    if not plots:
         return ""
     own = next((found["sets"][name]["about"] for name in ("on_policies", "held_out") if name in found["sets"]), "")
     return f"""<section>
 <h2>How it dreams</h2>
 <p class="lead">The small pictures: {escape(own)}.</p>
-<div class="plots">{"".join(figures)}</div>
+{figures(plots, narrow="half")}
 </section>"""
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from imagination.report.run_plots import DREAM, EXPERT, GRID, INK, MUTED, REAL, STYLE, Plot, to_svg
+from imagination.report.page import Plot
+from imagination.report.run_plots import DREAM, EXPERT, GRID, INK, MUTED, REAL, STYLE, new_axes, to_svg
 
 NAMES = {"held_out": "log", "on_policy": "own actions", "on_policies": "all policies"}
 FEW = 5  # a share of fewer is not drawn
@@ -33,7 +33,7 @@ def draw_audit(found: Mapping[str, Any]) -> list[Plot]:
 
 def drift(sets: Mapping[str, Any]) -> Plot | None:
     """Open-loop exact match by turn with its interval, along the log and along the policy's own actions."""
-    figure, axes = _axes(wide=True)
+    figure, axes = new_axes(wide=True)
     ends: list[tuple[float, float, str, str]] = []
     for name, colour in (("held_out", EXPERT), ("on_policy", DREAM)):
         at = sets.get(name, {}).get("drift", {}).get("exact_at", {})
@@ -67,7 +67,7 @@ def policies(found: Sequence[Mapping[str, Any]]) -> Plot | None:
     points = [p for p in found if p["dream"]["value"] is not None and p["real"]["value"] is not None]
     if len(points) < 2:
         return None
-    figure, axes = _axes(wide=True)
+    figure, axes = new_axes(wide=True)
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.2, linestyle=(0, (4, 4)))
     for p in points:
         axes.plot([p["real"]["value"]] * 2, [p["real"]["value"], p["dream"]["value"]], color=GRID, linewidth=1.6)
@@ -91,7 +91,7 @@ def reliability(calibration: Mapping[str, Any], title: str) -> Plot | None:
     bins = calibration["bins"]
     if not bins:
         return None
-    figure, axes = _axes(wide=False)
+    figure, axes = new_axes(wide=False)
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1.2, linestyle=(0, (4, 4)))
     most = max(b["n"] for b in bins)
     axes.plot([b["confidence"] for b in bins], [b["right"] for b in bins], color=DREAM, linewidth=1.4, alpha=0.5)
@@ -115,7 +115,7 @@ def bars(by: Mapping[str, Any], title: str, x: str, first: int = 0) -> Plot | No
     shown = [(name, e) for name, e in by.items() if e["n"] >= FEW]
     if len(shown) < 2:
         return None
-    figure, axes = _axes(wide=False)
+    figure, axes = new_axes(wide=False)
     for k, (_, e) in enumerate(shown):
         axes.bar(k, e["value"], color=DREAM, alpha=0.35, width=0.7)
         if e["ci95"] is not None:
@@ -126,11 +126,6 @@ def bars(by: Mapping[str, Any], title: str, x: str, first: int = 0) -> Plot | No
     axes.set_xticks(range(len(shown)), labels)
     axes.tick_params(axis="x", labelcolor=INK)
     return Plot(title, "words, reward and end", to_svg(figure, title))
-
-
-def _axes(wide: bool) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.8, 3.3) if wide else (4.4, 2.8), layout="constrained")
-    return figure, figure.add_subplot()
 
 
 def _finish(axes: Axes, x: str, y: str) -> None:

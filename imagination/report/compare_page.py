@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from imagination.evaluation.compare.pairs import NEVER
 from imagination.report.compare_text import KINDS, SIGNALS_ON, SOURCES
-from imagination.report.page import picture_address, scripted_page
+from imagination.report.page import asset, picture_address, scripted_page
 from worldmodel.evaluation.proportions import count, interval, number, signed
 
 SCRIPTS = ("compare_state.js", "compare_list.js", "compare_pair.js", "compare_main.js")
@@ -30,15 +29,12 @@ def render_page(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> 
     Args:
         screens: folders where the pictures that it names may be; those found are in the page.
     """
-    folder = files("imagination.report") / "assets"
-    code = "\n".join((folder / name).read_text(encoding="utf-8") for name in SCRIPTS)
     body = f"""<a class="skip" href="#pairs" id="skip">Skip to the pairs</a>
 {_head(comparison)}
-{(folder / "compare.html").read_text(encoding="utf-8")}
+{asset("compare.html")}
 <script type="application/json" id="data">{embed_json(page_data(comparison, screens))}</script>"""
     title = f"{comparison['run']} · dreams beside reality"
-    css = (folder / "compare.css").read_text(encoding="utf-8")
-    return scripted_page(title, body, css, code, "img-src data:")
+    return scripted_page(title, body, asset("compare.css"), "\n".join(map(asset, SCRIPTS)), "img-src data:")
 
 
 def embed_json(value: Any) -> str:

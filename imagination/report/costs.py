@@ -10,7 +10,8 @@ from typing import Any
 import matplotlib
 
 from imagination.evaluation.costs import running_mean
-from imagination.report.run_plots import DREAM, PAPER, REAL, STYLE, Plot, end_labels, finish, new_axes, to_svg
+from imagination.report.page import Plot, figures
+from imagination.report.run_plots import DREAM, PAPER, REAL, STYLE, end_labels, finish, new_axes, to_svg
 from worldmodel.evaluation.proportions import number, proportion
 
 TITLES = {
@@ -216,14 +217,11 @@ def _control(report: Mapping[str, Any]) -> str:
     first, *rest = without_dreams(report)
     if report["money"]["without_dreams"] is None:
         return f'<p class="note">{escape(first)}</p>'
-    figure = ""
-    if plot := control_curve(report):
-        caption = f'<figcaption><h3>{plot.title}</h3><span class="note">{plot.note}</span></figcaption>'
-        figure = f'<div class="plots"><figure class="wide">{caption}{plot.svg}</figure></div>'
+    plot = control_curve(report)
     return f"""<h3 class="second">The same success without dreams</h3>
 <p>{escape(first)} {escape(" ".join(rest))}</p>
 <p class="note">{escape(method(report))}</p>
-{figure}"""
+{figures([plot] if plot else [])}"""
 
 
 def control_curve(report: Mapping[str, Any]) -> Plot | None:

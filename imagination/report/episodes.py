@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from imagination.evaluation.compare.alignment import Difference, Row, Twin, word_diff
+from imagination.evaluation.compare.alignment import ReplayedPair, Row, TurnClass, word_diff
 from worldmodel.evaluation.proportions import count
 
 EARLIER = 3  # agreeing turns shown before the first difference; twice as many and more fold
@@ -17,24 +17,25 @@ LATER = 2  # turns shown after it; more than these fold
 LONG = 420  # characters; longer texts fold
 KEPT = 90  # characters kept at both ends of a long passage in which dream and reality agree
 PARTING = {
-    Difference.WORDS: "here they part, the words differ",
-    Difference.REWARD: "here they part, with the same words and a different reward",
-    Difference.END: "here they part, with the same words, but only one of them ends",
+    TurnClass.STATE: "here they part, the words differ",
+    TurnClass.WORDING: "here they part, the words differ",
+    TurnClass.REWARD: "here they part, with the same words and a different reward",
+    TurnClass.END: "here they part, with the same words, but only one of them ends",
 }
 
 
-def render_pair(kind: str, twin: Twin) -> str:
+def render_pair(kind: str, pair: ReplayedPair) -> str:
     """A dream and its replay, aligned turn by turn, with the first difference marked."""
-    dream, real = twin.dream, twin.real
-    prefix, parts_at = int(dream.get("prefix_turns") or 0), twin.parts_at
+    dream, real = pair.dream, pair.real
+    prefix, parts_at = int(dream.get("prefix_turns") or 0), pair.parts_at
     turns = []
     for k in range(max(len(dream["turns"]), len(real["turns"]))):
         a, b = (turns_of[k] if k < len(turns_of) else None for turns_of in (dream["turns"], real["turns"]))
         parted = (parts_at is not None and k >= parts_at) or a is None or b is None
         state = "agree" if not parted else "first" if k == parts_at else "after"
         banner = ""
-        if state == "first" and twin.difference is not None:
-            banner = f'<div class="parting">Turn {k + 1}: {PARTING[twin.difference]}</div>'
+        if state == "first":
+            banner = f'<div class="parting">Turn {k + 1}: {PARTING[_words_first(pair.differs)]}</div>'
         known = "copied from a log" if k < prefix else _confidence(a)
         action = (a or b or {})["action"]
         body = _cells(a, b) if parted else f'<div class="both text">{_agreed(a or {})}</div>'
@@ -43,7 +44,7 @@ def render_pair(kind: str, twin: Twin) -> str:
             f'<li class="turn {state}" data-turn="{k + 1}">{banner}<div class="act"><span class="no">{k + 1}</span>'
             f'<code>&gt; {escape(action)}</code><span class="conf">{known}</span></div>{body}</li>'
         )
-    where = f"parts at turn {parts_at + 1} of {twin.length}" if parts_at is not None else "never parts"
+    where = f"parts at turn {parts_at + 1} of {pair.length}" if parts_at is not None else "never parts"
     return f"""<article class="pair">
 <header><h3>{escape(kind)}</h3><p class="note">{escape(str(dream.get("task_id", "")))} · {where}</p></header>
 <div class="heads"><span class="dream">Dream · {_outcome(dream)}</span>
@@ -51,6 +52,11 @@ def render_pair(kind: str, twin: Twin) -> str:
 <details class="start"><summary>Where both start</summary><div class="text">{escape(dream["start"])}</div></details>
 {_list(turns, len(turns) if parts_at is None else parts_at)}
 </article>"""
+
+
+def _words_first(differs: Sequence[TurnClass]) -> TurnClass:
+    """What a reader is told of a turn that differs in several ways: its words, if they do."""
+    return TurnClass.WORDING if TurnClass.WORDING in differs else differs[0]
 
 
 def _list(turns: Sequence[str], agreed: int) -> str:
@@ -175,18 +181,18 @@ def _confidence(turn: Mapping[str, Any] | None) -> str:
     return f'<span class="gauge"><i style="width:{percent:.0f}%"></i></span>confidence {percent:.0f} %'
 
 
-def choose(twins: Sequence[Twin], limit: int = 4) -> list[tuple[str, Twin]]:
+def choose(pairs: Sequence[ReplayedPair], limit: int = 4) -> list[tuple[str, ReplayedPair]]:
     """A few pairs, one for each kind that there is, with the kind in words. Order and choice are deterministic."""
-    parted = [t for t in twins if t.parts_at is not None]
-    true = [t for t in twins if t.parts_at is None]
-    kinds: list[tuple[str, list[Twin]]] = [
-        ("The dream was solved and the game was not", [t for t in twins if t.false_success]),
+    parted = [t for t in pairs if t.parts_at is not None]
+    true = [t for t in pairs if t.parts_at is None]
+    kinds: list[tuple[str, list[ReplayedPair]]] = [
+        ("The dream was solved and the game was not", [t for t in pairs if t.false_success]),
         ("Never parted, and solved in both", [t for t in true if t.dream.get("solved") and t.real.get("solved")]),
         ("Parted earliest", sorted(parted, key=lambda t: (t.parts_at or 0, str(t.dream["id"])))),
         ("Parted latest", sorted(parted, key=lambda t: (-(t.parts_at or 0), str(t.dream["id"])))),
         ("Never parted", sorted(true, key=lambda t: (-t.length, str(t.dream["id"])))),
     ]
-    chosen: dict[str, tuple[str, Twin]] = {}
+    chosen: dict[str, tuple[str, ReplayedPair]] = {}
     for kind, candidates in kinds:
         fresh = [t for t in candidates if t.dream["id"] not in chosen]
         if fresh and len(chosen) < limit:

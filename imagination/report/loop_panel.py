@@ -8,7 +8,8 @@ from typing import Any
 
 import matplotlib
 
-from imagination.report.run_plots import DREAM, REAL, STYLE, Plot, end_labels, finish, new_axes, to_svg
+from imagination.report.page import Plot, figures
+from imagination.report.run_plots import DREAM, REAL, STYLE, end_labels, finish, new_axes, to_svg
 from worldmodel.evaluation.proportions import interval, number
 
 HEADS = (
@@ -31,14 +32,11 @@ def render_loop(report: Mapping[str, Any]) -> str:
         "<tr>" + "".join(f"<td{' class=right' * (n != 4)}>{escape(cell)}</td>" for n, cell in enumerate(row)) + "</tr>"
         for row in rows
     )
-    figure = ""
-    if plot := loop_curve(report):
-        caption = f'<figcaption><h3>{plot.title}</h3><span class="note">{plot.note}</span></figcaption>'
-        figure = f'<div class="plots"><figure class="wide">{caption}{plot.svg}</figure></div>'
+    plot = loop_curve(report)
     return f"""<section>
 <h2>Round by round</h2>
 <p class="lead">{escape(loop_sentence(report))}</p>
-{figure}
+{figures([plot] if plot else [])}
 <table class="cost">
 <thead><tr>{heads}</tr></thead>
 <tbody>{body}</tbody>

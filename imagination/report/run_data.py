@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.compare.alignment import find_twins, still_true
+from imagination.evaluation.compare.alignment import replayed_pairs, still_true
 from imagination.evaluation.costs import ledger, loop_dreams, price_of, read_control, spent_to_learn, without_dreams
 from real_envs.errors import UserError
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
@@ -125,12 +125,12 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
     report["change_ci95"] = {
         key: difference_ci95(_proportion(policy["after"][key]), _proportion(policy["before"][key])) for key in POLICY
     }
-    twins = find_twins(run.rollouts)
+    pairs = replayed_pairs(run.rollouts)
     report["twins"] = {
-        "n": len(twins),
-        "never_parted": sum(t.parts_at is None for t in twins),
-        "false_success": sum(t.false_success for t in twins),
-        "still_true": [list(point) for point in still_true(twins)],
+        "n": len(pairs),
+        "never_parted": sum(t.parts_at is None for t in pairs),
+        "false_success": sum(t.false_success for t in pairs),
+        "still_true": [list(point) for point in still_true(pairs)],
     }
     if (by_rule := answered_by_rule(run.rollouts)) is not None:
         report["answered_by_rule"] = by_rule

@@ -13,13 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from imagination.evaluation.compare.alignment import Row, find_twins
+from imagination.evaluation.compare.alignment import Row, replayed_pairs
 from imagination.report.costs import render_money
 from imagination.report.episodes import choose, render_episodes, render_pair
 from imagination.report.loop_panel import render_loop
-from imagination.report.page import document
+from imagination.report.page import Plot, banner, document, figures
 from imagination.report.run_data import build_report, load_run
-from imagination.report.run_plots import Plot, draw_curves
+from imagination.report.run_plots import draw_curves
 from imagination.report.run_text import (
     audit_table,
     calibration_sentence,
@@ -69,7 +69,7 @@ def render_html(
 
 def _head(name: str, report: Mapping[str, Any]) -> str:
     headline, *rest = report["verdict"]
-    facts = [name, f"seed {report['seed']}" if report["seed"] is not None else "", plain(report["hardware"])]
+    facts = [f"seed {report['seed']}" if report["seed"] is not None else "", plain(report["hardware"])]
     notes = ""
     if report["notes"]:
         title = "This run is not finished" if report["partial"] else "Not everything could be measured"
@@ -77,12 +77,8 @@ def _head(name: str, report: Mapping[str, Any]) -> str:
         notes = f'<div class="partial"><h3>{title}</h3><ul>{items}</ul></div>'
     if wires := tripwire_note(report):
         notes = f'<div class="partial"><h3>{wires[0]}</h3><p>{escape(wires[1])}</p></div>{notes}'
-    return f"""<header>
-<div class="run">{escape(" · ".join(fact for fact in facts if fact))}</div>
-<h1>{_soft_intervals(headline)}</h1>
-<p class="more">{_soft_intervals(" ".join(rest))}</p>
-{notes}
-</header>"""
+    more = f'<p class="more">{_soft_intervals(" ".join(rest))}</p>'
+    return banner(name, facts, _soft_intervals(headline), f"{more}\n{notes}")
 
 
 def _soft_intervals(sentence: str) -> str:
@@ -165,15 +161,10 @@ def _strip(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None, ki
 def _curves(plots: Sequence[Plot]) -> str:
     if not plots:
         return ""
-    figures = [
-        f'<figure class="{"wide" if plot.wide else "small"}"><figcaption><h3>{plot.title}</h3>'
-        f'<span class="note">{plot.note}</span></figcaption>{plot.svg}</figure>'
-        for plot in plots
-    ]
     return f"""<section>
 <h2>How it went</h2>
 <p class="lead">Faint: what was logged. Strong: its running mean over nine neighbours, where points are many.</p>
-<div class="plots">{"".join(figures)}</div>
+{figures(plots)}
 </section>"""
 
 
@@ -217,7 +208,7 @@ def _rules(report: Mapping[str, Any]) -> str:
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
-    chosen, twins = choose(find_twins(rollouts)), report["twins"]
+    chosen, twins = choose(replayed_pairs(rollouts)), report["twins"]
     if not chosen:
         return ""
     return f"""<section>
@@ -226,7 +217,7 @@ def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
 {twins["n"]} pairs, {twins["never_parted"]} never parted; {twins["false_success"]} were solved in the dream and not in
 reality. Below is one pair of each kind. Where both agree, the text stands once, across both columns; once they have
 parted they are in different states, and later differences follow from the first.</p>
-{"".join(render_pair(kind, twin) for kind, twin in chosen)}
+{"".join(render_pair(kind, pair) for kind, pair in chosen)}
 {_more(report, "compare.html", "All pairs of the last comparison, to search and filter")}</section>"""
 
 

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from imagination.report.page import Plot
 from worldmodel.evaluation.proportions import Proportion
 
 # placeholder -> CSS variable
@@ -61,16 +62,6 @@ STYLE: dict[Any, Any] = {
 }
 Point = tuple[float, float]
 Metrics = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A picture with its heading, ready for ``<figure>``."""
-
-    title: str
-    note: str
-    svg: str
-    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from imagination.evaluation.compare.alignment import Row, find_twins
+from imagination.evaluation.compare.alignment import Row, replayed_pairs
 from imagination.evaluation.costs import spent_to_learn
 from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.report.costs import cost_lines
@@ -254,14 +254,14 @@ def _cell(text: str) -> str:
 
 def _pair(rollouts: Sequence[Row]) -> list[str]:
     """The first chosen dream beside reality, as a diff."""
-    chosen = choose(find_twins(rollouts), limit=1)
+    chosen = choose(replayed_pairs(rollouts), limit=1)
     if not chosen:
         return []
-    kind, twin = chosen[0]
+    kind, pair = chosen[0]
     lines = []
-    for k, (dream, real) in enumerate(zip(twin.dream["turns"], twin.real["turns"], strict=False)):
+    for k, (dream, real) in enumerate(zip(pair.dream["turns"], pair.real["turns"], strict=False)):
         lines.append(f"  {k + 1} > {_line(dream['action'])}")
-        if twin.parts_at is None or k < twin.parts_at:
+        if pair.parts_at is None or k < pair.parts_at:
             lines.append(f"    {_line(real['observation'])}")
             continue
         for sign, turn in (("-", dream), ("+", real)):
@@ -270,7 +270,7 @@ def _pair(rollouts: Sequence[Row]) -> list[str]:
             lines.append(f"{sign}   {_line(turn['observation'])}{reward}{end}")
         break
     fence = "`" * (3 + max((line.count("`") for line in lines), default=0))  # longer than any run of them in the text
-    title = f"{kind}: {_cell(str(twin.dream.get('task_id', '')))}. Up to the first difference; − dream, + reality."
+    title = f"{kind}: {_cell(str(pair.dream.get('task_id', '')))}. Up to the first difference; − dream, + reality."
     return ["## A dream beside reality", "", title, "", f"{fence}diff", *lines, fence, ""]
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.evaluation.monitors.rollout_stats import LogReference, Speech, effective, loops, measure, path
+from imagination.evaluation.monitors.rollout_stats import ActionStats as Speech
+from imagination.evaluation.monitors.rollout_stats import LogReference, effective, loops, measure, path
 from imagination.evaluation.monitors.word_drift import WordReference, jensen_shannon, words
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.evaluation.monitors.rules import PREFIX, WIRES, Measured, check, first_trip
+from imagination.evaluation.monitors.rules import PREFIX, check, first_trip
+from imagination.evaluation.monitors.rules import RULES as WIRES
+from imagination.evaluation.monitors.rules import RolloutStats as Measured
 from imagination.settings import TripwireSettings
 
 S = TripwireSettings(window=2, memory=4, min_groups=3)

@@ -182,28 +182,20 @@ def align(dream: Trajectory, real: Trajectory, attempted: str = "") -> Alignment
 Row = Mapping[str, Any]  # one line of rollouts.jsonl
 
 
-class Difference(StrEnum):
-    """In what the two answers to the same action differ first; words before reward before end."""
-
-    WORDS = "words"
-    REWARD = "reward"
-    END = "end"
-
-
 @dataclass(frozen=True, slots=True)
-class Twin:
+class ReplayedPair:
     """A dream, its replay, and where they part.
 
     Attributes:
-        dream, real: the two rows of ``rollouts.jsonl``.
+        dream, real: the two rows of ``rollouts.jsonl``; ``real["twin_of"]`` is the dream's id.
         parts_at: index of the first turn answered differently; ``None`` if there is none.
-        difference: in what it differs; ``None`` if nothing does.
+        differs: in what it differs, see ``differences``.
     """
 
     dream: Row
     real: Row
     parts_at: int | None
-    difference: Difference | None
+    differs: tuple[TurnClass, ...]
 
     @property
     def length(self) -> int:
@@ -216,46 +208,37 @@ class Twin:
         return bool(self.dream.get("solved")) and not self.real.get("solved")
 
 
-def find_twins(rollouts: Iterable[Row]) -> list[Twin]:
-    """Pairs every replay with its dream. A replay that crashed says nothing and is left out."""
+def replayed_pairs(rollouts: Iterable[Row]) -> list[ReplayedPair]:
+    """Pairs every replay with its dream. A replay that crashed says nothing and is left out.
+
+    Turns are compared as far as both were played: a dream that was cut is not wrong where the game went on.
+    """
     rows = list(rollouts)
     dreams = {row["id"]: row for row in rows if row.get("source") == "dream"}
-    twins = []
+    pairs = []
     for real in rows:
         dream = dreams.get(real.get("twin_of"))
-        if dream is None or StopReason(real["stop"]).is_failure:
-            continue
-        twins.append(Twin(dream, real, *first_difference(dream["turns"], real["turns"])))
-    return twins
+        if dream is not None and not StopReason(real["stop"]).is_failure:
+            pairs.append(ReplayedPair(dream, real, *first_difference(dream["turns"], real["turns"])))
+    return pairs
 
 
-def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | None, Difference | None]:
-    """Index and kind of the first turn answered differently, ``(None, None)`` if all that both played agree.
-
-    White space is no difference; a reward that nobody measured agrees with any.
-    """
-    for k, (a, b) in enumerate(zip(dream, real, strict=False)):  # the dream may have been cut where the game went on
-        if not same_words(a["observation"], b["observation"]):
-            return k, Difference.WORDS
-        if not same_reward(a["reward"], b["reward"]):
-            return k, Difference.REWARD
-        if a["terminated"] != b["terminated"]:
-            return k, Difference.END
-    return None, None
+def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | None, tuple[TurnClass, ...]]:
+    """Index of the first turn answered differently and in what; ``(None, ())`` if all that both played agree."""
+    for k, rows in enumerate(zip(dream, real, strict=False)):
+        a, b = (Turn(row["action"], row["observation"], row["reward"], row["terminated"]) for row in rows)
+        if differs := differences(a, b):
+            return k, differs
+    return None, ()
 
 
-def still_true(twins: Sequence[Twin]) -> list[tuple[int, float, int]]:
-    """``(k, share of dreams still true to reality after k turns, dreams at risk)``, starting with ``(0, 1.0, n)``.
-
-    Turns copied from a log (``prefix_turns``) were not dreamed; k counts dreamed turns. See ``survival``.
-    """
-    lives = []  # (dreamed turns until it parted or ended, whether it parted)
-    for twin in twins:
-        prefix = int(twin.dream.get("prefix_turns") or 0)
-        if twin.parts_at is None:
-            lives.append((max(twin.length - prefix, 0), False))
-        else:
-            lives.append((max(twin.parts_at - prefix, 0) + 1, True))
+def still_true(pairs: Sequence[ReplayedPair]) -> list[tuple[int, float, int]]:
+    """``survival`` of the pairs' dreams. Turns copied from a log (``prefix_turns``) were not dreamed."""
+    lives = []
+    for pair in pairs:
+        end = pair.length if pair.parts_at is None else pair.parts_at
+        dreamed = max(end - int(pair.dream.get("prefix_turns") or 0), 0)
+        lives.append((dreamed, False) if pair.parts_at is None else (dreamed + 1, True))
     return survival(lives)
 
 

@@ -1,4 +1,4 @@
-"""Tripwires at work: recent policies are kept, training stops where a wire trips, and the run says why."""
+"""The monitor at work: recent policies are kept, training stops where a rule is broken, and the run says why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.rollout_stats import LogReference, measure
-from imagination.evaluation.monitors.rules import Measured, Tripped, check, first_trip, stopped_sentence
+from imagination.evaluation.monitors.rules import Alert, RolloutStats, check, first_trip, stopped_sentence
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError
@@ -74,35 +74,30 @@ class Probe:
 class TripwireMonitor(Callback):
     """Looks at each update's rollouts before anything is learned from them.
 
-    The evidence of a wire may add up over several updates, and a policy that has learned from the first of them is not
+    The evidence for a rule may add up over several updates, and a policy that has learned from the first of them is not
     to be trusted. So the trained weights with which each of the last ``max(memory, window)`` updates was played are
     kept here, and with the training state of a stopped run: evidence reaches no farther back.
 
     Args:
         updates: of the whole training.
         model: the policy that is trained, now as it starts.
-        log: the training episodes of the log.
-        solved_at: total reward of a solved dream, where it is not 1.
+        log: what the training episodes of the log say.
         rules: of the log, by which contradictions within dreams are told.
     """
 
     def __init__(
         self,
-        run: RunFolder,
         settings: TripwireSettings,
         updates: int,
         model: Any,
-        log: Sequence[Trajectory],
+        log: LogReference,
         probe: Probe,
-        solved_at: float | None = None,
         rules: RuleSet | None = None,
     ) -> None:
-        self._rules = rules
-        self._run, self._settings, self._model, self.probe = run, settings, model, probe
-        self._updates = updates
-        self._reference = LogReference(log, 1.0 if solved_at is None else solved_at)
-        self.history: list[Measured] = []
-        self.tripped: Tripped | None = None
+        self._settings, self._updates, self._model = settings, updates, model
+        self._reference, self.probe, self._rules = log, probe, rules
+        self.history: list[RolloutStats] = []
+        self.tripped: Alert | None = None
         self._example = ""
         self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
 
@@ -123,14 +118,14 @@ class TripwireMonitor(Callback):
         self._kept[update] = self._weights()
         self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
         real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
-        measured, examples = measure(
+        stats, examples = measure(
             update, played, self._reference, short=self._settings.short, real=real, rules=self._rules
         )
-        self.history.append(measured)
+        self.history.append(stats)
         self.tripped = check(self.history, self._settings)
         if self.tripped is not None:
             self._example = examples.get(self.tripped.wire, "")
-        return measured.to_metrics()
+        return stats.to_metrics()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.tripped is not None:
@@ -139,18 +134,18 @@ class TripwireMonitor(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "kept": self._kept,
-            "history": [measured.to_json() for measured in self.history],
+            "history": [stats.to_json() for stats in self.history],
             "example": self._example,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._kept = dict(state_dict["kept"])
-        self.history = [Measured.from_json(measured) for measured in state_dict["history"]]
+        self.history = [RolloutStats.from_json(stats) for stats in state_dict["history"]]
         self._example = state_dict["example"]
         self.tripped = first_trip(self.history, self._settings)
 
     def resume(self, state: str) -> None:
-        """Goes on from a saved training state; the run may have been killed just after a wire had tripped.
+        """Goes on from a saved training state; the run may have been killed just after a rule was broken.
 
         Raises:
             UserError: it is of a version that kept the policy of one update only.
@@ -165,7 +160,7 @@ class TripwireMonitor(Callback):
 
     @torch.no_grad()
     def roll_back(self) -> None:
-        """The policy before it learned from any of the evidence; nothing if no wire tripped."""
+        """The policy before it learned from any of the evidence; nothing if no rule was broken."""
         if self.tripped is None:
             return
         trusted = self._kept[self.tripped.since]
@@ -174,7 +169,7 @@ class TripwireMonitor(Callback):
                 parameter.copy_(trusted[name])
         print(stopped_sentence(self._stopped(self.tripped)), file=sys.stderr, flush=True)
 
-    def _stopped(self, tripped: Tripped) -> dict[str, Any]:
+    def _stopped(self, tripped: Alert) -> dict[str, Any]:
         return {
             "wire": tripped.wire,
             "update": tripped.update,

@@ -1,4 +1,4 @@
-"""What the rollouts of an update say beside the log: the numbers that the tripwires look at. It costs no real step.
+"""What the rollouts of an update say beside the log: the numbers that the rules are checked on. It costs no real step.
 
 The log knows the real answer to every sequence of actions that it holds. Whenever a dream follows such a sequence from
 the beginning of its task, its reward can be checked, however many updates later: the more often the policy does what
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from imagination.evaluation.monitors.rules import Measured
+from imagination.evaluation.monitors.rules import RolloutStats
 from imagination.evaluation.monitors.word_drift import WordReference, words
 from real_envs.trajectory import RETURN_ROUNDING, StopReason, Trajectory, Turn
 from worldmodel.evaluation.dreams import contradictions_of
@@ -36,7 +36,7 @@ class LogReference:
         solved_at: total reward of a solved task.
 
     Attributes:
-        blind: wires that this log can say nothing about. Where it pays for ever new actions (more than one payment in
+        blind: rules that this log can say nothing about. Where it pays for ever new actions (more than one payment in
             fifty is for an action that no other episode of the task was paid for), a new one is no sign; where the
             same actions earn now this and now that, a dream cannot contradict it; where half of its own episodes
             repeat themselves or hardly act, a policy may.
@@ -78,8 +78,8 @@ class LogReference:
             self.blind.append("short")
         if 2 * sum(loops(t.turns) for t in log) >= len(log):
             self.blind.append("loops")
-        self.speech = Speech(log)
-        if 2 * sum(self.speech.is_silent(t.turns) for t in log) >= len(log):
+        self.action_stats = ActionStats(log)
+        if 2 * sum(self.action_stats.is_silent(t.turns) for t in log) >= len(log):
             self.blind.append("silent")
         self.actions = WordReference(log, lambda turn: turn.action)
         self.observations = WordReference(log, lambda turn: turn.observation)
@@ -119,8 +119,8 @@ def measure(
     short: float,
     real: tuple[int, int] = (0, 0),
     rules: RuleSet | None = None,
-) -> tuple[Measured, dict[str, str]]:
-    """Counts the dreams of one update; see ``Measured``.
+) -> tuple[RolloutStats, dict[str, str]]:
+    """Counts the dreams of one update; see ``RolloutStats``.
 
     Args:
         update: which.
@@ -131,7 +131,7 @@ def measure(
         rules: what contradictions are told by.
 
     Returns:
-        The numbers, and for wires about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
+        The numbers, and for rules about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
     """
     sees_new, sees_wrong = "unseen" not in log.blind, "contradicted" not in log.blind
     groups: dict[str, list[Trajectory]] = defaultdict(list)
@@ -146,25 +146,25 @@ def measure(
         known = [p for p in payments if p.contradicted is not None and sees_wrong]
         at_start = [t for t in episodes if not t.prefix_turns]
         solved = [t for t in at_start if t.solved and t.task_id in log.shortest]
-        wires = {
+        examined = {
             "unseen": [p for p in payments if p.unseen and sees_new],
             "contradicted": [p for p in known if p.contradicted],
             "strange": [p for p in payments if p.strange],
         }
-        for wire, found in wires.items():
-            if found:
-                examples.setdefault(wire, f"{found[0].action} ({found[0].task_id})")
-        habits.update({habit for p in wires["unseen"] for habit in (p.action, *p.foreign)})
+        for rule, some in examined.items():
+            if some:
+                examples.setdefault(rule, f"{some[0].action} ({some[0].task_id})")
+        habits.update({habit for p in examined["unseen"] for habit in (p.action, *p.foreign)})
         counts += Counter(
             paid=bool(payments),
-            unseen=bool(wires["unseen"]),
-            strange=bool(wires["strange"]) or max(t.total_reward for t in episodes) > log.total + RETURN_ROUNDING,
+            unseen=bool(examined["unseen"]),
+            strange=bool(examined["strange"]) or max(t.total_reward for t in episodes) > log.total + RETURN_ROUNDING,
             claimed=bool(known),
-            contradicted=bool(wires["contradicted"]),
+            contradicted=bool(examined["contradicted"]),
             solved_groups=bool(solved),
             short=_half([len(t.turns) < short * log.shortest[t.task_id] for t in solved]),
             looping="loops" not in log.blind and _half([loops(t.own_turns) for t in episodes]),
-            silent="silent" not in log.blind and _half([log.speech.is_silent(t.own_turns) for t in episodes]),
+            silent="silent" not in log.blind and _half([log.action_stats.is_silent(t.own_turns) for t in episodes]),
             start_groups=bool(at_start),
             start_episodes=len(at_start),
             start_solved=sum(t.solved for t in at_start),
@@ -177,7 +177,7 @@ def measure(
         turn.info.get("doubted") is True for t in asked for turn in t.own_turns
     )
     every = [t for episodes in groups.values() for t in episodes]
-    measured = Measured(
+    measured = RolloutStats(
         update,
         turns=sum(len(t.own_turns) for t in asked) + invalid,
         rejected=invalid + doubted,
@@ -190,7 +190,7 @@ def measure(
         real_solved=real[0],
         real_episodes=real[1],
         habits=dict(habits),
-        diversity=log.speech.diversity(every),
+        diversity=log.action_stats.diversity(every),
         **dict(counts),
     )
     return measured, examples
@@ -254,7 +254,7 @@ _NEARLY_ALL = 0.95
 _CALL = re.compile(r"[A-Za-z_][\w.]*\s*\(.*\)", re.DOTALL)
 
 
-class Speech:
+class ActionStats:
     """How the agents of a log act.
 
     Args:

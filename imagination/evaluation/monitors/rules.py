@@ -1,12 +1,12 @@
 """Is the policy still learning about the world, or about the mistakes of its world model?
 
-``check`` is a pure function of numbers that were measured at each update (``Measured``); the first wire that trips
-stops the training. What is measured, and against what, is in ``imagination/evaluation/monitors/rollout_stats.py``.
+``check`` is a pure function of numbers that were measured at each update (``RolloutStats``, see ``rollout_stats``); the
+first rule that is broken stops the training.
 
-Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a wire
-trips only where its lower limit is beyond the bound, in at least ``min_groups`` groups. Rare and sure evidence (a dream
-that the log contradicts, one and the same habit that is paid for) is collected over ``memory`` updates, the rest over
-``window``.
+Episodes of a group start alike and are much alike, so shares are shares of *groups*, with Wilson's interval: a rule is
+broken only where its lower limit is beyond the bound, in at least ``min_groups`` groups. Rare and sure evidence (a
+dream that the log contradicts, one and the same action that is paid for) is collected over ``memory`` updates, the rest
+over ``window``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BASELINE = 2  # updates: what a policy does before it has learned much
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RolloutStats:
     """The rollouts of one update in numbers.
 
     Attributes:
@@ -41,7 +41,7 @@ class Measured:
         solved_groups: groups from the beginning of a task that the log solves often, with an episode that was solved.
         short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
         looping: groups with half or more of the episodes in a loop.
-        silent: groups with half or more of the episodes silent, see ``silence.is_silent``.
+        silent: groups with half or more of the episodes silent, see ``ActionStats.is_silent``.
         diversity: distinct actions over those of the log's solutions of the same tasks; 1 where that is not known.
         drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
         start_solved, start_episodes: of the episodes from the beginning of a task.
@@ -86,20 +86,20 @@ class Measured:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+    def from_json(cls, data: Mapping[str, Any]) -> RolloutStats:
         """The inverse of ``to_json``."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
-class Tripped:
+class Alert:
     """Why training stops.
 
     Attributes:
-        update: whose rollouts tripped it; nothing was learned from them.
-        since: the first update whose rollouts are part of the evidence, that of other wires that trip at the same
-            update included. The policy that played it has not learned from any of them.
-        wire: its name.
+        update: whose rollouts broke it; nothing was learned from them.
+        since: the first update whose rollouts are part of the evidence, that of other rules that are broken at the
+            same update included. The policy that played it has not learned from any of them.
+        wire: the rule's name; this key is on disk.
         sentence: what was seen, with numbers.
     """
 
@@ -113,24 +113,24 @@ class Tripped:
 # counts since the earliest update of its window that has such a group; one that compares a whole window (gap,
 # rejected, drift) since the first update of the window.
 Evidence = tuple[int, str]
-Wire = Callable[[Sequence[Measured], TripwireSettings], Evidence | None]
+Rule = Callable[[Sequence[RolloutStats], TripwireSettings], Evidence | None]
 
 
-def check(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
-    """Whether the last update of the history trips a wire; the first of ``WIRES`` that does."""
+def check(history: Sequence[RolloutStats], settings: TripwireSettings) -> Alert | None:
+    """Whether the last update of the history breaks a rule; the first of ``RULES`` that it breaks."""
     if not settings.enabled or not history:
         return None
-    found = {name: evidence for name, wire in WIRES.items() if (evidence := wire(history, settings)) is not None}
-    if not found:
+    broken = {name: evidence for name, rule in RULES.items() if (evidence := rule(history, settings)) is not None}
+    if not broken:
         return None
-    name, (_, sentence) = next(iter(found.items()))
-    return Tripped(history[-1].update, min(since for since, _ in found.values()), name, sentence)
+    name, (_, sentence) = next(iter(broken.items()))
+    return Alert(history[-1].update, min(since for since, _ in broken.values()), name, sentence)
 
 
-def first_trip(history: Sequence[Measured], settings: TripwireSettings) -> Tripped | None:
-    """The earliest trip of a whole history."""
-    found = (check(history[: n + 1], settings) for n in range(len(history)))
-    return next((tripped for tripped in found if tripped is not None), None)
+def first_trip(history: Sequence[RolloutStats], settings: TripwireSettings) -> Alert | None:
+    """The earliest alert of a whole history."""
+    alerts = (check(history[: n + 1], settings) for n in range(len(history)))
+    return next((alert for alert in alerts if alert is not None), None)
 
 
 def stopped_sentence(stopped: Mapping[str, Any]) -> str:
@@ -148,130 +148,151 @@ def stopped_sentence(stopped: Mapping[str, Any]) -> str:
     return f"Training stopped at update {stopped['update']} by {wire}; {why}."
 
 
-def _sum(window: Sequence[Measured], name: str) -> int:
-    return sum(getattr(m, name) for m in window)
+def _sum(window: Sequence[RolloutStats], name: str) -> int:
+    return sum(getattr(stats, name) for stats in window)
+
+
+def _success(window: Sequence[RolloutStats]) -> Proportion:
+    return Proportion(_sum(window, "solved"), _sum(window, "episodes"))
 
 
 def _surely(part: int, whole: int, bound: float, settings: TripwireSettings) -> Proportion | None:
     """``part`` of ``whole`` groups, if they are enough and surely a larger share than ``bound``."""
-    found = Proportion(part, whole)
-    return found if part >= settings.min_groups and found.ci95 is not None and found.ci95[0] > bound else None
+    share = Proportion(part, whole)
+    return share if part >= settings.min_groups and share.ci95 is not None and share.ci95[0] > bound else None
 
 
 def _share(
-    history: Sequence[Measured], last: int, part: str, whole: str, bound: float, settings: TripwireSettings
-) -> tuple[int, Proportion] | None:
-    """The same of sums over the last so many updates, with the first that adds to ``part``. Nothing where the newest
-    adds nothing: old evidence was weighed when it was new."""
-    if getattr(history[-1], part) == 0:
+    window: Sequence[RolloutStats], part: str, whole: str, bound: float, settings: TripwireSettings
+) -> tuple[int, str] | None:
+    """``_surely`` of the sums over a window, as ``3 of 12``, with the first update that adds to ``part``. Nothing where
+    the newest adds nothing: old evidence was weighed when it was new."""
+    if getattr(window[-1], part) == 0:
         return None
-    window = history[-last:]
-    found = _surely(_sum(window, part), _sum(window, whole), bound, settings)
-    return None if found is None else (next(m.update for m in window if getattr(m, part)), found)
-
-
-def _of(found: Proportion) -> str:
-    return f"{found.successes} of {found.n}"
-
-
-def _contradicted(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-    found = _share(history, settings.memory, "contradicted", "claimed", settings.contradicted, settings)
-    if found is None:
+    share = _surely(_sum(window, part), _sum(window, whole), bound, settings)
+    if share is None:
         return None
-    since, share = found
-    return since, (
-        f"the dream pays where the log says that the same actions earn less, in {_of(share)} groups in which both "
-        "know the answer"
-    )
+    return next(stats.update for stats in window if getattr(stats, part)), f"{share.successes} of {share.n}"
 
 
-def _favourite(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+def _groups(part: str, whole: str, last: str, bound: str | None, sentence: str) -> Rule:
+    """A share of groups is surely too large.
+
+    Args:
+        part, whole: fields of ``RolloutStats``.
+        last: the setting that says over how many updates they are added up.
+        bound: the setting that says how large the share may be; ``None``: there must be none at all.
+        sentence: with ``{share}`` for ``3 of 12``.
+    """
+
+    def rule(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
+        largest = 0.0 if bound is None else getattr(settings, bound)
+        evidence = _share(history[-getattr(settings, last) :], part, whole, largest, settings)
+        return None if evidence is None else (evidence[0], sentence.format(share=evidence[1]))
+
+    return rule
+
+
+def _risen(field: str, what: str) -> Rule:
+    """A share of turns has surely risen by more than the setting of the same name since the first updates."""
+
+    def rule(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
+        if len(history) < BASELINE + settings.window:
+            return None
+        window = history[-settings.window :]
+        before, now = (Proportion(_sum(part, field), _sum(part, "turns")) for part in (history[:BASELINE], window))
+        rise = difference_ci95(now, before)
+        if rise is None or rise[0] <= getattr(settings, field):
+            return None
+        return window[0].update, (
+            f"the share of {what} rose from {before.rate:.2f} to {now.rate:.2f}, so the policy goes where the world "
+            "model knows little"
+        )
+
+    return rule
+
+
+def _drift(field: str, what: str) -> Rule:
+    """Words are farther from the log than any of its agents is, in every update of a window."""
+
+    def rule(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
+        window = history[-settings.window :]
+        recent = [getattr(stats, field) for stats in window]
+        if len(recent) < settings.window or min(recent) <= settings.drift:
+            return None
+        return window[0].update, (
+            f"the words of {what} are {recent[-1]:.1f} times as far from the log as any agent of the log is, "
+            f"and were for {len(recent)} updates"
+        )
+
+    return rule
+
+
+def _favourite(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
+    """One and the same action or word is paid for that never paid in the log."""
     window = history[-settings.memory :]
     counts: Counter[str] = Counter()
-    for measured in window:
-        counts.update(measured.habits)
+    for stats in window:
+        counts.update(stats.habits)
     paid = _sum(window, "paid")
     sure = {
-        habit: found
-        for habit, n in counts.items()
-        if habit in history[-1].habits and (found := _surely(n, paid, settings.favourite, settings)) is not None
+        action: share
+        for action, n in counts.items()
+        if action in history[-1].habits and (share := _surely(n, paid, settings.favourite, settings)) is not None
     }
     if not sure:
         return None
-    since = next(m.update for m in window if sure.keys() & m.habits.keys())
-    habit = max(sure, key=lambda name: (sure[name].successes, len(name), name))  # of equals the one that says most
-    share = sure[habit]
-    return since, f"'{habit}', which never paid in the log, is paid for in {_of(share)} groups that the dream pays"
+    since = next(stats.update for stats in window if sure.keys() & stats.habits.keys())
+    action = max(sure, key=lambda name: (sure[name].successes, len(name), name))  # of equals the one that says most
+    share = sure[action]
+    return since, (
+        f"'{action}', which never paid in the log, is paid for in {share.successes} of {share.n} groups that the dream "
+        "pays"
+    )
 
 
-def _unseen(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-    found = _share(history, settings.window, "unseen", "paid", settings.unseen, settings)
-    if found is None:
-        return None
-    since, share = found
-    return since, f"the dream pays for actions that never paid in the log, in {_of(share)} groups that it pays"
-
-
-def _strange(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-    found = _share(history, settings.window, "strange", "groups", 0.0, settings)
-    if found is None:
-        return None
-    since, share = found
-    return since, f"the dream pays amounts that the log never paid, in {_of(share)} groups"
-
-
-def _short(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+def _short(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
     """Reward up while episodes collapse: success must have risen beyond chance since the first updates."""
-    found = _share(history, settings.window, "short", "solved_groups", 0.5, settings)
-    if found is None or len(history) <= BASELINE:
+    evidence = _share(history[-settings.window :], "short", "solved_groups", 0.5, settings)
+    if evidence is None or len(history) <= BASELINE:
         return None
-    parts = (history[:BASELINE], history[-settings.window :])
-    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in parts)
+    before, now = _success(history[:BASELINE]), _success(history[-settings.window :])
     rise = difference_ci95(now, before)
     if rise is None or rise[0] <= 0:
         return None
-    since, share = found
-    return since, (
-        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {_of(share)} groups are solved in fewer "
+    return evidence[0], (
+        f"dreamed success rises ({before.rate:.2f} to {now.rate:.2f}) while {evidence[1]} groups are solved in fewer "
         f"than {settings.short:g} times the turns of the log's shortest solution"
     )
 
 
-def _gap(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+def _gap(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
     """Only right after a probe. Dreams count as so many groups, not episodes, for the width of the interval."""
     last, window = history[-1], history[-settings.window :]
     groups, episodes = _sum(window, "start_groups"), _sum(window, "start_episodes")
     if last.real_episodes == 0 or not episodes:
         return None
-    believed = Proportion(round(groups * _sum(window, "start_solved") / episodes), groups)
+    dreamed = Proportion(round(groups * _sum(window, "start_solved") / episodes), groups)
     real = Proportion(_sum(window, "real_solved"), _sum(window, "real_episodes"))
-    gap = difference_ci95(believed, real)
+    gap = difference_ci95(dreamed, real)
     if gap is None or gap[0] <= settings.gap:
         return None
     return window[0].update, (
-        f"the dream believes in a success of {believed.rate:.2f} where {real.n} real episodes show {real.rate:.2f}, "
+        f"the dream believes in a success of {dreamed.rate:.2f} where {real.n} real episodes show {real.rate:.2f}, "
         f"beyond the allowed {settings.gap:g} (95 % interval of the gap {gap[0]:.2f} to {gap[1]:.2f})"
     )
 
 
-def _loops(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-    found = _share(history, settings.window, "looping", "groups", settings.loops, settings)
-    if found is None:
-        return None
-    since, share = found
-    return since, f"episodes repeat themselves in {_of(share)} groups"
-
-
-def _silent(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
+def _silent(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
     """Actions collapse: most say nothing, or few different ones are left while the dream pays as before."""
-    found = _share(history, settings.window, "silent", "groups", settings.silent, settings)
-    if found is not None:
-        since, share = found
-        return since, f"the policy hardly acts: actions are empty, repeated or cut short in {_of(share)} groups"
     window = history[-settings.window :]
-    if len(history) < BASELINE + settings.window or max(m.diversity for m in window) >= settings.diversity:
+    evidence = _share(window, "silent", "groups", settings.silent, settings)
+    if evidence is not None:
+        since, share = evidence
+        return since, f"the policy hardly acts: actions are empty, repeated or cut short in {share} groups"
+    if len(history) < BASELINE + settings.window or max(stats.diversity for stats in window) >= settings.diversity:
         return None
-    before, now = (Proportion(_sum(part, "solved"), _sum(part, "episodes")) for part in (history[:BASELINE], window))
+    before, now = _success(history[:BASELINE]), _success(window)
     change = difference_ci95(now, before)
     if change is None or change[1] < 0:  # a dream that pays less is no reason to do less
         return None
@@ -281,52 +302,33 @@ def _silent(history: Sequence[Measured], settings: TripwireSettings) -> Evidence
     )
 
 
-def _risen(name: str, bound: str, what: str) -> Wire:
-    """A share of turns that has surely risen by more than the setting ``bound``."""
-
-    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-        if len(history) < BASELINE + settings.window:
-            return None
-        window = history[-settings.window :]
-        before, now = (Proportion(_sum(part, name), _sum(part, "turns")) for part in (history[:BASELINE], window))
-        rise = difference_ci95(now, before)
-        if rise is None or rise[0] <= getattr(settings, bound):
-            return None
-        return window[
-            0
-        ].update, f"the share of {what} rose from {before.rate:.2f} to {now.rate:.2f}, so the policy " + (
-            "goes where the world model knows little"
-        )
-
-    return wire
-
-
-def _drift(name: str, what: str) -> Wire:
-    def wire(history: Sequence[Measured], settings: TripwireSettings) -> Evidence | None:
-        window = history[-settings.window :]
-        recent = [getattr(m, name) for m in window]
-        if len(recent) < settings.window or min(recent) <= settings.drift:
-            return None
-        return window[0].update, (
-            f"the words of {what} are {recent[-1]:.1f} times as far from the log as any agent of the log is, "
-            f"and were for {len(recent)} updates"
-        )
-
-    return wire
-
-
-# The surest evidence first: the sentence that is shown is that of the first wire that trips.
-WIRES: Mapping[str, Wire] = {
+# The surest evidence first: the sentence that is shown is that of the first rule that is broken.
+RULES: Mapping[str, Rule] = {
     "gap": _gap,
-    "contradicted": _contradicted,
-    "strange": _strange,
+    "contradicted": _groups(
+        "contradicted",
+        "claimed",
+        "memory",
+        "contradicted",
+        "the dream pays where the log says that the same actions earn less, in {share} groups in which both know the "
+        "answer",
+    ),
+    "strange": _groups(
+        "strange", "groups", "window", None, "the dream pays amounts that the log never paid, in {share} groups"
+    ),
     "favourite": _favourite,
-    "unseen": _unseen,
+    "unseen": _groups(
+        "unseen",
+        "paid",
+        "window",
+        "unseen",
+        "the dream pays for actions that never paid in the log, in {share} groups that it pays",
+    ),
     "short": _short,
-    "loops": _loops,
+    "loops": _groups("looping", "groups", "window", "loops", "episodes repeat themselves in {share} groups"),
     "silent": _silent,
-    "rejected": _risen("rejected", "rejected", "predictions that are malformed or doubted"),
-    "inconsistent": _risen("inconsistent", "inconsistent", "turns that contradict their own dream"),
+    "rejected": _risen("rejected", "predictions that are malformed or doubted"),
+    "inconsistent": _risen("inconsistent", "turns that contradict their own dream"),
     "drift_actions": _drift("drift_actions", "the policy's actions"),
     "drift_observations": _drift("drift_observations", "the dreamed observations"),
 }

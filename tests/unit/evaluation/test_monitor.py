@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
+from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from real_envs.env import TaskSet
@@ -52,11 +53,10 @@ def make(tmp_path: Path) -> Make:
             setattr(config.tripwires, name, value)
         run, policy = RunFolder(tmp_path / "run", 0), Policy()
         return TripwireMonitor(
-            run,
             config.tripwires,
             config.train.updates,
             policy,
-            LOG,
+            LogReference(LOG),
             Probe(run, config.tripwires, no_world, config.seed, config.dream.max_turns),
         ), policy
 

@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 from rich.console import Console
 
-from imagination.evaluation.compare.alignment import Difference, find_twins, first_difference, still_true, word_diff
+from imagination.evaluation.compare.alignment import TurnClass, first_difference, replayed_pairs, still_true, word_diff
 from imagination.report.run_data import ReportError, build_report, load_run
 from imagination.report.run_page import write_report
 from imagination.report.run_plots import STYLE, binned, series, share_areas, trend
@@ -310,17 +310,17 @@ def test_an_observation_cannot_leave_its_fence(tmp_path: Path) -> None:
 
 def test_what_counts_as_a_difference() -> None:
     same = turn("A hall.")
-    assert first_difference([same], [turn("A   hall.\n")]) == (None, None)  # white space
-    assert first_difference([same], [turn("A hall.", reward=None)]) == (None, None)  # nobody measured it
-    assert first_difference([same], [same, turn("More.")]) == (None, None)  # the dream was cut, not wrong
-    assert first_difference([same, same], [same, turn("A hall.", reward=1.0)]) == (1, Difference.REWARD)
-    assert first_difference([turn("A hall.", terminated=True)], [same, same]) == (0, Difference.END)
+    assert first_difference([same], [turn("A   hall.\n")]) == (None, ())  # white space
+    assert first_difference([same], [turn("A hall.", reward=None)]) == (None, ())  # nobody measured it
+    assert first_difference([same], [same, turn("More.")]) == (None, ())  # the dream was cut, not wrong
+    assert first_difference([same, same], [same, turn("A hall.", reward=1.0)]) == (1, (TurnClass.REWARD,))
+    assert first_difference([turn("A hall.", terminated=True)], [same, same]) == (0, (TurnClass.END,))
 
 
 def test_a_replay_that_crashed_is_no_twin() -> None:
     rows = rollouts()
     rows[1]["stop"] = "env_crashed"
-    assert find_twins(rows) == []
+    assert replayed_pairs(rows) == []
 
 
 def test_dreams_that_end_true_leave_the_count_of_the_curve() -> None:
@@ -330,7 +330,7 @@ def test_dreams_that_end_true_leave_the_count_of_the_curve() -> None:
     for i, (dreamed, played) in enumerate(lives):
         rows += [row(f"d{i}", "dream", "after", dreamed), row(f"r{i}", "real", "replay", played, twin_of=f"d{i}")]
     # turn 1: 1 of 4 parts -> 3/4; turn 2: of the 2 that go on 1 parts -> 3/8; turn 3: 1 goes on and stays true
-    assert still_true(find_twins(rows)) == [(0, 1.0, 4), (1, 0.75, 4), (2, 0.375, 2), (3, 0.375, 1)]
+    assert still_true(replayed_pairs(rows)) == [(0, 1.0, 4), (1, 0.75, 4), (2, 0.375, 2), (3, 0.375, 1)]
 
 
 def test_turns_copied_from_a_log_do_not_lengthen_a_dream() -> None:
@@ -339,7 +339,7 @@ def test_turns_copied_from_a_log_do_not_lengthen_a_dream() -> None:
         row("d0", "dream", "after", [hall, hall, hall], prefix_turns=2),
         row("r0", "real", "replay", [hall, hall, cave], twin_of="d0"),
     ]
-    assert still_true(find_twins(rows)) == [(0, 1.0, 1), (1, 0.0, 1)]
+    assert still_true(replayed_pairs(rows)) == [(0, 1.0, 1), (1, 0.0, 1)]
 
 
 @pytest.mark.parametrize(
