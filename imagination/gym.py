@@ -40,7 +40,7 @@ def make_dream(run: str | Path, overrides: Sequence[str] = ()) -> DreamGym:
     Raises:
         UserError: it is no run, or its world model is not fitted.
     """
-    from imagination.commands.serve import open_world, session_limits
+    from imagination.commands.serve import open_world
     from imagination.runs.lifecycle import need
     from imagination.serving.gymnasium_env import DreamGym
     from imagination.settings import Config, compose
@@ -48,7 +48,7 @@ def make_dream(run: str | Path, overrides: Sequence[str] = ()) -> DreamGym:
     folder = need(Path(run), "fit-world-model").resolve()
     words = [f"run={folder.name}", compose.override("output", str(folder.parent)), *overrides]
     config = compose.resolve(words, Config).config
-    return DreamGym(open_world(config, folder), session_limits(config.serve))
+    return DreamGym(open_world(config, folder), config.serve)
 
 
 gymnasium.register(ID, entry_point=f"{__name__}:make_dream")

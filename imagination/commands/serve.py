@@ -7,11 +7,9 @@ from pathlib import Path
 
 from imagination.rollout.dream_env import dream_starts
 from imagination.runs.lifecycle import need
-from imagination.serving.sessions import SessionLimits
-from imagination.serving.world import DreamWorld
+from imagination.serving.sessions import DreamWorld
 from imagination.session import Session
 from imagination.settings import Config, UserError
-from imagination.settings.dreams import ServeSettings
 from worldmodel.formats.retrieval import TransitionIndex
 
 
@@ -23,20 +21,18 @@ def serve(config: Config, folder: Path) -> None:
         UserError: there is no fitted world model, nothing can listen there, or other machines would need no token.
     """
     try:
-        from imagination.serving.app import ServingLimits, make_app
-        from imagination.serving.gate import admission
-        from imagination.serving.server import Server, listen, run_server
+        from imagination.serving.app import Server, listen, make_app, run_server
+        from imagination.serving.http import Gate
     except ImportError as error:
         raise ServingUnavailable(f"{error}; run `pip install 'imagination[serve]'`") from error
     settings = config.serve
     token = os.environ.get(settings.token, "")
-    admitted = admission(settings.host, token, settings.token, settings.requests)
+    gate = Gate(settings, token)
     world = open_world(config, folder)
-    limits = ServingLimits(session_limits(settings), settings.message_bytes)
-    app, listening = make_app(world, admitted, limits), listen(settings.host, settings.port)
+    app, listening = make_app(world, gate), listen(settings.host, settings.port)
     address = f"{_in_url(settings.host)}:{listening.getsockname()[1]}"
-    told = how_to_connect(world, address, bool(token), settings.token)
-    run_server(Server(app, settings.message_bytes, began=lambda: print(told, flush=True)), listening)
+    connect = how_to_connect(world, address, bool(token), settings.token)
+    run_server(Server(app, settings.message_bytes, on_start=lambda: print(connect, flush=True)), listening)
 
 
 class ServingUnavailable(UserError):
@@ -68,10 +64,6 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
         max_turns=config.serve.max_turns or config.dream.max_turns,
         index=index,
     )
-
-
-def session_limits(settings: ServeSettings) -> SessionLimits:
-    return SessionLimits(settings.sessions, settings.idle_seconds, settings.action_chars)
 
 
 def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str) -> str:

@@ -15,20 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from imagination.serving.answers import Answer, Refusal, Refused
-from imagination.serving.sessions import Session, Sessions
-from imagination.serving.wire import endpoint, read_body, read_object
+from imagination.serving.http import endpoint, read_body, read_object
+from imagination.serving.sessions import Answer, Refusal, Refused, Session, Sessions
 
 
 class AgentGymServer:
-    """The endpoints.
+    """The endpoints."""
 
-    Args:
-        message_bytes: of a request's body.
-    """
-
-    def __init__(self, sessions: Sessions, message_bytes: int) -> None:
-        self._sessions, self._message_bytes = sessions, message_bytes
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
 
     def routes(self) -> list[Route]:
         return [
@@ -47,19 +42,19 @@ class AgentGymServer:
         return {"id": int((await self._sessions.open()).id)}
 
     async def _reset(self, request: Request) -> object:
-        wanted = await self._read(request)
-        session, tasks, number = self._session(wanted.get("id")), self._sessions.world.tasks, wanted.get("data_idx")
+        query = await self._read(request)
+        session, tasks, number = self._session(query.get("id")), self._sessions.world.tasks, query.get("data_idx")
         if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < len(tasks):
             raise Refused(Refusal.UNKNOWN_TASK, f"data_idx wants an integer from 0 to {len(tasks) - 1}")
-        return _answered(await session.reset(tasks[number], wanted.get("seed", 0)))
+        return _reply(await session.reset(tasks[number], query.get("seed", 0)))
 
     async def _step(self, request: Request) -> object:
-        wanted = await self._read(request)
-        return _answered(await self._session(wanted.get("id")).step(wanted.get("action")))
+        query = await self._read(request)
+        return _reply(await self._session(query.get("id")).step(query.get("action")))
 
     async def _observe(self, request: Request) -> object:
-        found = request.query_params.get("id", "")
-        session = self._session(int(found) if found.isascii() and found.isdecimal() and len(found) < 20 else None)
+        handle = request.query_params.get("id", "")
+        session = self._session(int(handle) if handle.isascii() and handle.isdecimal() and len(handle) < 20 else None)
         if session.last is None:
             raise Refused(Refusal.NOT_RUNNING, "no episode is running: reset first")
         return session.last.text
@@ -81,10 +76,10 @@ class AgentGymServer:
         return self._sessions.get(str(handle))
 
     async def _read(self, request: Request, empty: bool = False) -> dict[str, Any]:
-        body = await read_body(request, self._message_bytes)
+        body = await read_body(request, self._sessions.settings.message_bytes)
         return {} if empty and not body.strip() else read_object(body)
 
 
-def _answered(answer: Answer) -> dict[str, object]:
+def _reply(answer: Answer) -> dict[str, object]:
     reward = 0.0 if answer.reward is None else answer.reward
     return {"observation": answer.text, "reward": reward, "done": answer.done, **answer.facts()}

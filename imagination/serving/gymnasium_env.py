@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import gymnasium
 from gymnasium.spaces import Text
 
-from imagination.serving.answers import Answer
-from imagination.serving.sessions import SessionLimits, Sessions
-from imagination.serving.world import DreamWorld
+from imagination.serving.sessions import Answer, DreamWorld, Sessions
+from imagination.settings.dreams import ServeSettings
 
 T = TypeVar("T")
 _LONGEST_TEXT = 1_000_000
@@ -48,10 +47,10 @@ class DreamGym(gymnasium.Env[str, str]):
 
     metadata = {"render_modes": []}  # noqa: RUF012  Gymnasium declares it so
 
-    def __init__(self, world: DreamWorld, limits: SessionLimits) -> None:
-        self.observation_space, self.action_space = AnyText(_LONGEST_TEXT), AnyText(limits.action_chars)
+    def __init__(self, world: DreamWorld, settings: ServeSettings) -> None:
+        self.observation_space, self.action_space = AnyText(_LONGEST_TEXT), AnyText(settings.action_chars)
         self._loop = _Loop()
-        self._sessions = Sessions(world, limits)
+        self._sessions = Sessions(world, settings)
         self._session = self._loop.run(self._sessions.open())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:

@@ -17,9 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from imagination.serving.answers import Answer, Refusal, Refused
-from imagination.serving.sessions import Session, Sessions
-from imagination.serving.wire import answered, json_response, read_object, written
+from imagination.serving.http import json_response, logged_errors, read_object, to_json
+from imagination.serving.sessions import Answer, Refusal, Refused, Session, Sessions
 
 _CODES = {
     Refusal.FULL: "CAPACITY_REACHED",
@@ -80,7 +79,7 @@ class OpenEnvSocket:
     async def _talk(self, socket: WebSocket, session: Session) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._sessions.limits.idle_seconds):
+                async with asyncio.timeout(self._sessions.settings.idle_seconds):
                     message = await socket.receive()
             except TimeoutError:
                 await _leave(socket, Refused(Refusal.UNKNOWN_SESSION, "the session was idle for too long"))
@@ -91,7 +90,7 @@ class OpenEnvSocket:
             if reply is None:
                 await socket.close()
                 return
-            await socket.send_text(written(reply))
+            await socket.send_text(to_json(reply))
 
     async def _answer(self, session: Session, raw: str | None) -> dict[str, object] | None:
         """The reply to a message; ``None`` ends the session."""
@@ -108,7 +107,7 @@ class OpenEnvSocket:
         if kind == "close":
             return None
         try:
-            return await answered(self._work(session.id, kind, message), refused)
+            return await logged_errors(self._work(session.id, kind, message), refused)
         except Refused as refusal:
             return _error(_CODES[refusal.kind], str(refusal))
 
@@ -160,7 +159,7 @@ def _error(code: str, message: str) -> dict[str, object]:
 
 async def _leave(socket: WebSocket, refused: Refused) -> None:
     try:
-        await socket.send_text(written(_error(_CODES[refused.kind], str(refused))))
+        await socket.send_text(to_json(_error(_CODES[refused.kind], str(refused))))
         await socket.close()
     except (WebSocketDisconnect, OSError, RuntimeError):  # RuntimeError: starlette's, of a socket closed meanwhile
         pass

@@ -1,6 +1,6 @@
-"""Sessions: dreamed episodes for clients elsewhere, bounded in number and age. No protocol is known here.
+"""Sessions: dreamed episodes for clients of any protocol, bounded in number and age.
 
-All sessions live on one event loop, so that the engine makes one batch of what they ask at the same time.
+All sessions live on one event loop, so that the engine batches their concurrent steps.
 """
 
 from __future__ import annotations
@@ -8,13 +8,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from imagination.serving.answers import Answer, Refusal, Refused, answer_of
-from imagination.serving.world import DreamWorld, opening
-from real_envs.env import EnvFailure, Task
+from imagination.rollout.dream_env import JUDGEMENTS, Start
+from imagination.settings.dreams import ServeSettings
+from real_envs.env import Env, EnvFailure, StepResult, Task
+from real_envs.streams import stream_seed
+from real_envs.trajectory import Observation, StopReason
+from worldmodel.formats.retrieval import LoggedTransition, TransitionIndex
 
 # Sixty-three bits: too many to guess, and still an integer in every language, as AgentGym's handles are.
 _ID_BITS = 63
@@ -22,19 +26,158 @@ _SEEDS = 2**63
 _DRAWN_SEEDS = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What clients may use up.
+@dataclass(frozen=True)
+class DreamWorld:
+    """The dreams of a run's world model.
 
     Attributes:
-        sessions: open at a time.
-        idle_seconds: after which a session that nothing is asked of is closed.
-        action_chars: of an action.
+        name: of the run.
+        version: of the world model's weights.
+        make_env: an environment for one session, such as a ``DreamEnv`` over ``starts``.
+        starts: start states by name; a task may have several, which a seed chooses among.
+        max_turns: of an episode, its logged beginning aside; the dream is then truncated.
+        index: the logged transitions, for ``nearest``; ``None`` where the log has none with a reward.
+
+    Raises:
+        ValueError: there is no start state.
     """
 
-    sessions: int = 64
-    idle_seconds: float = 600.0
-    action_chars: int = 2000
+    name: str
+    version: str
+    make_env: Callable[[], Env]
+    starts: Mapping[str, Start]
+    max_turns: int
+    index: TransitionIndex | None = None
+    _by_task: dict[str, list[str]] = field(init=False, repr=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, start in sorted(self.starts.items()):
+            self._by_task.setdefault(start.task_id, []).append(name)
+        if not self._by_task:
+            raise ValueError("there is no state to dream from")
+
+    @property
+    def tasks(self) -> list[str]:
+        """Ids of the tasks, sorted by their start states' names; their places are AgentGym's ``data_idx``."""
+        return list(self._by_task)
+
+    def task(self, task_id: str | None, seed: int) -> Task:
+        """Where the episode of this task and seed begins; without a task, the seed's remainder is the task's place.
+
+        Raises:
+            KeyError: there is no such task.
+        """
+        chosen = self.tasks[seed % len(self.tasks)] if task_id is None else task_id
+        names = self._by_task[chosen]
+        return Task(chosen, {"start": names[stream_seed("served start", seed) % len(names)]})
+
+    def nearest(self, start: str, seen: str, action: str, count: int) -> list[LoggedTransition]:
+        """The logged transitions most like this one, the most similar first."""
+        if self.index is None:
+            return []
+        return self.index.similar(start, seen, action, count, frozenset())
+
+
+def opening(observation: Observation) -> str:
+    """What a client reads first: the log's first observation and, in the middle of an episode, what has happened."""
+    turns = "".join(f"\n> {turn.action}\n{turn.observation}" for turn in observation.history)
+    return observation.text + turns
+
+
+class Refusal(StrEnum):
+    """Why a request was not served."""
+
+    FULL = "full"  # all sessions are taken
+    UNKNOWN_SESSION = "unknown_session"  # never there, closed, or idle for too long
+    UNKNOWN_TASK = "unknown_task"
+    INVALID = "invalid"  # a value that no request may have
+    NOT_RUNNING = "not_running"  # a step before a reset, or after the episode's end
+    BUSY = "busy"  # the session's last request is still under way
+    FAILED = "failed"  # the dream broke: no observation, whatever the protocol
+    INTERNAL = "internal"  # a mistake of ours
+
+
+class Refused(Exception):
+    """A request that was not served. The message is for the client."""
+
+    def __init__(self, kind: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a reset or a step brought.
+
+    Attributes:
+        text: what the policy sees.
+        reward: of this step; ``None`` where there is none, which is not 0.0: after a reset, and where the world model's
+            context is full.
+        terminated: the dreamed world ended (no bootstrap).
+        truncated: the dream was cut (bootstrap): ``stop`` says by what.
+        task: its id.
+        seed: decides the start state and every dreamed turn.
+        turn: how many actions the episode has had.
+        stop: why it is over; ``None`` while it goes on.
+        trusted: the guard's verdict on this step; ``None`` after a reset. What is not trusted pays nothing.
+        by_rule: a rule of the log answered, not the world model.
+        judgements: the world model's own confidence, in (0, 1], and what else it says of the step (``JUDGEMENTS``).
+    """
+
+    text: str
+    reward: float | None
+    terminated: bool
+    truncated: bool
+    task: str
+    seed: int
+    turn: int
+    stop: StopReason | None = None
+    trusted: bool | None = None
+    by_rule: bool = False
+    judgements: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """The one end that most protocols know."""
+        return self.terminated or self.truncated
+
+    def facts(self) -> dict[str, object]:
+        """All but text, reward and ``done``: no policy need read it."""
+        return {
+            "task": self.task,
+            "seed": self.seed,
+            "turn": self.turn,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "stop": None if self.stop is None else self.stop.value,
+            "trusted": self.trusted,
+            **({"by_rule": True} if self.by_rule else {}),
+            **self.judgements,
+        }
+
+
+def answer_of(result: StepResult, task: str, seed: int, turn: int, max_turns: int) -> Answer:
+    """The answer to a step; the last one that an episode may have is truncated.
+
+    What the world model thought (``info["reasoning"]``) is not part of it: it may hold facts that are hidden from
+    policies.
+    """
+    limit = turn >= max_turns and not (result.terminated or result.truncated)
+    stop = StopReason.TERMINATED if result.terminated else result.stop
+    judgements = {name: value for name in JUDGEMENTS if isinstance(value := result.info.get(name), float)}
+    return Answer(
+        text=result.observation.text,
+        reward=result.reward,
+        terminated=result.terminated,
+        truncated=result.truncated or limit,
+        task=task,
+        seed=seed,
+        turn=turn,
+        stop=StopReason.TURN_LIMIT if limit else stop,
+        trusted=result.stop is not StopReason.UNSURE and not result.info.get("doubted", False),
+        by_rule="rule" in result.info,
+        judgements=judgements,
+    )
 
 
 @dataclass
@@ -54,12 +197,12 @@ class Session:
     """One dreamed episode at a time; ``Sessions`` makes it."""
 
     def __init__(
-        self, id: str, world: DreamWorld, limits: SessionLimits, counts: SessionCounts, clock: Callable[[], float]
+        self, id: str, world: DreamWorld, settings: ServeSettings, counts: SessionCounts, clock: Callable[[], float]
     ) -> None:
         self.id = id
         self.used = clock()
         self.busy = False
-        self._world, self._limits, self._counts, self._clock = world, limits, counts, clock
+        self._world, self._settings, self._counts, self._clock = world, settings, counts, clock
         self._env = world.make_env()
         self._closed = False
         self._running = False
@@ -102,8 +245,8 @@ class Session:
         self._check_free()
         if not isinstance(action, str):
             raise Refused(Refusal.INVALID, "an action is a text")
-        if len(action) > self._limits.action_chars:
-            raise Refused(Refusal.INVALID, f"an action has at most {self._limits.action_chars} characters")
+        if len(action) > self._settings.action_chars:
+            raise Refused(Refusal.INVALID, f"an action has at most {self._settings.action_chars} characters")
         if self._task is None or not self._running:
             raise Refused(Refusal.NOT_RUNNING, "no episode is running: reset first")
         begun = time.perf_counter()
@@ -156,8 +299,8 @@ class Sessions:
         clock: seconds, monotonic.
     """
 
-    def __init__(self, world: DreamWorld, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self.world, self.limits, self.counts = world, limits, SessionCounts()
+    def __init__(self, world: DreamWorld, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.world, self.settings, self.counts = world, settings, SessionCounts()
         self._clock = clock
         self._open: dict[str, Session] = {}
 
@@ -172,11 +315,11 @@ class Sessions:
         Raises:
             Refused: as many as may be are open, and none has been idle for too long.
         """
-        if len(self._open) >= self.limits.sessions:
+        if len(self._open) >= self.settings.sessions:
             await self.expire()
-        if len(self._open) >= self.limits.sessions:
-            raise Refused(Refusal.FULL, f"all {self.limits.sessions} sessions are taken")
-        session = Session(str(secrets.randbits(_ID_BITS)), self.world, self.limits, self.counts, self._clock)
+        if len(self._open) >= self.settings.sessions:
+            raise Refused(Refusal.FULL, f"all {self.settings.sessions} sessions are taken")
+        session = Session(str(secrets.randbits(_ID_BITS)), self.world, self.settings, self.counts, self._clock)
         self._open[session.id] = session
         self.counts.opened += 1
         return session
@@ -204,7 +347,7 @@ class Sessions:
 
     async def expire(self) -> None:
         """Closes those that were idle for too long; a step that is under way is not idle."""
-        oldest = self._clock() - self.limits.idle_seconds
+        oldest = self._clock() - self.settings.idle_seconds
         for session in [s for s in self._open.values() if s.used < oldest and not s.busy]:
             await self.close(session.id)
             self.counts.expired += 1

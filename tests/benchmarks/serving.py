@@ -21,9 +21,8 @@ from websockets.asyncio.client import connect
 
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.serve import open_world
-from imagination.serving.answers import Refused
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.serving.sessions import Refused, Sessions
+from imagination.settings.dreams import ServeSettings
 from tests.support.served import served
 from tests.support.tiny import tiny_settings, write_log
 
@@ -97,11 +96,11 @@ def main() -> None:
         write_log(folder)
         fit_world_model(config, folder)
         world = open_world(config, folder)
-        limits = SessionLimits(sessions=CLIENTS)
+        limits = ServeSettings(sessions=CLIENTS)
         (engine,) = world.make_env()._model.engines  # type: ignore[attr-defined]
         rates: dict[str, list[float]] = {"in process": [], "served": []}
         passes: dict[str, int] = dict.fromkeys(rates, 0)
-        with served(world, ServingLimits(limits)) as address:
+        with served(world, limits) as address:
             command = [sys.executable, "-m", "tests.benchmarks.serving", address]
             asyncio.run(in_process(Sessions(world, limits)))  # warms up
             for _ in range(ROUNDS):

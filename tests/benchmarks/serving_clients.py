@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from imagination.commands.serve import open_world
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits
-from imagination.serving.world import DreamWorld
+from imagination.serving.sessions import DreamWorld
+from imagination.settings.dreams import ServeSettings
 from tests.benchmarks.machine import hardware
 from tests.support.imagine_serve import fit_tiny_run, imagine_serve
 from tests.support.many_clients import Played, own_words, play_alone, play_together
@@ -98,7 +97,7 @@ def main() -> None:
             assert "Traceback" not in run.log.read_text(encoding="utf-8")
         check_alone(open_world(tiny_settings(), folder), played, episodes)
     world, episodes = planted_world(Telling(), max_turns=20), [own_words(client) for client in range(clients)]
-    with served(world, ServingLimits(SessionLimits(sessions=clients))) as address:
+    with served(world, ServeSettings(sessions=clients)) as address:
         print("a planted world that recites all that was done")
         played = two_passes(address, episodes)
     check_alone(world, played, episodes)

@@ -9,8 +9,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits
+from imagination.settings.dreams import ServeSettings
 from tests.support.chromium import Chromium
 from tests.support.served import STARTS, planted_world, served
 
@@ -19,7 +18,7 @@ ATTACK = "<img src=x onerror=\"alert('img')\"><script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(planted_world(max_turns=4), ServingLimits(SessionLimits(sessions=2))) as found:
+    with served(planted_world(max_turns=4), ServeSettings(sessions=2)) as found:
         yield found
 
 

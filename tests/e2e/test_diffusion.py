@@ -22,10 +22,10 @@ from imagination.commands.serve import open_world
 from imagination.commands.train import train
 from imagination.rollout.engines import Meter
 from imagination.runs.run_folder import RunFolder
-from imagination.serving.answers import Refused
-from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.serving.sessions import Refused, Sessions
 from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
+from imagination.settings.dreams import ServeSettings
 from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.engine import EngineUnavailable
 from policy.lm.settings import EngineSettings, LoraSettings
@@ -84,7 +84,7 @@ def test_it_is_fitted_judged_and_dreamed_in(fitted: Path, tmp_path: Path) -> Non
 
 async def served(config: Config, run: Path) -> str:
     """What a session of ``imagine serve`` begins with, after it was asked for a step."""
-    session = await Sessions(open_world(config, run), SessionLimits()).open()
+    session = await Sessions(open_world(config, run), ServeSettings()).open()
     begun = await session.reset(None, 0)
     with contextlib.suppress(Refused):  # whether the prediction can be read is not asked here
         await session.step("go east")

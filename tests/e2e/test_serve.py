@@ -18,10 +18,9 @@ from websockets.asyncio.client import connect
 
 from imagination.cli import main
 from imagination.commands.serve import open_world, serve
-from imagination.serving.answers import Answer, Refused
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.serving.sessions import Answer, Refused, Sessions
 from imagination.settings import UserError
+from imagination.settings.dreams import ServeSettings
 from policy.lm.engine import Engine
 from tests.support.imagine_serve import AS_FITTED, ServedRun, imagine_serve
 from tests.support.served import served
@@ -33,7 +32,7 @@ CLIENTS = 16
 def world_and_engine(folder: Path) -> tuple[Sessions, Engine]:
     world = open_world(tiny_settings(), folder)
     env = world.make_env()
-    return Sessions(world, SessionLimits()), env._model.engines[0]  # type: ignore[attr-defined]
+    return Sessions(world, ServeSettings()), env._model.engines[0]  # type: ignore[attr-defined]
 
 
 async def look(sessions: Sessions, seed: int) -> tuple[Answer, Answer | str]:
@@ -73,7 +72,7 @@ def test_steps_of_many_clients_are_one_batch(cloned: Path) -> None:
         return await asyncio.gather(*(client() for _ in range(CLIENTS)))
 
     before = engine.counts.steps
-    with served(sessions.world, ServingLimits(SessionLimits(sessions=CLIENTS))) as address:
+    with served(sessions.world, ServeSettings(sessions=CLIENTS)) as address:
         answers = asyncio.run(ask_all(address))
     together = engine.counts.steps - before
     engine.reset()

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.serving.sessions import Sessions
+from imagination.settings.dreams import ServeSettings
 from tests.support.served import planted_world, served
 
 SEED, BYTES = 7, 2000
@@ -85,13 +85,13 @@ def undisturbed() -> Iterator[tuple[str, Witness]]:
         AssertionError: it is another.
     """
     world = planted_world(max_turns=10**6)
-    with served(world, ServingLimits(SessionLimits(sessions=4, action_chars=50), message_bytes=BYTES)) as address:
+    with served(world, ServeSettings(sessions=4, action_chars=50, message_bytes=BYTES)) as address:
         witness = Witness(address)
         yield address, witness
         witness.close()
 
     async def alone() -> list[str]:
-        session = await Sessions(world, SessionLimits()).open()
+        session = await Sessions(world, ServeSettings()).open()
         await session.reset(None, SEED)
         return [(await session.step("look")).text for _ in witness.read]
 

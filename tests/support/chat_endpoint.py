@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from imagination.serving.server import listen
+from imagination.serving.app import listen
 
 
 class Chat:

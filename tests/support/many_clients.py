@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from openenv.core.generic_client import GenericEnvClient
 
-from imagination.serving.answers import Refused
-from imagination.serving.sessions import SessionLimits, Sessions
-from imagination.serving.world import DreamWorld
+from imagination.serving.sessions import DreamWorld, Refused, Sessions
+from imagination.settings.dreams import ServeSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ async def play_together(
 
 async def play_alone(world: DreamWorld, seed: int, actions: list[str]) -> list[str]:
     """What one episode reads where there is no server and no other session."""
-    session = await Sessions(world, SessionLimits()).open()
+    session = await Sessions(world, ServeSettings()).open()
     texts = [(await session.reset(None, seed)).text]
     for action in actions:
         try:

@@ -13,10 +13,10 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
-from imagination.serving.app import ServingLimits, make_app
-from imagination.serving.gate import Admission
-from imagination.serving.server import Server, listen
-from imagination.serving.world import DreamWorld
+from imagination.serving.app import Server, listen, make_app
+from imagination.serving.http import Gate
+from imagination.serving.sessions import DreamWorld
+from imagination.settings.dreams import ServeSettings
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from worldmodel.formats.retrieval import TransitionIndex
 from worldmodel.world_model import Prediction, PredictionInvalid
@@ -28,7 +28,6 @@ STARTS = {
     "hall@1": Start("hall", "You are in a hall. Find the lamp.", HISTORY),
 }
 PLAIN = {name: start for name, start in STARTS.items() if not start.history}
-LOCAL = Admission(local=True, token="", requests=64)
 
 
 @dataclass
@@ -88,11 +87,11 @@ def planted_world(
 
 
 @contextmanager
-def served(world: DreamWorld, limits: ServingLimits | None = None, admission: Admission = LOCAL) -> Iterator[str]:
+def served(world: DreamWorld, settings: ServeSettings | None = None, token: str = "") -> Iterator[str]:
     """Host and port of a server of ``world``, in a thread of this process."""
-    limits = limits or ServingLimits()
+    settings = settings or ServeSettings()
     began, listening = threading.Event(), listen("127.0.0.1", 0)
-    server = Server(make_app(world, admission, limits), limits.message_bytes, began.set)
+    server = Server(make_app(world, Gate(settings, token)), settings.message_bytes, began.set)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])), daemon=True)
     thread.start()
     try:

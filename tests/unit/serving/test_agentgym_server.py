@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits
+from imagination.settings.dreams import ServeSettings
 from real_envs.agentgym_session import AgentGymSession, AgentGymSettings
 from real_envs.env import EnvFailure, Task
 from real_envs.servers import ServerGame
@@ -20,7 +19,7 @@ from tests.support.served import STARTS, planted_world, served
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(planted_world(), ServingLimits(SessionLimits(sessions=8), message_bytes=4096)) as found:
+    with served(planted_world(), ServeSettings(sessions=8, message_bytes=4096)) as found:
         yield f"http://{found}/agentgym"
 
 

@@ -12,10 +12,9 @@ pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.server import listen
-from imagination.serving.sessions import SessionLimits
-from imagination.serving.world import DreamWorld
+from imagination.serving.app import listen
+from imagination.serving.sessions import DreamWorld
+from imagination.settings.dreams import ServeSettings
 from real_envs.errors import UserError
 from tests.support.served import STARTS, Planted, measured, planted_world, served
 
@@ -94,7 +93,7 @@ def test_the_end_of_the_server_ends_its_sessions() -> None:
 
 
 def test_the_sweep_closes_sessions_of_clients_that_are_gone() -> None:
-    with served(planted_world(), ServingLimits(SessionLimits(idle_seconds=0.2))) as address:
+    with served(planted_world(), ServeSettings(idle_seconds=0.2)) as address:
         httpx.post(f"http://{address}/agentgym/create", trust_env=False)
         for _ in range(200):
             if (found := measured(address))["imagination_sessions_expired_total",]:

@@ -15,16 +15,17 @@ from starlette.types import ASGIApp
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from imagination.serving import gate as gate_module
-from imagination.serving.app import ServingLimits, make_app
-from imagination.serving.gate import Admission, admission, is_local
+from imagination.serving import http as http_module
+from imagination.serving.app import make_app
+from imagination.serving.http import Gate, is_local
+from imagination.settings.dreams import ServeSettings
 from real_envs.agentgym_session import AgentGymSession, AgentGymSettings
 from real_envs.env import EnvFailure
 from real_envs.errors import UserError
 from real_envs.openenv import OpenEnvSession, OpenEnvSettings
-from tests.support.served import LOCAL, STARTS, Planted, planted_world, served
+from tests.support.served import STARTS, Planted, planted_world, served
 
-LOCKED = Admission(local=False, token="sésame", requests=64)
+PUBLIC = ServeSettings(host="0.0.0.0")
 
 
 def get(app: ASGIApp, path: str = "/tasks", headers: Mapping[str, str] | None = None, host: str = "localhost") -> int:
@@ -41,18 +42,18 @@ def basic(password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"any:{password}".encode()).decode()}
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", "", "127.0.0.1.example.org"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org", "127.0.0.1.example.org"])
 def test_other_machines_need_a_token(host: str) -> None:
     with pytest.raises(UserError, match=r"put a token into the environment variable IMAGINE_SERVE_TOKEN") as error:
-        admission(host, "", "IMAGINE_SERVE_TOKEN", 1)
+        Gate(ServeSettings(host=host), "")
     assert "\n" not in str(error.value)
-    assert admission(host, "t", "IMAGINE_SERVE_TOKEN", 1) == Admission(False, "t", 1)
+    Gate(ServeSettings(host=host), "t")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "localhost", "::1"])
 def test_this_machine_needs_none(host: str) -> None:
     assert is_local(host)
-    assert admission(host, "", "X", 1) == Admission(True, "", 1)
+    Gate(ServeSettings(host=host), "")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_this_machine_needs_none(host: str) -> None:
     ],
 )
 def test_without_the_token_nothing_is_told(headers: dict[str, str], status: int) -> None:
-    app = make_app(planted_world(), LOCKED, ServingLimits())
+    app = make_app(planted_world(), Gate(PUBLIC, "sésame"))
     for path in ("/tasks", "/metrics", "/metadata", "/schema", "/", "/nothing"):
         expected = {"/nothing": 404}.get(path, 200) if status == 200 else status
         assert get(app, path, headers, "dreams.example.org") == expected
@@ -87,8 +88,8 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
         compared.append((a, b))
         return honest(a, b)
 
-    monkeypatch.setattr(gate_module.hmac, "compare_digest", compare)
-    app = make_app(planted_world(), Admission(False, "t0ken", 9), ServingLimits())
+    monkeypatch.setattr(http_module.hmac, "compare_digest", compare)
+    app = make_app(planted_world(), Gate(PUBLIC, "t0ken"))
     assert get(app, headers={"Authorization": "Bearer x"}) == 401
     assert compared == [(b"x", b"t0ken")]
 
@@ -107,12 +108,12 @@ def test_tokens_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_page_of_another_origin_may_not_ask(host: str, origin: str | None, status: int) -> None:
-    app = make_app(planted_world(), LOCAL, ServingLimits())
+    app = make_app(planted_world(), Gate(ServeSettings(), ""))
     assert get(app, headers={"Origin": origin} if origin else {}, host=host) == status
 
 
 def test_sockets_pass_the_same_gate() -> None:
-    with served(planted_world(), admission=Admission(True, "t0ken", 9)) as address:
+    with served(planted_world(), token="t0ken") as address:
         for wrong in (f"ws://{address}/ws", f"ws://any:t0kem@{address}/ws"):
             with pytest.raises(InvalidStatus, match="403"):
                 connect(wrong)
@@ -125,7 +126,7 @@ def test_sockets_pass_the_same_gate() -> None:
 
 def test_our_clients_show_the_token_that_their_address_has() -> None:
     pytest.importorskip("openenv", reason="pip install 'imagination[openenv]'")
-    with served(planted_world(), admission=Admission(True, "t0ken", 9)) as address:
+    with served(planted_world(), token="t0ken") as address:
         sessions: list[AgentGymSession | OpenEnvSession] = [
             AgentGymSession(AgentGymSettings(f"http://any:t0ken@{address}/agentgym")),
             OpenEnvSession(OpenEnvSettings(f"ws://any:t0ken@{address}")),
@@ -141,7 +142,7 @@ def test_requests_under_way_are_bounded() -> None:
     async def run() -> tuple[list[int], int]:
         model = Planted()
         model.gate = asyncio.Event()
-        app = make_app(planted_world(model), Admission(True, "", 2), ServingLimits())
+        app = make_app(planted_world(model), Gate(ServeSettings(requests=2), ""))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost/agentgym") as client:
             handles = [(await client.post("/create")).json() for _ in range(2)]

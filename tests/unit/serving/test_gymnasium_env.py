@@ -13,16 +13,16 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 
 from imagination.gym import ID
-from imagination.serving.answers import Refused
 from imagination.serving.gymnasium_env import DreamGym
-from imagination.serving.sessions import SessionLimits
+from imagination.serving.sessions import Refused
+from imagination.settings.dreams import ServeSettings
 from real_envs.gymnasium_text import Plain, Stepped
 from tests.support.served import STARTS, Planted, planted_world
 
 
 @pytest.fixture
 def env() -> Iterator[DreamGym]:
-    made = DreamGym(planted_world(), SessionLimits(action_chars=100))
+    made = DreamGym(planted_world(), ServeSettings(action_chars=100))
     yield made
     made.close()
 
@@ -74,7 +74,7 @@ def test_our_own_world_of_gymnasium_environments_plays_it(env: DreamGym) -> None
 
 def test_closing_frees_the_dream_and_may_be_repeated() -> None:
     model = Planted()
-    env = DreamGym(planted_world(model), SessionLimits())
+    env = DreamGym(planted_world(model), ServeSettings())
     env.reset(seed=0)
     env.close()
     env.close()

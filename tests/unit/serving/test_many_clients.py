@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("openenv", reason="pip install 'imagination[openenv]'")
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits
+from imagination.settings.dreams import ServeSettings
 from tests.support.many_clients import own_words, play_alone, play_together
 from tests.support.served import Telling, measured, planted_world, served, sessions_left
 
@@ -22,7 +21,7 @@ def test_sixteen_episodes_at_a_time_are_what_each_is_alone() -> None:
     model = Telling()
     world = planted_world(model, max_turns=20)
     episodes = [own_words(client) for client in range(CLIENTS)]
-    with served(world, ServingLimits(SessionLimits(sessions=CLIENTS))) as address:
+    with served(world, ServeSettings(sessions=CLIENTS)) as address:
 
         async def all_are_there() -> None:
             assert (await asyncio.to_thread(measured, address))["imagination_sessions",] == CLIENTS

@@ -15,8 +15,7 @@ from openenv.core.generic_client import GenericEnvClient
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from imagination.serving.app import ServingLimits
-from imagination.serving.sessions import SessionLimits
+from imagination.settings.dreams import ServeSettings
 from real_envs.env import EnvFailure, Task
 from real_envs.openenv import OpenEnvSession, OpenEnvSettings
 from real_envs.servers import ServerGame
@@ -25,7 +24,7 @@ from tests.support.served import STARTS, measured, planted_world, served, sessio
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(planted_world(), ServingLimits(SessionLimits(sessions=8), message_bytes=4096)) as found:
+    with served(planted_world(), ServeSettings(sessions=8, message_bytes=4096)) as found:
         yield found
 
 
@@ -162,7 +161,7 @@ def test_a_message_that_is_too_long_closes_the_socket_alone(address: str) -> Non
 
 
 def test_a_full_server_says_so_and_has_room_again() -> None:
-    with served(planted_world(), ServingLimits(SessionLimits(sessions=1))) as address:
+    with served(planted_world(), ServeSettings(sessions=1)) as address:
         with connect(f"ws://{address}/ws") as first:
             say(first, reset())
             with connect(f"ws://{address}/ws") as second:
@@ -174,7 +173,7 @@ def test_a_full_server_says_so_and_has_room_again() -> None:
 
 
 def test_an_idle_socket_is_closed_and_its_session_with_it() -> None:
-    with served(planted_world(), ServingLimits(SessionLimits(idle_seconds=0.3))) as address:
+    with served(planted_world(), ServeSettings(idle_seconds=0.3)) as address:
         with connect(f"ws://{address}/ws") as socket:
             say(socket, reset())
             assert json.loads(socket.recv(20))["data"]["code"] == "SESSION_ERROR"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from imagination.serving.answers import Answer, Refusal, Refused
-from imagination.serving.sessions import SessionLimits, Sessions
+from imagination.serving.sessions import Answer, Refusal, Refused, Sessions
+from imagination.settings.dreams import ServeSettings
 from real_envs.trajectory import StopReason
 from tests.support.served import STARTS, Planted, planted_world
 
@@ -24,7 +24,7 @@ class Clock:
 
 def play(actions: list[str], task: str | None = "hall", seed: int | None = 0, **world: Any) -> list[Answer]:
     async def run() -> list[Answer]:
-        session = await Sessions(planted_world(**world), SessionLimits()).open()
+        session = await Sessions(planted_world(**world), ServeSettings()).open()
         return [await session.reset(task, seed), *[await session.step(action) for action in actions]]
 
     return asyncio.run(run())
@@ -99,7 +99,7 @@ def test_a_reset_without_a_seed_draws_one_and_names_it() -> None:
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", True, [1]])
 def test_a_malformed_seed_is_refused(seed: object) -> None:
     async def run() -> None:
-        session = await Sessions(planted_world(), SessionLimits()).open()
+        session = await Sessions(planted_world(), ServeSettings()).open()
         assert await refusal(session.reset("hall", seed)) is Refusal.INVALID
 
     asyncio.run(run())
@@ -108,7 +108,7 @@ def test_a_malformed_seed_is_refused(seed: object) -> None:
 def test_steps_that_cannot_be_taken_are_refused_and_change_nothing() -> None:
     async def run() -> None:
         model = Planted()
-        session = await Sessions(planted_world(model), SessionLimits(action_chars=10)).open()
+        session = await Sessions(planted_world(model), ServeSettings(action_chars=10)).open()
         assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
         assert await refusal(session.reset("nowhere", 0)) is Refusal.UNKNOWN_TASK
         assert await refusal(session.reset(7, 0)) is Refusal.INVALID
@@ -125,7 +125,7 @@ def test_steps_that_cannot_be_taken_are_refused_and_change_nothing() -> None:
 
 def test_a_dream_that_broke_is_over_and_no_observation() -> None:
     async def run() -> None:
-        sessions = Sessions(planted_world(), SessionLimits())
+        sessions = Sessions(planted_world(), ServeSettings())
         session = await sessions.open()
         await session.reset("hall", 0)
         with pytest.raises(Refused, match="prediction_invalid: no status line") as caught:
@@ -151,7 +151,7 @@ def test_half_a_surrogate_pair_reaches_no_tokenizer() -> None:
 
 def test_sessions_are_bounded_and_room_comes_back() -> None:
     async def run() -> None:
-        sessions = Sessions(planted_world(), SessionLimits(sessions=2))
+        sessions = Sessions(planted_world(), ServeSettings(sessions=2))
         first = await sessions.open()
         await sessions.open()
         assert await refusal(sessions.open()) is Refusal.FULL
@@ -165,7 +165,7 @@ def test_sessions_are_bounded_and_room_comes_back() -> None:
 def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
     async def run() -> None:
         clock, model = Clock(), Planted()
-        sessions = Sessions(planted_world(model), SessionLimits(sessions=2, idle_seconds=10), clock)
+        sessions = Sessions(planted_world(model), ServeSettings(sessions=2, idle_seconds=10), clock)
         idle, used = await sessions.open(), await sessions.open()
         clock.now = 9.0
         await sessions.get(used.id).reset("hall", 0)
@@ -184,7 +184,7 @@ def test_a_session_does_one_thing_at_a_time_and_is_not_idle_meanwhile() -> None:
     async def run() -> None:
         clock, model = Clock(), Planted()
         model.gate = asyncio.Event()
-        sessions = Sessions(planted_world(model), SessionLimits(idle_seconds=10), clock)
+        sessions = Sessions(planted_world(model), ServeSettings(idle_seconds=10), clock)
         session = await sessions.open()
         await session.reset("hall", 0)
         stepping = asyncio.create_task(session.step("slow"))
@@ -207,7 +207,7 @@ def test_a_step_that_is_cancelled_ends_its_episode_alone() -> None:
     async def run() -> None:
         model = Planted()
         model.gate = asyncio.Event()
-        session = await Sessions(planted_world(model), SessionLimits()).open()
+        session = await Sessions(planted_world(model), ServeSettings()).open()
         await session.reset("hall", 0)
         stepping = asyncio.create_task(session.step("slow"))
         await asyncio.sleep(0.01)
@@ -224,7 +224,7 @@ def test_sessions_do_not_know_each_other() -> None:
     """Interleaved, two episodes are what each is alone."""
 
     async def run() -> tuple[list[str], list[str]]:
-        sessions = Sessions(planted_world(), SessionLimits())
+        sessions = Sessions(planted_world(), ServeSettings())
         one, two = await sessions.open(), await sessions.open()
         await one.reset("hall", 1)
         await two.reset("cave", 2)
@@ -239,7 +239,7 @@ def test_sessions_do_not_know_each_other() -> None:
 
 def test_ids_are_drawn_and_not_counted() -> None:
     async def run() -> list[int]:
-        sessions = Sessions(planted_world(), SessionLimits(sessions=64))
+        sessions = Sessions(planted_world(), ServeSettings(sessions=64))
         return [int((await sessions.open()).id) for _ in range(64)]
 
     ids = asyncio.run(run())
@@ -252,7 +252,7 @@ def test_ids_are_drawn_and_not_counted() -> None:
 def test_the_end_of_the_server_closes_all() -> None:
     async def run() -> None:
         model = Planted()
-        sessions = Sessions(planted_world(model), SessionLimits())
+        sessions = Sessions(planted_world(model), ServeSettings())
         opened = [await sessions.open() for _ in range(3)]
         await sessions.close_all()
         assert (len(sessions), len(model.released)) == (0, 3)
