@@ -1,45 +1,45 @@
-"""Stage ``import``: logs of one's own, in whatever format, become the log of a run."""
+"""The command ``import``: logs in any known format become the log of a run, and what they cover is reported."""
 
 from __future__ import annotations
 
 import json
+import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.import_judged import Outcomes
-from imagination.commands.import_told import REFUSED, Report, following, told
+from imagination.commands.label_outcomes import OutcomeLabels
 from imagination.evaluation.retrieval_baseline import CHARACTERS, looked_up, tasks_to_look_at
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.settings.data import ImportSettings
 from real_envs.files import write_atomically
-from real_envs.importers.coverage import Coverage
+from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.drafts import Reading
-from real_envs.importers.folders import Source, sources_of
-from real_envs.importers.formats import AUTO, Imported, Refusal, read
-from real_envs.importers.judging import judged
+from real_envs.importers.formats import AUTO, Imported, LogFile, Refusal, log_files, read
 from real_envs.importers.masking import Masking
-from real_envs.importers.similar import SimilarTasks
-from real_envs.importers.splits import HELDOUT, TRAIN, heldout_tasks
+from real_envs.importers.outcomes import with_outcome
+from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks, heldout_tasks
 from real_envs.importers.tables import COLUMNS, Tables
 from real_envs.incoming import Incoming
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.proportions import interval, number
 
-COVERAGE, KEY = "coverage.json", "mask.key"
+COVERAGE, REFUSED, KEY = "coverage.json", "refused.jsonl", "mask.key"
 _INCOMING = "incoming"  # folder of episodes that are not in the log yet
-_FILES = 20  # files on the terminal
-_TOGETHER = 64  # episodes that are judged at a time
+_SHOWN_FILES, _SHOWN_REFUSALS = 20, 5  # on the terminal
+_BATCH = 64  # episodes whose outcomes are decided at a time
+_LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a context that a machine can be asked for
 
 
 def import_logs(config: Config, folder: Path) -> None:
-    """Reads ``imports.files`` into ``log/`` and says what the log covers now.
+    """Reads ``imports.files`` into ``log/`` and prints what the log covers now.
 
     Raises:
         UserError: there are no files, one cannot be read or is in no known format, no record is an episode, or the
@@ -48,51 +48,92 @@ def import_logs(config: Config, folder: Path) -> None:
     settings = config.imports
     if not settings.files:
         raise UserError("no files are named; write `imagine import auto my-log.jsonl run=...`")
-    chosen = Tables.name if settings.mapping and settings.format == AUTO else settings.format
-    looked_at = [source for name in settings.files for source in sources_of(chosen, Path(name))]
-    sources = [source for source in looked_at if not isinstance(source, Refusal)]
-    unknown = [source for source in looked_at if isinstance(source, Refusal)]
+    format = Tables.name if settings.mapping and settings.format == AUTO else settings.format
+    listed = [file for name in settings.files for file in log_files(format, Path(name))]
+    files = [file for file in listed if isinstance(file, LogFile)]
     if settings.mapping and (strange := set(settings.mapping) - set(COLUMNS)):
         raise UserError(f"imports.mapping names '{min(strange)}'; known are {', '.join(COLUMNS)}")
     run = open_run(config, folder, "import", models=False)
-    for path, found, why in sources[:_FILES]:
-        print(f"{path}: {found.name}, as {why}")
-    if more := Counter(found.name for _, found, _ in sources[_FILES:]):
+    for file in files[:_SHOWN_FILES]:
+        print(f"{file.path}: {file.format.name}, as {file.reason}")
+    if more := Counter(file.format.name for file in files[_SHOWN_FILES:]):
         print(f"and {more.total()} more: {', '.join(f'{count} {name}' for name, count in more.most_common())}")
-    with run.timed("import"):
-        masking = Masking(_key(run)) if settings.mask else None
-        outcomes = Outcomes(settings, run.path)
-        taking = _Import(run, settings, sources, masking, outcomes)
+    with run.timed("import"), closing(OutcomeLabels(settings, run.path)) as labels:
+        importing = _Import(config, run, files, labels)
         try:
-            report, coverage, counted = taking.run(unknown)
+            report, coverage, written = importing.run([file for file in listed if isinstance(file, Refusal)])
         finally:
-            taking.incoming.discard()
-            outcomes.close()
+            importing.incoming.discard()
     finish(run, "import")
-    for line in (*told(report, coverage, counted, outcomes.told()), *following(config, coverage)):
-        print(line)
+    lines = (*report.lines(coverage), *labels.lines(), *coverage_lines(coverage, written))
+    print(*lines, *next_commands(config, coverage), sep="\n")
+
+
+@dataclass(slots=True)
+class ImportReport:
+    """What an import did.
+
+    Attributes:
+        added, known: episodes that the log did not have yet, and those that it had.
+        rewards_added: episodes whose success became their last reward.
+        refused: records that are no episode; ``refusals`` are the first of them.
+        unknown: files of folders that are in no known format.
+        left_out: records by the name of a field that has no place in the log.
+        masks: distinct secrets by kind; ``None`` if nothing was masked.
+    """
+
+    added: int = 0
+    known: int = 0
+    rewards_added: int = 0
+    refused: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+    unknown: list[Refusal] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    masks: Mapping[str, int] | None = None
+
+    def refuse(self, refusal: Refusal) -> None:
+        self.refused += 1
+        if len(self.refusals) < _SHOWN_REFUSALS:
+            self.refusals.append(refusal)
+
+    def lines(self, coverage: Coverage) -> list[str]:
+        known = f", {self.known} were in the log already" if self.known else ""
+        lines = ["", f"{self.added} episodes added{known}"]
+        if self.refused:
+            lines.append(f"{self.refused} records refused, all of them in {REFUSED}:")
+            lines += [f"  {refusal}" for refusal in self.refusals]
+        if self.unknown:
+            lines.append(f"{len(self.unknown)} files of folders left alone, all of them in {REFUSED}:")
+            lines += [f"  {refusal}" for refusal in self.unknown[:_SHOWN_REFUSALS]]
+        if self.left_out:
+            names = ", ".join(f"{name} ({count})" for name, count in self.left_out.most_common(8))
+            lines.append(f"fields without a place in the log, left out: {names}")
+        if self.masks is None:
+            lines.append("secrets are not masked: imports.mask=false")
+        else:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.masks.items())) or "none found"
+            lines.append(f"secrets masked: {kinds}; imports.mask=false keeps them")
+        if self.rewards_added:
+            lines.append(
+                f"{self.rewards_added} episodes state success and no reward: "
+                f"it is the last turn's reward now, {coverage.solved_at:g} or 0"
+            )
+        return lines
 
 
 class _Import:
-    """One import. The files are read once: their episodes wait in ``incoming`` until it is known who is held out.
+    """One import. The files are read once: episodes wait in ``incoming`` until the held-out tasks are known.
 
-    Only a goal or a judge, which is measured before it decides anything, takes a look ahead.
+    Only a goal or a judge, which is measured before it decides anything, reads them twice.
     """
 
-    def __init__(
-        self,
-        run: RunFolder,
-        settings: ImportSettings,
-        sources: list[Source],
-        masking: Masking | None,
-        outcomes: Outcomes,
-    ) -> None:
+    def __init__(self, config: Config, run: RunFolder, files: list[LogFile], labels: OutcomeLabels) -> None:
         self.incoming = Incoming(run.log.with_name(_INCOMING))
-        self._run, self._settings, self._sources = run, settings, sources
-        self._masking, self._outcomes = masking, outcomes
+        self._run, self._settings, self._files, self._labels = run, config.imports, files, labels
+        self._masking = Masking(_mask_key(run)) if config.imports.mask else None
 
-    def run(self, unknown: list[Refusal]) -> tuple[Report, Coverage, dict[str, Any]]:
-        """Imports, and writes ``coverage.json``, which it returns as well.
+    def run(self, unknown: list[Refusal]) -> tuple[ImportReport, Coverage, dict[str, Any]]:
+        """Imports, and writes ``coverage.json``, which is returned as well.
 
         Args:
             unknown: files of folders that are in no known format.
@@ -100,111 +141,108 @@ class _Import:
         Raises:
             UserError: see ``import_logs``.
         """
-        settings, outcomes = self._settings, self._outcomes
-        solved_at = settings.solved_at
-        meta = {"imported": True, "solved_at": solved_at, "masked": settings.mask, "judged_by": outcomes.by}
-        there = _there(self._run, meta)
+        settings, labels = self._settings, self._labels
+        meta = {
+            "imported": True,
+            "solved_at": settings.solved_at,
+            "masked": settings.mask,
+            "judged_by": labels.by,
+        }
+        earlier = _earlier_log(self._run, meta)
         coverage = Coverage(solved_at=_threshold(meta))
-        if there is not None and there.ids():
-            for episode in there.read(require_actions=False):
+        if earlier is not None and earlier.ids():
+            for episode in earlier.read(require_actions=False):
                 coverage.count(episode)
-        if outcomes.active:
+        if labels.by is not None:
             for item in self._items():
                 if isinstance(item, Imported):
-                    outcomes.offer(self._masked(judged(item.episode, solved_at)))
-            outcomes.check()
-        report = Report(unknown=[_masked(file, self._masking) for file in unknown])
-        tasks = self._read(report, coverage, there)
-        store = self._split(tasks, meta, there, coverage)
+                    labels.offer(self._masked(with_outcome(item.episode, settings.solved_at)))
+            labels.check()
+        report = ImportReport(unknown=[self._masked_refusal(file) for file in unknown])
+        tasks = self._read(report, coverage, set(earlier.ids()) if earlier else set())
+        store = self._split(tasks, meta, earlier, coverage)
         store.adopt(self.incoming)
-        if outcomes.held_back and not store.ids():
-            raise UserError(f"no episode was judged, and none is added: {outcomes.reason}")
-        return report, coverage, covered(self._run.path, store, coverage, outcomes.to_json())
+        if labels.held_back and not store.ids():
+            raise UserError(f"no episode was judged, and none is added: {labels.reason}")
+        return report, coverage, write_coverage(self._run.path, store, coverage, labels.to_json())
 
     def _items(self) -> Iterator[Imported | Refusal]:
-        settings = self._settings
-        reading = Reading(
-            settings.agent,
-            settings.system,
-            settings.mapping,
-            settings.observation,
-            settings.reward,
-            settings.done,
-            settings.names,
-        )
-        named: set[str] = set()
-        for path, found, _ in self._sources:
-            yield from read(path, found, reading, named)
+        reading = Reading(**{option.name: getattr(self._settings, option.name) for option in fields(Reading)})
+        ids: set[str] = set()
+        for file in self._files:
+            yield from read(file.path, file.format, reading, ids)
 
     def _masked(self, episode: Trajectory) -> Trajectory:
         return self._masking.masked(episode) if self._masking else episode
 
-    def _read(self, report: Report, coverage: Coverage, there: TrajectoryStore | None) -> set[str]:
-        """The tasks of the files. New episodes are in ``incoming`` and ``coverage`` then."""
+    def _masked_refusal(self, refusal: Refusal) -> Refusal:
+        """A reason quotes the record."""
+        return replace(refusal, reason=self._masking.text(refusal.reason)) if self._masking else refusal
+
+    def _read(self, report: ImportReport, coverage: Coverage, ids: set[str]) -> set[str]:
+        """The tasks of the files. New episodes, those without an id in ``ids``, go to ``incoming`` and ``coverage``."""
         tasks: set[str] = set()
-        known = set(there.ids()) if there else set()
-        waiting: list[Trajectory] = []
-
-        def put() -> None:
-            """On its way into the log, with outcomes that were decided."""
-            for decided in self._outcomes.decide(waiting):
-                episode = judged(decided, self._settings.solved_at)
-                report.added += 1
-                report.paid += [turn.reward for turn in episode.turns] != [turn.reward for turn in decided.turns]
-                self.incoming.add(episode)
-                coverage.count(episode)
-            waiting.clear()
-
+        starts = coverage.starts
+        batch: list[Trajectory] = []
         with (self._run.path / REFUSED).open("w", encoding="utf-8") as refused:
             refused.writelines(map(_row, report.unknown))
             for item in self._items():
                 if isinstance(item, Refusal):
-                    item = _masked(item, self._masking)
+                    item = self._masked_refusal(item)
                     refused.write(_row(item))
                     report.refuse(item)
                     continue
-                episode, starts = item.episode, coverage.starts
+                episode = item.episode
                 tasks.add(episode.task_id)
                 if starts.is_new(episode.task_id, episode.start):
                     starts.add(episode.task_id, self._masking.text(episode.start) if self._masking else episode.start)
                 report.left_out.update(item.left_out)
-                if episode.id in known:
-                    report.again += 1
+                if episode.id in ids:
+                    report.known += 1
                     continue
-                known.add(episode.id)
-                waiting.append(self._masked(episode))
-                if len(waiting) == _TOGETHER:
-                    put()
-            put()
+                ids.add(episode.id)
+                batch.append(self._masked(episode))
+                if len(batch) == _BATCH:
+                    self._add(batch, report, coverage)
+                    batch = []
+            self._add(batch, report, coverage)
         if not tasks:
-            refused_all = report.shown and f"no record is an episode; the first is refused: {report.shown[0]}"
-            raise UserError(f"nothing to import: {refused_all or 'the files hold no records'}")
+            first = report.refusals and f"no record is an episode; the first is refused: {report.refusals[0]}"
+            raise UserError(f"nothing to import: {first or 'the files hold no records'}")
         if self._masking:
-            report.masks = dict(self._masking.found)
+            report.masks = self._masking.counts
         return tasks
 
+    def _add(self, episodes: list[Trajectory], report: ImportReport, coverage: Coverage) -> None:
+        for labelled in self._labels.label(episodes):
+            episode = with_outcome(labelled, self._settings.solved_at)
+            report.added += 1
+            report.rewards_added += [turn.reward for turn in episode.turns] != [turn.reward for turn in labelled.turns]
+            self.incoming.add(episode)
+            coverage.count(episode)
+
     def _split(
-        self, tasks: set[str], meta: Mapping[str, object], there: TrajectoryStore | None, coverage: Coverage
+        self, tasks: set[str], meta: Mapping[str, object], earlier: TrajectoryStore | None, coverage: Coverage
     ) -> TrajectoryStore:
         """The run's log with all tasks of the files in its splits, which ``coverage`` knows afterwards."""
         starts = coverage.starts
-        before = {task: split for split, names in (there.splits.items() if there else ()) for task in names}
-        for task, start in there.starts() if there else ():
+        before = {task: split for split, names in (earlier.splits.items() if earlier else ()) for task in names}
+        for task, start in earlier.starts() if earlier else ():
             starts.add(task, start)
         new = tasks - before.keys()
-        held = heldout_tasks(new, self._settings.heldout, starts.groups(), before)
-        splits = {TRAIN: sorted(new - held), HELDOUT: sorted(held)}
+        held_out = heldout_tasks(new, self._settings.heldout, starts.groups(), before)
+        splits = {TRAIN: sorted(new - held_out), HELDOUT: sorted(held_out)}
         splits = {split: names for split, names in splits.items() if names}
-        if there is None:
+        if earlier is None:
             store = TrajectoryStore.create(self._run.log, splits, meta)
         else:
-            store = there
+            store = earlier
             store.add_tasks(splits)
         coverage.split_of = {task: split for split, names in store.splits.items() for task in names}
         return store
 
 
-def _there(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore | None:
+def _earlier_log(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore | None:
     """The run's log, where it has one.
 
     Raises:
@@ -212,25 +250,19 @@ def _there(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore | None
     """
     if not (run.log / MANIFEST).exists():
         return None
-    there = TrajectoryStore.open(run.log)
-    if not there.meta.get("imported"):
+    log = TrajectoryStore.open(run.log)
+    if not log.meta.get("imported"):
         raise UserError(f"{run.log} was not imported, and further logs would change its world; use another run=")
-    if changed := [key for key, value in meta.items() if there.meta.get(key) != value]:
-        old = {key: there.meta.get(key) for key in changed}
-        raise UserError(f"{run.log} was imported with {old}; import with the same settings, or use another run=")
-    return there
-
-
-def _masked(refusal: Refusal, masking: Masking | None) -> Refusal:
-    """A reason quotes what it found."""
-    return replace(refusal, reason=masking.text(refusal.reason)) if masking else refusal
+    if changed := {key: log.meta.get(key) for key, value in meta.items() if log.meta.get(key) != value}:
+        raise UserError(f"{run.log} was imported with {changed}; import with the same settings, or use another run=")
+    return log
 
 
 def _row(refusal: Refusal) -> str:
     return json.dumps(asdict(refusal) | {"file": str(refusal.file)}) + "\n"
 
 
-def _key(run: RunFolder) -> bytes:
+def _mask_key(run: RunFolder) -> bytes:
     """The run's own, so that a second import gives the same secret the same mask."""
     path = run.path / KEY
     if not path.exists():
@@ -239,38 +271,118 @@ def _key(run: RunFolder) -> bytes:
     return path.read_bytes()
 
 
-def cover(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[Coverage, dict[str, Any]]:
-    """Reads the whole log, and writes ``coverage.json`` of it; see ``covered``. ``starts`` may know how tasks begin."""
+def cover_log(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[Coverage, dict[str, Any]]:
+    """Counts a whole log, and writes its ``coverage.json``; ``starts`` may know how tasks begin."""
     coverage = Coverage(solved_at=_threshold(store.meta), starts=starts)
     coverage.split_of = {task: split for split, tasks in store.splits.items() for task in tasks}
     for episode in store.read(require_actions=False):
         coverage.starts.add(episode.task_id, episode.start)
         coverage.count(episode)
-    return coverage, covered(folder, store, coverage)
+    return coverage, write_coverage(folder, store, coverage)
 
 
-def covered(
+def write_coverage(
     folder: Path, store: TrajectoryStore, coverage: Coverage, outcomes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Writes ``coverage.json``: what was counted, and what looking up gets right of tasks never seen. Returns it.
+    """Writes ``coverage.json``, which is returned: the counts, and the retrieval baseline for tasks never seen.
 
-    The second, see ``looked_up``, is of a sample of a large log, and reads no held-out task.
+    The baseline (``looked_up``) is of a sample of a large log, and reads no held-out task.
 
     Args:
         coverage: of all episodes of the log.
-        outcomes: what a judge did.
+        outcomes: ``OutcomeLabels.to_json``.
     """
     train = store.splits.get(TRAIN, ())
     chosen = tasks_to_look_at({task: coverage.tasks[task] for task in train})
     chosen &= tasks_to_look_at({task: coverage.read_sizes[task] for task in train}, CHARACTERS)
     log = sorted(store.of_tasks(chosen), key=lambda t: t.id)
-    shared = looked_up(log, coverage.starts.groups(), sampled=len(chosen) < len(train))
-    found = coverage.to_json() | {"looked_up": shared, "judge": outcomes}
-    write_atomically(folder / COVERAGE, json.dumps(found, indent=1) + "\n")
-    return found
+    baseline = looked_up(log, coverage.starts.groups(), sampled=len(chosen) < len(train))
+    written = coverage.to_json() | {"looked_up": baseline, "judge": outcomes}
+    write_atomically(folder / COVERAGE, json.dumps(written, indent=1) + "\n")
+    return written
 
 
 def _threshold(meta: Mapping[str, object]) -> float:
     """The total reward that solves an episode of a log."""
-    found = meta.get("solved_at")
-    return float(found) if isinstance(found, int | float) else 1.0
+    solved_at = meta.get("solved_at")
+    return float(solved_at) if isinstance(solved_at, int | float) else 1.0
+
+
+def coverage_lines(coverage: Coverage, written: Mapping[str, Any]) -> list[str]:
+    """
+    Args:
+        written: ``coverage.json``.
+    """
+    rewards, lengths, success = written["rewards"], written["turns_per_episode"], written["success"]
+    splits = ", ".join(f"{count} {split}" for split, count in written["tasks"].items())
+    lines = [
+        "",
+        f"the log: {coverage.episodes} episodes of {len(coverage.tasks)} tasks ({splits}), {coverage.turns} turns",
+        f"  turns per episode  {lengths['least']} to {lengths['most']}, median {lengths['median']}",
+        f"  distinct           {written['distinct_actions']} actions, {written['distinct_observations']} observations",
+        f"  rewards            {rewards['turns']} turns state one, {rewards['turns_not_zero']} of them not 0, "
+        f"{rewards['of_these_at_the_end']} of these at the end",
+        f"  success            known in {success['known']} episodes, {success['solved']} solved",
+        f"  ends               {coverage.terminated} episodes ended by the world, {coverage.failed} broke",
+        f"  refused actions    {coverage.invalid} turns",
+    ]
+    if (same := written["determinism"]["same_answer"]) is not None:
+        lines.append(f"  determinism        {same:.1%} of turns whose state and action occur more than once")
+    lines.append(f"  duplicates         {written['duplicate_turns']} turns")
+    lines.append(f"  held out           {written['heldout_turns_in_train']} of its turns are in training tasks, too")
+    if (baseline := written["looked_up"]) is not None:
+        share, between, turns = (baseline["exact"][key] for key in ("value", "ci95", "n"))
+        sample = f", of a sample of {baseline['episodes']} episodes" if baseline["sampled"] else ""
+        lines.append(
+            f"  looked up          {number(share)} {interval(between)} of {turns} turns are answered rightly by the "
+            f"most similar turn of another task{sample}"
+        )
+    if (near := written["near_duplicates"])["tasks"]:
+        lines.append(
+            f"  near-duplicates    {near['tasks']} tasks in {near['groups']} groups begin nearly alike and are kept "
+            f"together; split one by one, {near['leaks_if_split_by_task']} held-out ones would duplicate a "
+            "training task"
+        )
+    missing = [f"  {line}" for line in written["missing"]]
+    return [*lines, "", *(["missing for dreams:", *missing] if missing else ["nothing is missing"])]
+
+
+def next_commands(config: Config, coverage: Coverage) -> list[str]:
+    """The commands that come next, with limits that the log would not fit raised to what it needs.
+
+    Tokens are estimated: models from scratch write about two characters by one in the worst of logs.
+    """
+    episode, action = quantile(coverage.episode_sizes), quantile(coverage.action_sizes)
+    observation = quantile(coverage.observation_sizes)
+    longest = max(2 * config.max_action_tokens, 128 * math.ceil(action / 128))
+    dreamed = config.dream.max_turns * longest + 2  # else train would refuse: the actions of a dream have to fit
+    needs = (
+        ("worldmodel.context", episode, config.worldmodel.context),
+        ("policy.context", max(episode, dreamed), config.policy.context),
+        ("dream.max_tokens", observation, config.dream.max_tokens),
+        ("max_action_tokens", action, config.max_action_tokens),
+    )
+    raised = [
+        f"{key}={min(64 * math.ceil(size / 2 / 64), _LONGEST)}"
+        for key, size, limit in needs
+        if min(size / 2, _LONGEST) > limit
+    ]
+    agents = ",".join(agent for agent, _ in coverage.agents.most_common(3))
+    has_expert = "expert" in coverage.agents
+    lines = ["", "next:"]
+    if observation > 2 * _LONGEST:
+        lines.append(
+            f"  observations of {observation:,} characters are too long for a small model; "
+            "fit-world-model will refuse them: import shorter ones, such as without what no action changes"
+        )
+    elif observation > _LONG:
+        lines.append("  observations are long: with worldmodel.kind=delta the world model writes only what changes")
+    lines += [
+        " ".join([f"  imagine fit-world-model run={config.run}", *raised]),
+        f"  imagine clone run={config.run} clone.agents=[{agents}]",
+        f"  imagine train run={config.run}" + ("" if has_expert else " train.expert_share=0"),
+        f"  imagine audit run={config.run}",
+    ]
+    if raised:
+        lines.append("the run keeps these limits; they are rounded up: lower them to save time and memory")
+    return lines

@@ -9,49 +9,45 @@ has no answer: it ends the episode with an empty observation.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import LOG, Draft, Reading, outcome
-from real_envs.importers.records import Record, Sample, json_records
+from real_envs.importers.drafts import LOG, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.records import Sample
 from real_envs.rows import FieldError
 
 CONVERSATIONS = "conversations"
 _MODEL, _WORLD = ("gpt", "assistant", "agent"), ("human", "user", "system", "observation", "tool")
-_KNOWN = ("item_id", "task_id", "id", "reward", "success", "agent", "model", CONVERSATIONS)
+_KNOWN = ("item_id", "task_id", "reward", "success", CONVERSATIONS)
 
 
-class AgentGym:
+class AgentGym(Format):
     """See the module."""
 
     name = "agentgym"
     about = "conversations of from, value and loss, as of AgentGym and ShareGPT"
 
     def recognises(self, sample: Sample) -> str:
-        said = sample.record.get(CONVERSATIONS) if isinstance(sample.record, dict) else None
-        good = isinstance(said, list) and bool(said) and isinstance(said[0], dict) and "from" in said[0]
+        messages = sample.record.get(CONVERSATIONS) if isinstance(sample.record, dict) else None
+        first = messages[0] if isinstance(messages, list) and messages else None
+        good = isinstance(first, dict) and "from" in first
         return "its records have 'conversations' with 'from' and 'value'" if good else ""
 
-    def records(self, path: Path) -> Iterator[Record]:
-        return json_records(path)
-
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return conversation_draft(value)
 
 
-def conversation_draft(record: Any) -> Draft:
+def conversation_draft(record: Any) -> EpisodeDraft:
     """
     Raises:
         FieldError: there is no conversation, or a message has no known speaker or no text.
     """
-    said = record.get(CONVERSATIONS) if isinstance(record, dict) else None
-    if not isinstance(said, list) or not said:
+    messages = record.get(CONVERSATIONS) if isinstance(record, dict) else None
+    if not isinstance(messages, list) or not messages:
         raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")
-    flagged = any(isinstance(message, dict) and message.get("loss") is True for message in said)
+    flagged = any(isinstance(message, dict) and message.get("loss") is True for message in messages)
     start: list[str] = []
     turns: list[dict[str, Any]] = []
-    for i, message in enumerate(said):
+    for i, message in enumerate(messages):
         at = f"{CONVERSATIONS}[{i}]"
         speaker, value = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(value, str):
@@ -79,20 +75,19 @@ def conversation_draft(record: Any) -> Draft:
     if turns[-1]["observation"] is None:
         turns[-1] |= {"observation": "", "terminated": True}
     task = record.get("task_id", record.get("item_id"))
-    return Draft(
+    return EpisodeDraft.of_record(
+        record,
+        _KNOWN,
         start="\n\n".join(start),
         turns=turns,
         task_id=None if task is None else str(task),
-        agent=record.get("agent") or record.get("model"),
-        id=record.get("id"),
         **{"success": record.get("success"), **outcome(record.get("reward"))},
-        extra={name: value for name, value in record.items() if name not in _KNOWN},
     )
 
 
 def thought_and_action(text: str) -> tuple[str, str]:
     """``Thought: I need eggs. Action: open fridge`` taken apart; a text without ``Action:`` is an action."""
-    found = re.search(r"(?:^|\n)\s*Action:\s*", text)
-    if not found:
+    action = re.search(r"(?:^|\n)\s*Action:\s*", text)
+    if not action:
         return "", text.strip()
-    return re.sub(r"^\s*Thought:\s*", "", text[: found.start()]).strip(), text[found.end() :].strip()
+    return re.sub(r"^\s*Thought:\s*", "", text[: action.start()]).strip(), text[action.end() :].strip()

@@ -4,10 +4,10 @@
 tasks (``task``, ``step``, ``text``), observations are the pages that the agent was shown, the page at step k+1 being
 the answer to the actions of step k; else they are what the actions said of their results.
 
-The browser numbers elements anew at every load. Here a page's elements are numbered from 1 in their order on it, so the
-same page is the same text in every episode, and the actions of a step are told with the numbers of the page they were
-chosen on. Asterisks for what is new since the last step are left out. A step with several actions is one action of
-several lines. The last step is never answered by a page: its observation is what its actions said.
+The browser numbers elements anew at every load. Here the elements of a page are numbered from 1 in their order, so the
+same page is the same text in every episode; actions have the numbers of the page they were chosen on. Asterisks for
+what is new since the last step are left out. A step with several actions is one action of several lines. No page
+answers the last step: its observation is what its actions returned.
 
 ``passed`` is the success; nothing says what a step earned.
 """
@@ -22,8 +22,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import Draft, Reading
-from real_envs.importers.records import Record, Sample, json_records
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading
+from real_envs.importers.records import Record, Sample, has_keys, json_records
 from real_envs.rows import FieldError
 
 HISTORY, RESULT, PAGES = "history.json", "result.json", "conversations.jsonl.gz"
@@ -33,7 +33,7 @@ _LISTED = re.compile(r"^Interactive elements:\n", re.MULTILINE)
 _KNOWN = ("task_id", "instruction", "passed", "is_done")
 
 
-class BrowserUse:
+class BrowserUse(Format):
     """See the module."""
 
     name = "browser-use"
@@ -51,7 +51,7 @@ class BrowserUse:
         for folder in folders:
             where = folder.relative_to(path).as_posix() if path.is_dir() else path.name
             try:
-                told = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+                result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
                 history = json.loads((folder / HISTORY).read_text(encoding="utf-8"))
             except FileNotFoundError as error:
                 name = Path(str(error.filename)).name
@@ -59,14 +59,14 @@ class BrowserUse:
             except (ValueError, RecursionError) as error:
                 yield Record(where, FieldError("", f"is no JSON: {error}"))
             else:
-                yield Record(where, {"result": told, "history": history, "pages": pages_of(folder), "run": folder})
+                yield Record(where, {"result": result, "history": history, "pages": pages_of(folder), "run": folder})
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
-        told, history, pages = value["result"], value["history"], value["pages"]
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
+        result, history, pages = value["result"], value["history"], value["pages"]
         steps = history.get("history") if isinstance(history, dict) else None
         if not isinstance(steps, list):
             raise FieldError("history", "is no list of steps")
-        goal = told.get("instruction") if isinstance(told, dict) else None
+        goal = result.get("instruction") if isinstance(result, dict) else None
         if not isinstance(goal, str):
             raise FieldError("instruction", f"is {goal!r:.40}, not text")
         acted = [(_number(step, place), step) for place, step in enumerate(steps) if _actions(step)]
@@ -78,77 +78,68 @@ class BrowserUse:
         for k, (number, step) in enumerate(acted):
             numbers = renumbered(pages[number])[1] if pages else {}
             last = k == len(acted) - 1
-            shown = _results(step) if last or not pages else renumbered(pages[acted[k + 1][0]])[0]
-            action = "\n".join(written(one, numbers) for one in _actions(step))
-            turns.append({"action": action, "observation": shown})
+            answer = _results(step) if last or not pages else renumbered(pages[acted[k + 1][0]])[0]
+            action = "\n".join(as_call(one, numbers) for one in _actions(step))
+            turns.append({"action": action, "observation": answer})
         turns[-1]["terminated"] = any(isinstance(r, dict) and r.get("is_done") for r in acted[-1][1].get("result", []))
         first = renumbered(pages[acted[0][0]])[0] if pages else ""
-        return Draft(
+        return EpisodeDraft(
             start=f"Goal: {goal}\n{first}".strip(),
             turns=turns,
             # task_1 of one application is another task than task_1 of the next
-            task_id=f"{told.get('task_id', 'task')}-{hashlib.sha256(goal.encode()).hexdigest()[:6]}",
-            success=told.get("passed"),
-            extra={name: note for name, note in told.items() if name not in _KNOWN},
+            task_id=f"{result.get('task_id', 'task')}-{hashlib.sha256(goal.encode()).hexdigest()[:6]}",
+            success=result.get("passed"),
+            extra={name: note for name, note in result.items() if name not in _KNOWN},
         )
 
 
 def task_folders(path: Path) -> list[Path]:
     """The folders of tasks below a folder, sorted: those with a history beside a result, or a result that says so."""
-    return sorted(found.parent for found in path.rglob(RESULT) if _is_task(found))
-
-
-def _is_task(result: Path) -> bool:
-    if (result.parent / HISTORY).exists():
-        return True
-    try:
-        told = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(told, dict) and "instruction" in told
+    results = path.rglob(RESULT)
+    return sorted(file.parent for file in results if (file.parent / HISTORY).exists() or has_keys(file, "instruction"))
 
 
 def pages_of(folder: Path) -> Mapping[int, str]:
     """The pages that the agent of a task's folder was shown, by step; empty where they were not kept."""
-    kept = folder.parent / PAGES
-    return _pages(kept).get(folder.name, {}) if kept.exists() else {}
+    file = folder.parent / PAGES
+    return _pages(file).get(folder.name, {}) if file.exists() else {}
 
 
 @lru_cache(maxsize=1)  # the tasks of a run come one after the other, and share the file
 def _pages(path: Path) -> dict[str, dict[int, str]]:
-    found: dict[str, dict[int, str]] = {}
+    pages: dict[str, dict[int, str]] = {}
     for record in json_records(path):
         line = record.value
         if isinstance(line, dict) and isinstance(line.get("text"), str) and isinstance(line.get("step"), int):
             state = _STATE.search(line["text"])
-            found.setdefault(str(line.get("task")), {})[line["step"]] = _listed(state[1] if state else line["text"])
-    return found
+            pages.setdefault(str(line.get("task")), {})[line["step"]] = _listed(state[1] if state else line["text"])
+    return pages
 
 
 def _listed(state: str) -> str:
     """The page itself, without the statistics above it."""
-    found = _LISTED.search(state)
-    return (state[found.end() :] if found else state).strip("\n")
+    heading = _LISTED.search(state)
+    return (state[heading.end() :] if heading else state).strip("\n")
 
 
 def renumbered(page: str) -> tuple[str, dict[str, int]]:
     """The page with its elements numbered from 1, and the browser's number of each: ``{"66345": 5}``."""
     numbers: dict[str, int] = {}
 
-    def tell(found: re.Match[str]) -> str:
-        return f"[{numbers.setdefault(found[1], len(numbers) + 1)}]<"
+    def renumber(element: re.Match[str]) -> str:
+        return f"[{numbers.setdefault(element[1], len(numbers) + 1)}]<"
 
-    return _ELEMENT.sub(tell, page), numbers
+    return _ELEMENT.sub(renumber, page), numbers
 
 
-def written(action: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
+def as_call(action: Mapping[str, Any], numbers: Mapping[str, int]) -> str:
     """``{"click": {"index": 66345}}`` as ``click(index=5)``; an element that the page did not show keeps its number."""
     calls = []
     for name, given in action.items():
-        told = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
-        if "index" in told:
-            told["index"] = numbers.get(str(told["index"]), told["index"])
-        calls.append(f"{name}({', '.join(f'{k}={json.dumps(v, ensure_ascii=False)}' for k, v in told.items())})")
+        values = {key: value for key, value in given.items() if value is not None} if isinstance(given, Mapping) else {}
+        if "index" in values:
+            values["index"] = numbers.get(str(values["index"]), values["index"])
+        calls.append(f"{name}({', '.join(f'{k}={json.dumps(v, ensure_ascii=False)}' for k, v in values.items())})")
     return "\n".join(calls)
 
 
@@ -165,5 +156,5 @@ def _number(step: Mapping[str, Any], place: int) -> int:
 
 def _results(step: Mapping[str, Any]) -> str:
     results = step.get("result") if isinstance(step.get("result"), list) else []
-    told = [r.get("extracted_content") or r.get("error") for r in results or [] if isinstance(r, dict)]
-    return "\n".join(str(text) for text in told if text)
+    texts = [r.get("extracted_content") or r.get("error") for r in results or [] if isinstance(r, dict)]
+    return "\n".join(str(text) for text in texts if text)

@@ -15,27 +15,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import Draft, Reading
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, json_records, open_bytes, plain_suffix
 from real_envs.rows import FieldError
 
 _ACTION = re.compile(r"> ?(\S.*)")
 _TRACE = ("trace", "transcript")
-_KNOWN = (*_TRACE, "problem", "start", "reward", "success", "task_id", "agent", "model", "id")
+_KNOWN = (*_TRACE, "problem", "start", "reward", "success", "task_id")
 
 
-class Commands:
+class Commands(Format):
     """See the module."""
 
     name = "commands"
     about = "'> action' lines with the answers below them, in text or in JSON, as of ADaPT's ALFWorld"
 
     def recognises(self, sample: Sample) -> str:
-        found = sample.record
-        if isinstance(found, dict) and not _trace_of(found):
-            found = next((inner for inner in found.values() if isinstance(inner, dict)), None)
-        if isinstance(found, dict) and _trace_of(found):
-            return f"its records have a '{_trace_of(found)}'"
+        record = sample.record
+        if isinstance(record, dict) and not _trace_of(record):
+            record = next((inner for inner in record.values() if isinstance(inner, dict)), None)
+        if isinstance(record, dict) and _trace_of(record):
+            return f"its records have a '{_trace_of(record)}'"
         prose = plain_suffix(sample.path) in (".md", ".rst")  # where this is how one quotes
         good = sample.record is None and not prose and re.search(r"^> ?[^\s>]", sample.text, re.MULTILINE)
         return "it has lines '> action'" if good else ""
@@ -54,25 +54,24 @@ class Commands:
             else:
                 yield record
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         name = _trace_of(value) if isinstance(value, dict) else ""
         if not name:
             raise FieldError(_TRACE[0], "is missing: this is no episode")
         reward = value.get("reward")
         solved = value.get("success", bool(reward) if reward in (0, 1) else reward)
-        apart = value.get("problem", value.get("start"))
-        start, turns = _turns(value[name], apart is not None)
+        problem = value.get("problem", value.get("start"))
+        start, turns = _turns(value[name], problem is not None)
         if not turns:
             raise FieldError(name, "has no action")
-        return Draft(
-            start=start if apart is None else apart,
+        return EpisodeDraft.of_record(
+            value,
+            _KNOWN,
+            start=start if problem is None else problem,
             turns=turns,
             task_id=value.get("task_id"),
-            agent=value.get("agent") or value.get("model"),
-            id=value.get("id"),
             stop="terminated" if solved is True else None,
             success=solved,
-            extra={key: note for key, note in value.items() if key not in _KNOWN},
         )
 
 

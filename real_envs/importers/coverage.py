@@ -1,57 +1,127 @@
-"""What a log covers, and what it lacks to be dreamed on: numbers, and the sentences that they come to.
+"""What a log covers, and what it lacks for dreams: counts, and the sentences that follow from them.
 
-A few numbers are kept of a turn (``repeats``), so a log larger than memory can be counted. A state is what was seen
-last with the history before it left out: the observation alone, so a world with hidden state answers the same pair
-differently.
+A turn is kept as four hashes of eight bytes (Python's own, keyed anew in each process), so a log may be larger than
+memory. Two of a million texts collide with a probability of 3e-8. A state is the last observation, without the history
+before it: a world with hidden state may answer the same pair of state and action differently.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from real_envs.importers.repeats import Repeated, Turns
-from real_envs.importers.similar import SimilarTasks
-from real_envs.importers.splits import TRAIN, heldout_tasks, leaks
+import numpy as np
+from numpy.typing import NDArray
+
+from real_envs.importers.splits import TRAIN, SimilarTasks, heldout_tasks, leaks
 from real_envs.trajectory import Trajectory
 
-# How worlds say that an action was none, at the beginning of their answer.
+# How worlds refuse an action, at the beginning of their answer.
 INVALID = re.compile(
     r"(?:invalid action|nothing happens|this is no action|there is no (?:action|element)|unknown (?:command|action)|"
     r"i don't understand|no known action|error\b|.{0,60}command not found)",
     re.I,
 )
 _FEW_EPISODES, _FEW_TASKS, _FEW_PAIRS = 50, 5, 20
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedPairs:
+    """Pairs of state and action that occur more than once: how many, their turns, and those with the usual answer."""
+
+    pairs: int
+    turns: int
+    usual: int
+
+
+class TurnHashes:
+    """Hashes of turns, to count how often they repeat each other."""
+
+    def __init__(self) -> None:
+        self._tasks = array("i")
+        self._actions, self._answers, self._pairs, self._turns = (array("q") for _ in range(4))
+
+    def add(self, task: int, state: str, action: str, answer: str) -> None:
+        """
+        Args:
+            task: a number of the caller's.
+        """
+        self._tasks.append(task)
+        self._actions.append(hash(action))
+        self._answers.append(hash(answer))
+        self._pairs.append(hash((state, action)))
+        self._turns.append(hash((state, action, answer)))
+
+    @property
+    def distinct_actions(self) -> int:
+        return len(np.unique(_hashes(self._actions)))
+
+    @property
+    def distinct_answers(self) -> int:
+        return len(np.unique(_hashes(self._answers)))
+
+    def of_tasks(self, tasks: Collection[int]) -> Flags:
+        """Which turns belong to the tasks: ``[turns]``."""
+        return np.isin(np.asarray(self._tasks), list(tasks))
+
+    def duplicates(self, among: Flags) -> int:
+        """Turns among these that equal an earlier one of them, state included."""
+        turns = _hashes(self._turns)[among]
+        return len(turns) - len(np.unique(turns))
+
+    def shared(self, among: Flags, others: Flags) -> int:
+        """Turns among these that equal one of the others, state included."""
+        turns = _hashes(self._turns)
+        return int(np.isin(turns[among], turns[others]).sum())
+
+    def repeated(self) -> RepeatedPairs:
+        """How often the same state and action get the same answer."""
+        pairs, answers = _hashes(self._pairs), _hashes(self._answers)
+        if not len(pairs):
+            return RepeatedPairs(0, 0, 0)
+        order = np.lexsort((answers, pairs))
+        pairs, answers = pairs[order], answers[order]
+        new_pair = np.append(True, pairs[1:] != pairs[:-1])
+        new_answer = new_pair | np.append(True, answers[1:] != answers[:-1])
+        sizes = np.diff(np.append(np.flatnonzero(new_answer), len(pairs)))  # turns of each pair and answer
+        first = np.flatnonzero(new_pair[new_answer])  # of these, the first one of each pair
+        turns, usual = np.add.reduceat(sizes, first), np.maximum.reduceat(sizes, first)
+        more = turns > 1
+        return RepeatedPairs(int(more.sum()), int(turns[more].sum()), int(usual[more].sum()))
+
+
+def _hashes(values: array[int]) -> NDArray[np.int64]:
+    return np.asarray(values)
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Counts over the episodes of a log, to which ``add`` adds them one by one.
+    """Counts over the episodes of a log; ``count`` adds one.
 
     Attributes:
-        episodes, turns, empty: how many; ``empty`` ones have no turn.
-        tasks: episodes by task.
-        agents: episodes by agent.
-        lengths: episodes by number of turns.
-        rewarded_turns: turns with a measured reward, 0 included; ``paid_turns`` are those with another than 0.
-        paid_at_the_end: of ``paid_turns``, those that are the last of their episode.
+        empty: episodes without turns.
+        tasks, agents, lengths: episodes by task, by agent, by number of turns.
+        rewarded_turns: turns with a measured reward, 0 included.
+        nonzero_rewards: turns with a reward other than 0; ``nonzero_final_rewards`` are the last of their episode.
         terminated, failed: episodes that the world ended; in which the environment broke.
         invalid: turns whose answer begins like a refusal of the action (``INVALID``).
-        stated_success: episodes that say whether they were solved; ``solved`` are those that were.
+        stated_success: episodes that say whether they were solved.
         rewarded_episodes: those with a measured reward; ``only_rewarded`` do not state success beside it.
-        reaching_one: those with a total reward of 1 or more.
-        at_odds: those whose stated success is not what their total reward would say.
+        reaching_one: episodes with a total reward of 1 or more.
+        contradictions: episodes whose stated success is not what their total reward says.
         action_sizes, observation_sizes, episode_sizes: how many have so many characters.
-        read_sizes: by task, the characters of what stood before and after each action: its start with each of them.
-        growing: episodes of three turns and more whose rewards never fall and rise twice: they may be scores so far.
+        read_sizes: by task, the characters before and after each action: the start counts once a turn.
+        cumulative: episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far.
         solved_at: total reward from which dreams count as solved.
         starts: how tasks begin; may know some of them already.
-        split_of: of tasks; those that are not in it are in training.
+        split_of: by task; others are in training.
     """
 
     episodes: int = 0
@@ -61,12 +131,12 @@ class Coverage:
     agents: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
     rewarded_turns: int = 0
-    paid_turns: int = 0
-    paid_at_the_end: int = 0
+    nonzero_rewards: int = 0
+    nonzero_final_rewards: int = 0
     terminated: int = 0
     failed: int = 0
     invalid: int = 0
-    growing: int = 0
+    cumulative: int = 0
     stated_success: int = 0
     rewarded_episodes: int = 0
     solved: int = 0
@@ -74,7 +144,7 @@ class Coverage:
     best_reward: float = -math.inf
     reaching_one: int = 0
     only_rewarded: int = 0
-    at_odds: int = 0
+    contradictions: int = 0
     action_sizes: Counter[int] = field(default_factory=Counter)
     observation_sizes: Counter[int] = field(default_factory=Counter)
     episode_sizes: Counter[int] = field(default_factory=Counter)
@@ -82,18 +152,11 @@ class Coverage:
     solved_at: float = 1.0
     starts: SimilarTasks = field(default_factory=SimilarTasks)
     split_of: dict[str, str] = field(default_factory=dict)
-    _turns: Turns = field(default_factory=Turns)
-    _numbers: dict[str, int] = field(default_factory=dict)  # of tasks
-
-    def add(self, episode: Trajectory, split: str = TRAIN) -> None:
-        """Counts an episode of a split, and how its task begins."""
-        if split != TRAIN:
-            self.split_of[episode.task_id] = split
-        self.starts.add(episode.task_id, episode.start)
-        self.count(episode)
+    _hashes: TurnHashes = field(default_factory=TurnHashes)
+    _numbers: dict[str, int] = field(default_factory=dict)  # by task
 
     def count(self, episode: Trajectory) -> None:
-        """Counts an episode whose start is known, and whose split will be told by ``split_of``."""
+        """Counts an episode; ``starts`` and ``split_of`` are the caller's to fill."""
         self.episodes += 1
         self.turns += len(episode.turns)
         self.empty += not episode.turns
@@ -110,25 +173,28 @@ class Coverage:
         task = self._numbers.setdefault(episode.task_id, len(self._numbers))
         state = episode.start
         for turn in episode.turns:
-            self._turns.add(task, state, turn.action, turn.observation)
+            self._hashes.add(task, state, turn.action, turn.observation)
             self.action_sizes[len(turn.action)] += 1
             self.observation_sizes[len(turn.observation)] += 1
             self.invalid += bool(INVALID.match(turn.observation.strip()))
             state = turn.observation
+        self._count_rewards(episode)
+
+    def _count_rewards(self, episode: Trajectory) -> None:
         rewards = [turn.reward for turn in episode.turns if turn.reward is not None]
+        if not rewards:
+            return
         self.rewarded_turns += len(rewards)
-        self.paid_turns += sum(reward != 0 for reward in rewards)
-        if rewards:
-            self.rewarded_episodes += 1
-            self.paid_at_the_end += bool(episode.turns[-1].reward)
-            total = episode.total_reward
-            self.total_reward += total
-            self.best_reward = max(self.best_reward, total)
-            self.reaching_one += episode.earned(1.0)
-            self.only_rewarded += episode.success is None
-            self.at_odds += episode.success is not None and episode.success != episode.earned(self.solved_at)
-            steps = [b - a for a, b in pairwise(rewards)]
-            self.growing += len(rewards) > 2 and min(steps) >= 0 and sum(step > 0 for step in steps) > 1
+        self.nonzero_rewards += sum(reward != 0 for reward in rewards)
+        self.nonzero_final_rewards += bool(episode.turns[-1].reward)
+        self.rewarded_episodes += 1
+        self.total_reward += episode.total_reward
+        self.best_reward = max(self.best_reward, episode.total_reward)
+        self.reaching_one += episode.earned(1.0)
+        self.only_rewarded += episode.success is None
+        self.contradictions += episode.success is not None and episode.success != episode.earned(self.solved_at)
+        steps = [b - a for a, b in pairwise(rewards)]
+        self.cumulative += len(rewards) > 2 and min(steps) >= 0 and sum(step > 0 for step in steps) > 1
 
     @property
     def success_known(self) -> int:
@@ -140,24 +206,24 @@ class Coverage:
 
     def to_json(self) -> dict[str, Any]:
         """All of it in plain values, as ``coverage.json`` has them, with ``missing`` in words."""
-        repeated = self._turns.repeated()
+        repeated = self._hashes.repeated()
         lengths = sorted(self.lengths.elements())
         by_split: dict[str, set[str]] = {}
         for task in self.tasks:
             by_split.setdefault(self.split_of.get(task, TRAIN), set()).add(task)
-        held = set().union(*(tasks for split, tasks in by_split.items() if split != TRAIN))
-        heldout = self._turns.of([self._numbers[task] for task in held])
+        held_out = set().union(*(tasks for split, tasks in by_split.items() if split != TRAIN))
+        held_out_turns = self._hashes.of_tasks([self._numbers[task] for task in held_out])
         groups = self.starts.groups()
-        near = leaks(held, groups)
-        alone = heldout_tasks(list(self.tasks), len(held) / max(1, len(self.tasks)))
+        leaking = leaks(held_out, groups)
+        ungrouped = heldout_tasks(list(self.tasks), len(held_out) / max(1, len(self.tasks)))
         return {
             "episodes": self.episodes,
             "turns": self.turns,
             "tasks": {split: len(tasks) for split, tasks in sorted(by_split.items())},
             "agents": dict(self.agents.most_common()),
             "episodes_per_task": round(self.episodes / max(1, len(self.tasks)), 2),
-            "distinct_actions": self._turns.actions,
-            "distinct_observations": self._turns.answers,
+            "distinct_actions": self._hashes.distinct_actions,
+            "distinct_observations": self._hashes.distinct_answers,
             "turns_per_episode": {
                 "least": lengths[0] if lengths else 0,
                 "median": lengths[len(lengths) // 2] if lengths else 0,
@@ -170,8 +236,8 @@ class Coverage:
             },
             "rewards": {
                 "turns": self.rewarded_turns,
-                "turns_not_zero": self.paid_turns,
-                "of_these_at_the_end": self.paid_at_the_end,
+                "turns_not_zero": self.nonzero_rewards,
+                "of_these_at_the_end": self.nonzero_final_rewards,
                 "episodes": self.rewarded_episodes,
                 "mean_total": round(self.total_reward / self.rewarded_episodes, 5) if self.rewarded_episodes else None,
                 "best_total": self.best_reward if self.rewarded_episodes else None,
@@ -184,23 +250,22 @@ class Coverage:
                 "repeated_pairs": repeated.pairs,
                 "same_answer": round(repeated.usual / repeated.turns, 4) if repeated.pairs else None,
             },
-            "duplicate_turns": self._turns.doubles(~heldout) + self._turns.doubles(heldout),
-            "heldout_turns_in_train": self._turns.shared(heldout, ~heldout),
+            "duplicate_turns": self._hashes.duplicates(~held_out_turns) + self._hashes.duplicates(held_out_turns),
+            "heldout_turns_in_train": self._hashes.shared(held_out_turns, ~held_out_turns),
             "near_duplicates": {
                 "tasks": sum(len(group) for group in groups if len(group) > 1),
                 "groups": sum(len(group) > 1 for group in groups),
-                "leaks_if_split_by_task": len(leaks(alone, groups)),
+                "leaks_if_split_by_task": len(leaks(ungrouped, groups)),
             },
-            "heldout_tasks_like_train": near,
-            "missing": list(self.missing(len(near), repeated)),
+            "heldout_tasks_like_train": leaking,
+            "missing": list(self._missing(len(leaking), repeated)),
         }
 
-    def missing(self, near: int = 0, repeated: Repeated | None = None) -> Iterable[str]:
+    def _missing(self, leaking: int, repeated: RepeatedPairs) -> Iterator[str]:
         """What stands in the way of dreams, in sentences; nothing where nothing does.
 
         Args:
-            near: held-out tasks that begin like a training task.
-            repeated: what ``to_json`` has counted already.
+            leaking: held-out tasks that begin like a training task.
         """
         if self.turns == 0:
             yield "no turn was logged: there is nothing to learn from"
@@ -223,24 +288,24 @@ class Coverage:
             yield "no turn has a reward: a world model learns none, so a goal must be declared (worldmodel.goal)"
         elif self.rewarded_episodes < self.episodes - self.empty:
             yield f"{self.episodes - self.empty - self.rewarded_episodes} episodes have no reward at all"
-        if self.at_odds:
+        if self.contradictions:
             yield (
-                f"in {self.at_odds} episodes success and a total reward of {self.solved_at:g} disagree: dreams count "
-                f"as solved from a total of {self.solved_at:g} on; imports.solved_at=<total reward> says otherwise"
+                f"in {self.contradictions} episodes success and a total reward of {self.solved_at:g} disagree: dreams "
+                f"count as solved from a total of {self.solved_at:g} on; "
+                "imports.solved_at=<total reward> says otherwise"
             )
         if self.terminated == 0:
             yield "no episode says that the world ended: dreams end by dream.max_turns alone"
-        if self.growing > 0.5 * self.episodes:
+        if self.cumulative > 0.5 * self.episodes:
             yield "rewards only grow within episodes: are they scores so far? then imports.reward=cumulative"
-        repeated = repeated or self._turns.repeated()
         if repeated.pairs < _FEW_PAIRS:
             yield f"only {repeated.pairs} pairs of state and action occur twice: episodes hardly share any ground"
-        if near:
-            yield f"{near} held-out tasks begin like a training task: the held-out numbers flatter"
+        if leaking:
+            yield f"{leaking} held-out tasks begin like a training task: the held-out numbers flatter"
 
 
 def quantile(sizes: Mapping[int, int], share: float = 0.99) -> int:
-    """The least size that ``share`` of the counted things do not exceed; 0 where nothing was counted."""
+    """The least size that ``share`` of the counted things do not exceed; 0 if nothing was counted."""
     total, below = sum(sizes.values()), 0
     for size in sorted(sizes):
         below += sizes[size]

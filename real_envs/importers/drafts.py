@@ -1,7 +1,7 @@
-"""What a format reads out of a record, and the one place where that is checked and becomes an episode.
+"""The base of all formats, what a format reads from a record, and the one place where that becomes an episode.
 
-A format (``formats.Format``) turns each record of its files into a ``Draft``, whose values are as they were found;
-``finish`` looks at every one of them and names the field that is wrong.
+A ``Format`` turns each record of its files into an ``EpisodeDraft`` with unchecked values; ``finish`` checks each of
+them and names the field that is wrong.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+from real_envs.importers.records import Record, Sample, json_records
 from real_envs.rows import FieldError, decode, entries
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 _FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)
-LOG = "log."  # how the keys of ``Turn.info`` begin that hold what else a record said
-_LONGEST_NOTE = 500  # characters of a text that is kept as such
+LOG = "log."  # prefix of the keys of ``Turn.info`` that hold other fields of a record
+_LONGEST_NOTE = 500  # characters of a text that is kept there
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,10 @@ class Reading:
         agent: who acted, where a record names nobody.
         system: whether system messages belong to what the agent sees at the start.
         mapping: columns by what they are: ``{"action": "cmd", "observation": "out"}``.
-        observation: of mapped columns: whether an observation was seen before or after the action beside it; "" is
-            unsaid, which is an error where it cannot be seen.
-        reward: of mapped columns: what a step earned, or the score so far.
-        done: of mapped columns: whether it means that the world ended, or only that the episode did (time-outs, too).
+        observation: whether a mapped observation was seen before or after the action beside it; "" is unknown, an
+            error where the table does not show it.
+        reward: whether a mapped reward is what a step earned or the score so far.
+        done: whether a mapped done means that the world ended, or only that the episode did (time-outs, too).
         names: of the values of discrete spaces, by space: ``{"action": ["left", "right"]}``.
     """
 
@@ -46,14 +49,14 @@ class Reading:
 
 
 @dataclass(slots=True)
-class Draft:
-    """An episode as a record states it. Nothing in it has been checked, and ``None`` is unsaid.
+class EpisodeDraft:
+    """An episode as a record states it. Nothing in it has been checked; ``None`` is not stated.
 
     Attributes:
-        start: what was seen first, goal included.
-        turns: structs of ``action``, ``observation`` and, where known, ``reward``, ``terminated``, ``info``.
-        reward: of the whole episode, where the record states no other: its last turn earned it, the others nothing.
-        extra: what else the record says; numbers, flags and short texts are kept with the last turn.
+        start: the first observation, goal included.
+        turns: dicts of ``action``, ``observation`` and, where known, ``reward``, ``terminated``, ``info``.
+        reward: of the whole episode: its last turn earned it, the others 0.
+        extra: other fields of the record; numbers, flags and short texts are kept with the last turn.
     """
 
     start: object
@@ -66,13 +69,61 @@ class Draft:
     id: object = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
+        """A draft with the agent and the id that a JSON record names.
 
-def finish(draft: Draft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:
-    """The episode of a draft, and the names of what had no place in it.
+        Args:
+            used: keys that are read elsewhere; all others are ``extra``.
+            stated: the other fields of the draft.
+        """
+        known = {*used, "agent", "model", "id"}
+        return cls(
+            agent=record.get("agent") or record.get("model"),
+            id=record.get("id"),
+            extra={key: value for key, value in record.items() if key not in known},
+            **stated,
+        )
+
+
+class Format(ABC):
+    """A file format of logged episodes.
+
+    Attributes:
+        name: on the command line.
+        about: a line of help.
+    """
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, sample: Sample) -> str:
+        """Why a file is of this format, such as "its records have 'turn_history'"; "" where it is not."""
+
+    def records(self, path: Path) -> Iterator[Record]:
+        """The records of a file, one at a time: those of JSON unless a format says otherwise.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        return json_records(path)
+
+    @abstractmethod
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
+        """The episode that a record states.
+
+        Raises:
+            FieldError: it is not of this format.
+        """
+
+
+def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:
+    """The episode of a draft, and the names of the fields that have no place in it.
 
     Args:
         agent: who acted, where the draft names nobody.
-        name: the episode's id where the draft has none. It ends in a hash of the episode where it ends in "/", so that
+        name: the episode's id where the draft has none. To one that ends in "/" a hash of the episode is added, so
             the same episode has the same id in every import.
 
     Raises:
@@ -94,16 +145,16 @@ def finish(draft: Draft, agent: str = "log", name: str = "") -> tuple[Trajectory
             turn["reward"] = draft.reward if last else 0.0
         info = turn.get("info", {})
         turn["info"] = entries({**info, **kept} if last else info) if info or last else []
-    who = draft.agent if draft.agent is not None else agent
+    actor = draft.agent if draft.agent is not None else agent
     ended = bool(turns) and isinstance(turns[-1], dict) and turns[-1]["terminated"] is True
     stop = draft.stop if draft.stop is not None else (StopReason.TERMINATED if ended else StopReason.TURN_LIMIT).value
     task = f"task-{_digest(draft.start)}" if draft.task_id is None else draft.task_id
     row = {
         "id": name if draft.id is None else draft.id,
         "task_id": task,
-        "group_id": f"{task}/{who}",
-        "source": (Source.EXPERT if who == "expert" else Source.REAL).value,
-        "agent": who,
+        "group_id": f"{task}/{actor}",
+        "source": (Source.EXPERT if actor == "expert" else Source.REAL).value,
+        "agent": actor,
         "seed": 0,
         "start": draft.start,
         "turns": turns,
@@ -137,7 +188,7 @@ def _flag(value: object) -> object:
 
 
 def notes(extra: Mapping[str, Any]) -> tuple[dict[str, float | str | bool], tuple[str, ...]]:
-    """What of it a turn's ``info`` can hold, under keys that begin with ``log.``, and the names of the rest."""
+    """The values that a turn's ``info`` can hold, under keys with the prefix ``log.``, and the names of the others."""
     kept: dict[str, float | str | bool] = {}
     left_out = []
     for key, value in extra.items():

@@ -10,20 +10,18 @@ Thoughts and the validity of an action are notes of its turn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import LOG, Draft, Reading
-from real_envs.importers.records import Record, Sample, json_records
+from real_envs.importers.drafts import LOG, EpisodeDraft, Format, Reading
+from real_envs.importers.records import Sample
 from real_envs.rows import FieldError
 
 HISTORY = "turn_history"
 _ARRAYS = ("actions", "observations", "rewards")
-_KNOWN = ("environment", "task_id", "query", HISTORY, "summary", "agent", "model", "id")
+_KNOWN = ("environment", "task_id", "query", HISTORY, "summary")
 
 
-class InterCode:
+class InterCode(Format):
     """See the module."""
 
     name = "intercode"
@@ -33,15 +31,12 @@ class InterCode:
         good = isinstance(sample.record, dict) and isinstance(sample.record.get(HISTORY), dict)
         return f"its records have '{HISTORY}'" if good else ""
 
-    def records(self, path: Path) -> Iterator[Record]:
-        return json_records(path)
-
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         history = value.get(HISTORY) if isinstance(value, dict) else None
         if not isinstance(history, dict) or not history:
             raise FieldError(HISTORY, "is missing or empty: nothing was logged")
-        told = {name: history.get(name) for name in (*_ARRAYS, "valid_action", "thoughts")}
-        arrays = {name: array for name, array in told.items() if isinstance(array, list)}
+        columns = {name: history.get(name) for name in (*_ARRAYS, "valid_action", "thoughts")}
+        arrays = {name: array for name, array in columns.items() if isinstance(array, list)}
         lengths = {name: len(array) for name, array in arrays.items()}
         if missing := [name for name in _ARRAYS if name not in lengths]:
             raise FieldError(f"{HISTORY}.{missing[0]}", "is no list")
@@ -63,12 +58,11 @@ class InterCode:
             turns[-1]["terminated"] = score == 1 or turns[-1]["action"] == "submit"
         best = value.get("summary", {}).get("max_reward") if isinstance(value.get("summary"), dict) else None
         task = "/".join(str(value[name]) for name in ("environment", "task_id") if value.get(name) is not None)
-        return Draft(
+        return EpisodeDraft.of_record(
+            value,
+            _KNOWN,
             start=value.get("query"),
             turns=turns,
             task_id=task or None,
-            agent=value.get("agent") or value.get("model"),
-            id=value.get("id"),
             success=None if best is None else best == 1,
-            extra={name: note for name, note in value.items() if name not in _KNOWN},
         )

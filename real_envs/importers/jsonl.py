@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import Draft, Reading, finish, notes
-from real_envs.importers.records import Record, Sample, json_records
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading, finish, notes
+from real_envs.importers.records import Sample
 from real_envs.manifest import StoreError
 from real_envs.rows import FieldError, nearest
 from real_envs.trajectory import Trajectory
@@ -83,7 +83,7 @@ def import_jsonl(path: str | Path) -> list[Trajectory]:
     return episodes
 
 
-class OwnJsonLines:
+class OwnJsonLines(Format):
     """The format of this file, for ``imagine import``."""
 
     name = "jsonl"
@@ -94,16 +94,13 @@ class OwnJsonLines:
         named = isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and "action" in turns[0]
         return "its records have 'turns' with 'action'" if named else ""
 
-    def records(self, path: Path) -> Iterator[Record]:
-        return json_records(path)
-
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, dict):
             raise FieldError("", f"is no JSON object: it is {value!r:.60}")
         return draft_of(value, others=True)
 
 
-def draft_of(record: Mapping[str, Any], others: bool = False) -> Draft:
+def draft_of(record: Mapping[str, Any], others: bool = False) -> EpisodeDraft:
     """
     Args:
         others: keep keys that are not ours as notes, unless they look like a misspelt one of ours.
@@ -129,7 +126,7 @@ def draft_of(record: Mapping[str, Any], others: bool = False) -> Draft:
             turn = {key: turn.get(key) for key in _MEASURED}
             turn["info"] = info
         made.append(turn)
-    return Draft(**{key: record.get(key) for key in _EPISODE_KEYS} | {"turns": made, "extra": extra})
+    return EpisodeDraft(**{key: record.get(key) for key in _EPISODE_KEYS} | {"turns": made, "extra": extra})
 
 
 def _others(record: Mapping[str, Any], known: frozenset[str], at: str, kept: bool) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Minari's datasets: a folder with ``data/metadata.json`` and episodes of a Gymnasium environment, in HDF5 or Arrow.
 
-What can be told in words is read: spaces that are ``Text``; ``Discrete`` and ``MultiDiscrete`` where every value has a
-name, in ``Reading.names``: ``{"action": ["left", "right"]}``, of components ``action.0`` and ``action.1``, of parts of
-a ``Dict`` ``observation.direction``; and ``Dict`` of these, told as lines ``mission: go to the door``. A ``Box`` or
-anything else refuses the dataset. ``infos`` have no place.
+Spaces that can be written as text are read: ``Text``; ``Discrete`` and ``MultiDiscrete`` where ``Reading.names`` has a
+name for each value: ``{"action": ["left", "right"]}``, of components ``action.0`` and ``action.1``, of parts of a
+``Dict`` ``observation.direction``; and ``Dict`` of these, as lines ``mission: go to the door``. A ``Box`` or anything
+else refuses the dataset. ``infos`` are left out.
 
 An episode has one observation more than actions. Rewards are what a step earned, ``terminations`` the world's end; the
 agent is the dataset's ``algorithm_name``. Formats: Minari 0.5, https://minari.farama.org/content/dataset_standards/.
@@ -19,15 +19,15 @@ from typing import Any
 import pyarrow as pa
 
 from real_envs.errors import UserError
-from real_envs.importers.drafts import Draft, Reading
-from real_envs.importers.records import Record, Sample
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading
+from real_envs.importers.records import Record, Sample, has_keys
 from real_envs.rows import FieldError
 
 METADATA, HDF5 = "metadata.json", "main_data.hdf5"
 _SERIES = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
-class Minari:
+class Minari(Format):
     """See the module."""
 
     name = "minari"
@@ -40,71 +40,61 @@ class Minari:
     def records(self, path: Path) -> Iterator[Record]:
         for data in datasets(path) if path.is_dir() else [path.parent]:
             try:
-                told = json.loads((data / METADATA).read_text(encoding="utf-8"))
-                spaces = {at: json.loads(told[f"{at}_space"]) for at in ("observation", "action")}
+                metadata = json.loads((data / METADATA).read_text(encoding="utf-8"))
+                spaces = {at: json.loads(metadata[f"{at}_space"]) for at in ("observation", "action")}
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 yield Record(str(data.name), FieldError(METADATA, f"does not tell the spaces: {error!r:.80}"))
                 continue
-            if wrong := next(filter(None, (unfit(space, at) for at, space in spaces.items())), ""):
-                yield Record("the dataset", FieldError("", wrong))
+            if reason := next(filter(None, (unsupported(space, at) for at, space in spaces.items())), ""):
+                yield Record("the dataset", FieldError("", reason))
                 continue
             episodes = _hdf5_episodes(data / HDF5) if (data / HDF5).exists() else _arrow_episodes(data)
             for where, series in episodes:
-                yield Record(where, {"series": series, "spaces": spaces, "told": told})
+                yield Record(where, {"series": series, "spaces": spaces, "metadata": metadata})
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
-        series, spaces, told = value["series"], value["spaces"], value["told"]
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
+        series, spaces, metadata = value["series"], value["spaces"], value["metadata"]
         if missing := next((name for name in _SERIES if not isinstance(series.get(name), list)), None):
             raise FieldError(missing, "is missing")
-        seen, acted = series["observations"], series["actions"]
-        if len(seen) != len(acted) + 1:
-            raise FieldError("observations", f"has {len(seen)} entries, but there are {len(acted)} actions")
-        if short := next((name for name in _SERIES[2:] if len(series[name]) != len(acted)), None):
-            raise FieldError(short, f"has {len(series[short])} entries, but there are {len(acted)} actions")
-        texts = [in_words(spaces["observation"], entry, "observation", reading.names) for entry in seen]
+        observations, actions = series["observations"], series["actions"]
+        expected = {name: len(actions) + (name == "observations") for name in _SERIES}
+        if wrong := next((name for name, count in expected.items() if len(series[name]) != count), None):
+            raise FieldError(wrong, f"has {len(series[wrong])} entries, but there are {len(actions)} actions")
+        texts = [as_text(spaces["observation"], entry, "observation", reading.names) for entry in observations]
+        columns = zip(actions, texts[1:], series["rewards"], series["terminations"], strict=True)
         turns = [
             {
-                "action": in_words(spaces["action"], action, "action", reading.names),
+                "action": as_text(spaces["action"], action, "action", reading.names),
                 "observation": text,
                 "reward": reward,
                 "terminated": ended,
             }
-            for action, text, reward, ended in zip(
-                acted, texts[1:], series["rewards"], series["terminations"], strict=True
-            )
+            for action, text, reward, ended in columns
         ]
-        return Draft(
+        return EpisodeDraft(
             start=texts[0],
             turns=turns,
-            agent=told.get("algorithm_name") or None,
-            extra={"dataset": told.get("dataset_id")} | ({"infos": series["infos"]} if "infos" in series else {}),
+            agent=metadata.get("algorithm_name") or None,
+            extra={"dataset": metadata.get("dataset_id")} | ({"infos": series["infos"]} if "infos" in series else {}),
         )
 
 
 def datasets(path: Path) -> list[Path]:
-    """The folders below a folder whose ``metadata.json`` tells of spaces, sorted."""
-    return sorted(found.parent for found in path.rglob(METADATA) if _tells_spaces(found))
+    """The folders below a folder whose ``metadata.json`` names spaces, sorted."""
+    return sorted(file.parent for file in path.rglob(METADATA) if has_keys(file, "observation_space", "action_space"))
 
 
-def _tells_spaces(path: Path) -> bool:
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(told, dict) and "observation_space" in told and "action_space" in told
-
-
-def unfit(space: Any, at: str) -> str:
-    """Why a space, as Minari writes it, cannot be told in words: "observation.image is a Box, ..."; "" where it can."""
+def unsupported(space: Any, at: str) -> str:
+    """Why a space, as Minari writes it, is not text: "observation.image is a Box, ..."; "" where it can be."""
     kind = space.get("type") if isinstance(space, dict) else None
     if kind == "Dict" and isinstance(space.get("subspaces"), dict):
-        return next(filter(None, (unfit(part, f"{at}.{key}") for key, part in space["subspaces"].items())), "")
+        return next(filter(None, (unsupported(part, f"{at}.{key}") for key, part in space["subspaces"].items())), "")
     if kind in ("Text", "Discrete", "MultiDiscrete"):
         return ""
     return f"is refused as a whole: {at} is a {kind}, and only Text, Discrete, MultiDiscrete and Dict have words"
 
 
-def in_words(space: Mapping[str, Any], value: Any, at: str, names: Mapping[str, Sequence[str]]) -> str:
+def as_text(space: Mapping[str, Any], value: Any, at: str, names: Mapping[str, Sequence[str]]) -> str:
     """A value of a space: the text itself, the name of a number, or a line for each part of a ``Dict``.
 
     Raises:
@@ -114,7 +104,7 @@ def in_words(space: Mapping[str, Any], value: Any, at: str, names: Mapping[str, 
         if not isinstance(value, dict):
             raise FieldError(at, f"is {value!r:.60}, not a Dict")
         parts = space["subspaces"].items()
-        return "\n".join(f"{key}: {in_words(part, value.get(key), f'{at}.{key}', names)}" for key, part in parts)
+        return "\n".join(f"{key}: {as_text(part, value.get(key), f'{at}.{key}', names)}" for key, part in parts)
     if space["type"] == "Text":
         if not isinstance(value, str):
             raise FieldError(at, f"is {value!r:.60}, not text")
@@ -124,8 +114,7 @@ def in_words(space: Mapping[str, Any], value: Any, at: str, names: Mapping[str, 
     if not isinstance(value, list) or len(value) != len(space["nvec"]):
         raise FieldError(at, f"is {value!r:.60}, not a list of {len(space['nvec'])} numbers")
     starts = space.get("start") or [0] * len(value)
-    told = [_name(value[i], starts[i], f"{at}.{i}", names) for i in range(len(value))]
-    return ", ".join(told)
+    return ", ".join(_name(value[i], starts[i], f"{at}.{i}", names) for i in range(len(value)))
 
 
 def _name(value: Any, first: int, at: str, names: Mapping[str, Sequence[str]]) -> str:
@@ -151,8 +140,8 @@ def _hdf5_episodes(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if isinstance(node, h5py.Group):
             parts = {key: values(child) for key, child in node.items()}
             return [dict(zip(parts, row, strict=False)) for row in zip(*parts.values(), strict=False)]
-        found = node.asstr(errors="replace")[()] if h5py.check_string_dtype(node.dtype) else node[()]
-        return found.tolist() if hasattr(found, "tolist") else found
+        value = node.asstr(errors="replace")[()] if h5py.check_string_dtype(node.dtype) else node[()]
+        return value.tolist() if hasattr(value, "tolist") else value
 
     with h5py.File(path) as file:
         for name in sorted(file, key=lambda name: (len(name), name)):  # episode_2 before episode_10

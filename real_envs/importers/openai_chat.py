@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import Draft, Reading, outcome
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.rows import FieldError
 
@@ -25,10 +25,10 @@ MESSAGES = ("messages", "traj", "conversation", "trajectory")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _WORLD = ("user", "tool", "function")
 _ROLLOUT = ("prompt", "completion")
-_KNOWN = ("task_id", "reward", "success", "agent", "model", "id")
+_KNOWN = ("task_id", "reward", "success")
 
 
-class OpenaiChat:
+class OpenaiChat(Format):
     """See the module."""
 
     name = "openai"
@@ -42,15 +42,15 @@ class OpenaiChat:
         return f"its records have messages with 'role'{f' in {key!r}' if key else ''}" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
-        found = json_records(path)
-        first = next(found, None)
+        records = json_records(path)
+        first = next(records, None)
         if first is not None and isinstance(first.value, dict) and "role" in first.value:
-            yield Record("the file", [first.value, *(record.value for record in found)])
+            yield Record("the file", [first.value, *(record.value for record in records)])
         elif first is not None:
             yield first
-            yield from found
+            yield from records
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
 
 
@@ -60,11 +60,11 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
         return "", record
     if isinstance(record, dict) and all(isinstance(record.get(key), list) for key in _ROLLOUT):
         return "+".join(_ROLLOUT), [message for key in _ROLLOUT for message in record[key]]
-    found = {key: record[key] for key in MESSAGES if isinstance(record, dict) and isinstance(record.get(key), list)}
-    return next(iter(found.items()), ("", []))
+    lists = ((key, record.get(key)) for key in MESSAGES if isinstance(record, dict))
+    return next(((key, messages) for key, messages in lists if isinstance(messages, list)), ("", []))
 
 
-def chat_draft(record: Any, reading: Reading) -> Draft:
+def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     """
     Raises:
         FieldError: there are no messages, or one has no known role or no text.
@@ -72,7 +72,7 @@ def chat_draft(record: Any, reading: Reading) -> Draft:
     key, messages = messages_of(record)
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
-    told = record if isinstance(record, dict) else {}
+    fields = record if isinstance(record, dict) else {}
     start: list[str] = []
     turns: list[dict[str, Any]] = []
     calls = False  # whether the last message of the assistant called a tool
@@ -106,18 +106,17 @@ def chat_draft(record: Any, reading: Reading) -> Draft:
             turns.pop()
         else:
             turns[-1] |= {"observation": "", "terminated": True}
-    if turns and (_STOP in turns[-1]["observation"] or told.get("reward")):
+    if turns and (_STOP in turns[-1]["observation"] or fields.get("reward")):
         turns[-1]["terminated"] = True
     if not turns:
         raise FieldError(key, "has no message of the assistant that was answered")
-    return Draft(
+    return EpisodeDraft.of_record(
+        fields,
+        (*key.split("+"), *_KNOWN),
         start="\n\n".join(start),
         turns=turns,
-        task_id=None if told.get("task_id") is None else str(told["task_id"]),
-        agent=told.get("agent") or told.get("model"),
-        id=told.get("id"),
-        **{"success": told.get("success"), **outcome(told.get("reward"))},
-        extra={name: value for name, value in told.items() if name not in (*key.split("+"), *_KNOWN)},
+        task_id=None if fields.get("task_id") is None else str(fields["task_id"]),
+        **{"success": fields.get("success"), **outcome(fields.get("reward"))},
     )
 
 
@@ -148,7 +147,7 @@ def _action(message: dict[str, Any], at: str) -> str:
 
 
 def _arguments(value: Any) -> str:
-    """In one way of writing, however the model spaced them; what is no JSON stays as it is."""
+    """JSON in one spelling, however the model spaced it; anything else as it is."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

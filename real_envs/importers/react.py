@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import Draft, Reading
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix
 from real_envs.rows import FieldError
 
@@ -32,7 +32,7 @@ _RESET = re.compile(r"Action: ?reset\s*$")
 _SEEN = re.compile(r"^Observation: ?", re.MULTILINE)
 
 
-class React:
+class React(Format):
     """See the module."""
 
     name = "react"
@@ -51,7 +51,7 @@ class React:
         with open_bytes(path) as file:
             yield from _episodes(io.TextIOWrapper(file, encoding="utf-8", errors="replace"), path)
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         text, task, solved = value
         head, *steps = _STEP.split(text)
         if not steps:
@@ -68,7 +68,7 @@ class React:
         if not turns:
             raise FieldError("Action", "is only 'reset': nobody acted")
         score = _SCORE.search(turns[-1]["observation"])
-        return Draft(
+        return EpisodeDraft(
             start=start,
             turns=turns,
             task_id=task,

@@ -18,7 +18,7 @@ _LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One of a file: where it is, such as ``line 3``, and what it says, a ``FieldError`` where that cannot be read."""
+    """Where in the file it is, such as ``line 3``, and its value, a ``FieldError`` where that cannot be read."""
 
     where: str
     value: Any
@@ -30,8 +30,8 @@ class Sample:
 
     Attributes:
         path: a file or a folder.
-        record: its first, if it is JSON or a table; else ``None``.
-        text: its first 100,000 characters, if it is text.
+        record: its first record, if it is JSON or a table; else ``None``.
+        text: its first 100,000 bytes, if it is text.
     """
 
     path: Path
@@ -53,11 +53,20 @@ def plain_suffix(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
+def has_keys(path: Path, *keys: str) -> bool:
+    """Whether a file holds a JSON object with these keys."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and all(key in value for key in keys)
+
+
 def json_records(path: Path) -> Iterator[Record]:
     """The records of JSON lines, of one array, or of one object that maps names to records.
 
-    An object that holds anything but objects is itself the only record. A few records are in memory at a time. What
-    cannot be parsed is a record whose value is a ``FieldError``; an array ends there, and lines go on.
+    An object that holds anything but objects is itself the only record. A few records are in memory at a time. A part
+    that cannot be parsed is a record whose value is a ``FieldError``; an array ends there, lines go on.
 
     Raises:
         OSError: the file cannot be read.

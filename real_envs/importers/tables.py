@@ -7,9 +7,9 @@ A row with ``messages`` is a chat (``openai_chat``), one with ``conversations`` 
   row is an episode, whose columns hold lists.
 - ``task``, ``agent``, ``start`` (the first observation or the goal), ``success``, ``reward``, ``done``, ``truncated``.
 
-Three things must be said where the table does not show them. Whether an observation was seen before or after the action
-beside it (``Reading.observation``): one list that is longer by one is the observations before and after. Whether a
-reward is the score so far (``reward``). Whether ``done`` covers time-outs (``done``).
+``Reading`` says what the table does not show. ``observation``: whether one was seen before or after the action beside
+it; a list that is longer by one has both. ``reward``: whether it is the score so far. ``done``: whether it covers
+time-outs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from real_envs.importers.agentgym import CONVERSATIONS, conversation_draft
-from real_envs.importers.drafts import Draft, Reading
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.openai_chat import MESSAGES, chat_draft
 from real_envs.importers.records import Record, Sample, json_records, plain_suffix
 from real_envs.rows import FieldError, nearest
@@ -31,7 +31,7 @@ COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "succes
 PARQUET = ".parquet"
 
 
-class Tables:
+class Tables(Format):
     """See the module."""
 
     name = "huggingface"
@@ -43,7 +43,7 @@ class Tables:
     def records(self, path: Path) -> Iterator[Record]:
         return parquet_records(path) if plain_suffix(path) == PARQUET else json_records(path)
 
-    def draft(self, value: Any, reading: Reading) -> Draft:
+    def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, dict):
             raise FieldError("", f"is no row of named columns: it is {value!r:.60}")
         if "steps" in value and "action" in reading.mapping:
@@ -107,7 +107,7 @@ def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
     yield from episode()
 
 
-def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], reading: Reading) -> Draft:
+def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], reading: Reading) -> EpisodeDraft:
     def column(what: str) -> str | None:
         name = reading.mapping.get(what)
         if name is not None and name not in row:
@@ -126,14 +126,13 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         name = column(what)
         return None if name is None else (steps[-1] if steps and what == "success" else row)[name]
 
-    actions, seen = series("action"), series("observation")
-    if actions is None or seen is None:
+    actions, observations = series("action"), series("observation")
+    if actions is None or observations is None:
         name = reading.mapping["action" if actions is None else "observation"]
         raise FieldError(
             name, "is no list; where rows are steps, name the column of the episode: imports.mapping.episode"
         )
-    start = value("start")
-    answers, start = _ordered(len(actions), seen, start, reading)
+    answers, start = _ordered(len(actions), observations, value("start"), reading)
     turns = [{"action": a, "observation": o} for a, o in zip(actions, answers, strict=False)]
     if (rewards := series("reward")) is not None:
         score = 0.0
@@ -148,7 +147,7 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         stop = "terminated" if over and reading.done == "terminated" else "turn_limit"
     total = value("reward") if rewards is None else None
     mapped = {reading.mapping[what] for what in reading.mapping}
-    return Draft(
+    return EpisodeDraft(
         start=start,
         turns=turns,
         task_id=None if value("task") is None else str(value("task")),
@@ -160,17 +159,16 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
     )
 
 
-def _ordered(count: int, seen: list[Any], start: Any, reading: Reading) -> tuple[list[Any], Any]:
+def _ordered(count: int, observations: list[Any], start: Any, reading: Reading) -> tuple[list[Any], Any]:
     """(the answer to each action, the start). Actions whose answer was not logged have none."""
     name = reading.mapping["observation"]
-    if len(seen) == count + 1:
-        return seen[1:], seen[0] if start is None else f"{start}\n{seen[0]}"
-    if len(seen) != count:
-        raise FieldError(name, f"has {len(seen)} entries, but there are {count} actions")
-    if reading.observation == "before":
-        return seen[1:], (seen[:1] or [None])[0] if start is None else f"{start}\n{seen[0]}"
+    if len(observations) not in (count, count + 1):
+        raise FieldError(name, f"has {len(observations)} entries, but there are {count} actions")
+    if len(observations) == count + 1 or reading.observation == "before":
+        first = observations[0] if observations else None
+        return observations[1:], first if start is None else f"{start}\n{first}"
     if reading.observation == "after":
         if start is None:
             raise FieldError("start", "is unknown: name its column, or that of the goal, with imports.mapping.start")
-        return seen, start
+        return observations, start
     raise FieldError(name, "may be seen before or after the action: say imports.observation=before or after")

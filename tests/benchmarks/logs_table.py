@@ -25,7 +25,7 @@ from pathlib import Path
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
-from imagination.commands.import_logs import COVERAGE, cover, import_logs
+from imagination.commands.import_logs import COVERAGE, cover_log, import_logs
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -33,8 +33,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.errors import UserError, told_in_a_line
 from real_envs.files import write_atomically
-from real_envs.importers.similar import SimilarTasks
-from real_envs.importers.splits import HELDOUT, TRAIN
+from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks
 from real_envs.manifest import MANIFEST
 from real_envs.store import TrajectoryStore
 from real_envs.streams import stream_seed
@@ -131,7 +130,8 @@ def make_part(log: Log, data: Path, out: Path, folder: Path, share: int, seed: i
             raise UserError(f"{data / log.name} has no {log.files}; name the folder of all logs: --data")
         import_logs(config, whole)
     if not (folder / COVERAGE).exists():
-        cover(folder, cut(TrajectoryStore.open(whole / "log"), folder / "log", share / WHOLE, seed), SimilarTasks())
+        part = cut(TrajectoryStore.open(whole / "log"), folder / "log", share / WHOLE, seed)
+        cover_log(folder, part, SimilarTasks())
     stages = [("fit_world_model", fit_world_model)] + ([("clone", clone)] if share == WHOLE else [])
     config.clone.agents = [config.imports.agent]
     for name, stage in stages:

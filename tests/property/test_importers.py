@@ -50,7 +50,7 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
                 optional={f"{name}s": st.lists(PLAIN, max_size=2) for name in ("action", "reward", "termination")},
             ),
             "spaces": st.just({"observation": {"type": "Text"}, "action": {"type": "Discrete", "n": 2}}),
-            "told": ROW,
+            "metadata": ROW,
         }
     ),
     "browser-use": st.fixed_dictionaries(

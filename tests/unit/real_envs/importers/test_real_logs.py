@@ -13,10 +13,10 @@ import pytest
 
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import Imported, Refusal, find_format, read
-from real_envs.importers.judging import judged
+from real_envs.importers.outcomes import with_outcome
 from real_envs.trajectory import StopReason, Trajectory
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
+DATA = Path(__file__).resolve().parents[5] / "shared" / "data"
 TAU = DATA / "tau_bench" / "gpt-4o-airline.json"
 SHOP = DATA / "webshop_react" / "WebShop.ipynb"
 HOUSE = DATA / "alfworld_adapt" / "ADaPT_maxd3_alfworld_text_davinci_003.json"
@@ -77,7 +77,7 @@ def test_webshop() -> None:
 def test_webshop_with_a_threshold() -> None:
     """What is stated by the success rates stays; without them the threshold would count partial rewards, too."""
     _, episodes, _ = imported(SHOP)
-    assert sum(judged(episode, 0.5).solved for episode in episodes) == 179
+    assert sum(with_outcome(episode, 0.5).solved for episode in episodes) == 179
 
 
 def test_alfworld_of_adapt() -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import replace
 
-from real_envs.importers.coverage import Coverage, quantile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from real_envs.importers.coverage import Coverage, RepeatedPairs, TurnHashes, quantile
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 GO = Turn("go", "a hall", 0.0, False)
@@ -20,10 +24,10 @@ def episode(name: str, *turns: Turn, task: str = "t", start: str = "a room", suc
 
 def counted(*episodes: Trajectory, heldout: tuple[Trajectory, ...] = ()) -> Coverage:
     coverage = Coverage()
-    for found in episodes:
-        coverage.add(found)
-    for found in heldout:
-        coverage.add(found, "heldout")
+    for found in (*episodes, *heldout):
+        coverage.starts.add(found.task_id, found.start)
+        coverage.count(found)
+    coverage.split_of = {found.task_id: "heldout" for found in heldout}
     return coverage
 
 
@@ -77,7 +81,7 @@ def test_doubles_are_counted_with_those_that_a_split_by_task_would_tear_apart() 
 
 
 def said(*episodes: Trajectory) -> str:
-    return "\n".join(counted(*episodes).missing())
+    return "\n".join(counted(*episodes).to_json()["missing"])
 
 
 def test_unknown_success_is_said_and_known_success_is_not() -> None:
@@ -100,10 +104,12 @@ def test_what_else_is_missing() -> None:
     assert "only 0 pairs of state and action occur twice" in said(episode("a", GO))
     assert "success and a total reward of 1 disagree" in said(episode("a", GO, success=True))
     ten = Coverage(solved_at=10.0)
-    ten.add(episode("a", replace(GO, reward=10.0), success=True))
-    assert ten.at_odds == 0
-    ten.add(episode("b", WIN, success=True))
-    assert "total reward of 10 disagree: dreams count as solved from a total of 10 on" in "\n".join(ten.missing())
+    ten.count(episode("a", replace(GO, reward=10.0), success=True))
+    assert ten.contradictions == 0
+    ten.count(episode("b", WIN, success=True))
+    assert "total reward of 10 disagree: dreams count as solved from a total of 10 on" in "\n".join(
+        ten.to_json()["missing"]
+    )
     scores = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
     assert "are they scores so far?" in said(episode("a", *scores))
     assert "are they scores so far?" not in said(episode("a", GO, GO, WIN))
@@ -118,3 +124,39 @@ def test_quantiles_by_hand() -> None:
     assert quantile({1: 99, 500: 1}) == 1
     assert quantile({1: 98, 500: 2}) == 500
     assert quantile({}) == 0
+
+
+texts = st.sampled_from(["a", "b", "\ud800"])  # half a pair, too, which UTF-8 cannot write
+turns_of_tasks = st.lists(st.tuples(st.integers(0, 3), texts, texts, texts), max_size=30)
+
+
+def hashed(rows: list[tuple[int, str, str, str]]) -> TurnHashes:
+    turns = TurnHashes()
+    for owner, state, action, answer in rows:
+        turns.add(owner, state, action, answer)
+    return turns
+
+
+@settings(max_examples=60, deadline=None)
+@given(turns_of_tasks, st.sets(st.integers(0, 3)))
+def test_counts_are_those_of_a_plain_loop(rows: list[tuple[int, str, str, str]], held: set[int]) -> None:
+    turns = hashed(rows)
+    assert turns.distinct_actions == len({action for _, _, action, _ in rows})
+    assert turns.distinct_answers == len({answer for *_, answer in rows})
+    answers: dict[tuple[str, str], Counter[str]] = {}
+    for _, state, action, answer in rows:
+        answers.setdefault((state, action), Counter())[answer] += 1
+    more = [found for found in answers.values() if found.total() > 1]
+    usual = sum(max(found.values()) for found in more)
+    assert turns.repeated() == RepeatedPairs(len(more), sum(found.total() for found in more), usual)
+    among = turns.of_tasks(held)
+    ours, others = ([row[1:] for row in rows if (row[0] in held) is side] for side in (True, False))
+    assert turns.duplicates(among) == len(ours) - len(set(ours))
+    assert turns.duplicates(~among) == len(others) - len(set(others))
+    assert turns.shared(among, ~among) == sum(row in others for row in ours)
+
+
+def test_texts_are_not_run_together() -> None:
+    turns = hashed([(0, "a", "bc", "d"), (0, "ab", "c", "d")])
+    assert turns.repeated().pairs == 0
+    assert turns.duplicates(turns.of_tasks([0])) == 0

@@ -1,14 +1,15 @@
-"""A judge's answers are verdicts or typed failures. If these fail, a server's error page solves tasks."""
+"""Who solved a task. If these fail, success rates of a log are made up, or a server's error page solves tasks."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from real_envs.chat_server import ChatServer
-from real_envs.importers.judge import LogJudge, Verdict, shown
+from real_envs.importers.outcomes import LogJudge, Verdict, shown, with_outcome
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.judging import Answer, judge, says
 
@@ -88,3 +89,44 @@ def test_the_judge_is_not_told_the_answer(tmp_path: Path) -> None:
     assert len(long) < 3100
     assert long.startswith("START: Find the key.")
     assert "go 499" in long
+
+
+def rewarded(*rewards: float | None, success: bool | None = None) -> Trajectory:
+    turns = tuple(Turn(f"a{k}", "o", reward, False) for k, reward in enumerate(rewards))
+    return Trajectory("e", "t", "g", Source.REAL, "a", 0, "s", turns, StopReason.TURN_LIMIT, success=success)
+
+
+@pytest.mark.parametrize(
+    ("found", "solved_at", "success"),
+    [
+        (rewarded(20.0, 30.0), 50.0, True),
+        (rewarded(20.0, 29.0), 50.0, False),
+        (rewarded(-3.0, -2.0), -5.0, True),  # costs
+        (rewarded(None, None), 50.0, None),  # nobody measured anything: unknown, and not guessed
+        (rewarded(20.0, 30.0), None, None),
+        (rewarded(0.0, success=True), 50.0, True),  # what is stated stays
+        (rewarded(90.0, success=False), 50.0, False),
+    ],
+)
+def test_the_threshold_judges_who_does_not_say(
+    found: Trajectory, solved_at: float | None, success: bool | None
+) -> None:
+    assert with_outcome(found, solved_at).success is success
+    assert [turn.reward for turn in with_outcome(found, solved_at).turns] == [turn.reward for turn in found.turns]
+
+
+def test_a_bare_success_is_earned_at_the_end() -> None:
+    assert [turn.reward for turn in with_outcome(rewarded(None, None, success=True)).turns] == [0.0, 1.0]
+    assert [turn.reward for turn in with_outcome(rewarded(None, None, success=False)).turns] == [0.0, 0.0]
+
+
+def test_a_bare_success_is_worth_what_solves_in_this_log() -> None:
+    assert [turn.reward for turn in with_outcome(rewarded(None, None, success=True), 10.0).turns] == [0.0, 10.0]
+    assert [turn.reward for turn in with_outcome(rewarded(None, success=True), -5.0).turns] == [
+        None
+    ]  # costs: 0 would solve
+
+
+def test_what_broke_is_not_with_outcome() -> None:
+    broken = replace(rewarded(None, success=True), stop=StopReason.ENV_CRASHED)
+    assert with_outcome(broken, 1.0) == broken

@@ -12,8 +12,7 @@ import pytest
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
-from real_envs.importers.folders import sources_of
-from real_envs.importers.formats import Imported, Refusal, find_format, read
+from real_envs.importers.formats import Imported, Refusal, find_format, log_files, read
 from real_envs.trajectory import StopReason, Trajectory, Turn
 
 TEXT = {"type": "Text", "max_length": 99, "min_length": 1, "charset": "ab"}
@@ -127,7 +126,7 @@ def test_an_episode_that_lacks_something_is_refused_and_the_rest_goes_on(tmp_pat
 def test_datasets_are_found_in_folders_and_broken_ones_named(tmp_path: Path) -> None:
     dataset(tmp_path, "arrow", SAID | WON)
     (tmp_path / "demo" / "namespace_metadata.json").write_text("{}")
-    found = list(sources_of("auto", tmp_path))
+    found = list(log_files("auto", tmp_path))
     assert [(s[0].name, s[1].name) for s in found if not isinstance(s, Refusal)] == [("text-v0", "minari")]
     assert [s.file.name for s in found if isinstance(s, Refusal)] == ["namespace_metadata.json"]
     (tmp_path / "demo" / "text-v0" / "data" / "0" / "part-0.arrow").write_bytes(b"ARROW1 no more")

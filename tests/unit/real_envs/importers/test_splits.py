@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from real_envs.importers.similar import SimilarTasks, rough
-from real_envs.importers.splits import heldout_tasks, leaks
+from real_envs.importers.splits import SimilarTasks, heldout_tasks, leaks, normalised
 
 WORDS = [f"{a}{b}{c}" for a in "bdgklmprst" for b in "aeiou" for c in "lnrst"]  # 250
 
@@ -33,7 +32,7 @@ def test_what_differs_in_numbers_names_and_masks_is_one_task() -> None:
         c="Cancel the flight of tomorrow, and book a train to the sea for two grown people and a dog instead.",
     )
     assert found == {frozenset("ab")}
-    assert rough("Room  12\n<token#00ff00ff>") == "room 0 <token>"
+    assert normalised("Room  12\n<token#00ff00ff>") == "room 0 <token>"
 
 
 def test_starts_with_half_of_their_words_in_common_are_two_tasks() -> None:

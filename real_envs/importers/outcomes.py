@@ -1,9 +1,4 @@
-"""A language model that reads an episode and says whether its task was solved, for logs that say nothing of it.
-
-A server is asked for an object ``{"success": true}``. What comes back instead is a failure with a type, and never a
-verdict: those of ``Reply``, ``malformed`` also where no such object is in the answer. Verdicts are kept in a file by a
-hash of what was asked, so that nothing is asked twice; failures are not.
-"""
+"""Whether an imported episode was solved: by a threshold of its reward, or by a language model that reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +23,27 @@ _TASK = (
 _VERDICT = re.compile(r'\{[^{}]*"success"\s*:\s*(true|false)\s*[,}]')
 
 
+def with_outcome(episode: Trajectory, solved_at: float | None = None) -> Trajectory:
+    """The episode with a success where its total reward decides it, and with rewards where only its success is known.
+
+    A stated success stays. An episode without one that has rewards is solved where they reach ``solved_at``. One that
+    states success and has no reward gets rewards of 0 and, at the end of a solved one, ``solved_at`` (1 without a
+    threshold), so that a world model can learn what a success is. Where a total of 0 solves, as with costs, rewards
+    could not tell the two apart, and it stays without.
+    """
+    rewarded = any(turn.reward is not None for turn in episode.turns)
+    if episode.stop.is_failure or not episode.turns:
+        return episode
+    if episode.success is None and solved_at is not None and rewarded:
+        return replace(episode, success=episode.earned(solved_at))
+    success_reward = 1.0 if solved_at is None else solved_at
+    if episode.success is not None and not rewarded and success_reward > 0:
+        *before, last = episode.turns
+        zeros = [replace(turn, reward=0.0) for turn in before]
+        return replace(episode, turns=(*zeros, replace(last, reward=success_reward if episode.success else 0.0)))
+    return episode
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``success``, or ``None`` with the type of failure and what it was."""
@@ -38,24 +54,26 @@ class Verdict:
 
 
 class LogJudge:
-    """Asks for verdicts, several at a time.
+    """Asks a language model for an object ``{"success": true}``, for several episodes at a time.
+
+    Any other answer is a failure with a type (those of ``Reply``), never a verdict. Verdicts are cached in a file by a
+    hash of the question, so nothing is asked twice; failures are not cached.
 
     Args:
-        server: what is asked.
-        kept: the file of verdicts.
-        at_once: questions at the same time.
-        characters: of an episode that are shown; what is longer loses its middle.
+        cache: the file of verdicts.
+        at_once: parallel requests.
+        characters: of an episode that are shown; the middle of a longer one is left out.
 
     Attributes:
         model: its name.
-        counts: questions ``asked``, verdicts ``known`` from earlier, and failures by type.
+        counts: questions ``asked``, verdicts ``known`` from the cache, and failures by type.
     """
 
-    def __init__(self, server: ChatServer, kept: Path, *, at_once: int = 8, characters: int = 24_000) -> None:
+    def __init__(self, server: ChatServer, cache: Path, *, at_once: int = 8, characters: int = 24_000) -> None:
         self.model = server.model
-        self._server, self._kept, self._characters = server, kept, characters
+        self._server, self._cache, self._characters = server, cache, characters
         self._pool = ThreadPoolExecutor(at_once)
-        self._known = _read(kept)
+        self._known = _read(cache)
         self.counts: Counter[str] = Counter()
 
     def judge(self, episodes: Sequence[Trajectory]) -> list[Verdict]:
@@ -64,7 +82,7 @@ class LogJudge:
         keys = [hashlib.sha256(json.dumps(question).encode()).hexdigest() for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._known}
         answers = dict(zip(new, self._pool.map(self._ask, new.values()), strict=True))
-        with self._kept.open("a", encoding="utf-8") as file:
+        with self._cache.open("a", encoding="utf-8") as file:
             for key, verdict in answers.items():
                 self.counts.update(["asked", *([verdict.failure] if verdict.failure else [])])
                 if verdict.success is not None:
@@ -84,14 +102,14 @@ class LogJudge:
         reply = self._server.ask(question)
         if reply.text is None:
             return Verdict(None, reply.failure, reply.reason)
-        found = set(_VERDICT.findall(reply.text))
-        if len(found) != 1:
+        answers = set(_VERDICT.findall(reply.text))
+        if len(answers) != 1:
             return Verdict(None, MALFORMED, f'no one {{"success": ...}} in {reply.text[:200]!r}')
-        return Verdict(found == {"true"})
+        return Verdict(answers == {"true"})
 
 
 def shown(episode: Trajectory, characters: int) -> str:
-    """The episode as the judge reads it. What is longer loses its middle: the end tells most of success."""
+    """The episode as the judge reads it, cut in the middle: the end says most about success."""
     turns = [f"ACTION: {turn.action}\nANSWER: {turn.observation}" for turn in episode.turns]
     text = "\n\n".join([f"START: {episode.start}", *turns, f"The episode stopped: {episode.stop.value}"])
     if len(text) <= characters:
@@ -101,7 +119,7 @@ def shown(episode: Trajectory, characters: int) -> str:
 
 
 def _read(path: Path) -> dict[str, bool]:
-    """Verdicts of earlier imports. A last line that was cut off by a crash is asked again."""
+    """Verdicts of earlier imports, without a last line that a crash cut off."""
     known: dict[str, bool] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:

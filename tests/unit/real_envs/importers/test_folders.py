@@ -10,8 +10,7 @@ import pytest
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
-from real_envs.importers.folders import sources_of
-from real_envs.importers.formats import FORMATS, Imported, Refusal, read
+from real_envs.importers.formats import FORMATS, Imported, Refusal, log_files, read
 
 OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o"}]}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
@@ -41,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 
 def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list[str]]:
     """Files with their formats, and those that are in none, in their order."""
-    found = list(sources_of(name, folder))
+    found = list(log_files(name, folder))
     known = [(s[0].relative_to(folder).as_posix(), s[1].name) for s in found if not isinstance(s, Refusal)]
     return known, [s.file.relative_to(folder).as_posix() for s in found if isinstance(s, Refusal)]
 
@@ -76,11 +75,11 @@ def _json(folder: Path) -> list[str]:
 def test_nothing_to_read_and_misspelt_formats_are_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="no file below it is in a format"):
-        list(sources_of("auto", tmp_path / "none"))
+        list(log_files("auto", tmp_path / "none"))
     with pytest.raises(UserError, match="unknown format 'opena'"):
-        list(sources_of("opena", folder))
+        list(log_files("opena", folder))
     with pytest.raises(UserError, match="in no format that is known here"):
-        list(sources_of("auto", folder / "README.md"))
+        list(log_files("auto", folder / "README.md"))
 
 
 def test_an_id_that_an_earlier_file_gave_is_refused(tmp_path: Path) -> None:
