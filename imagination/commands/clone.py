@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from imagination.learning.experience import imitation_row
-from imagination.learning.initial_model import check_texts, initial_model
-from imagination.learning.renaming import with_renamed
-from imagination.learning.supervise import fitting, supervise
+from imagination.data.augmentation import read_supplements, with_renamed
+from imagination.data.batches import fit_batches, fitting
+from imagination.data.examples import imitation_row
+from imagination.data.initial_model import check_texts, initial_model
+from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
-from imagination.runs.supplements import read_supplements
 from imagination.settings import Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
+from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat, policy_text
 from real_envs.streams import stream_seed
 
@@ -28,39 +29,41 @@ def clone(config: Config, folder: Path) -> None:
         if not (chosen or extra):
             agents = sorted({t.agent for t in train})
             raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
-        learned = config.clone.from_world_model and not config.policy.model
-        if learned:
+        from_world_model = config.clone.from_world_model and not config.policy.model
+        if from_world_model:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
         else:
             weights = stream_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
-        told = with_renamed([*chosen, *extra], config.clone.renamed, config.seed)
-        thinks = {episode.id for episode in extra}
-        texts = [policy_text(turn, t.id in thinks) for t in told for turn in t.turns]
+        episodes = with_renamed([*chosen, *extra], config.clone.renamed, config.seed)
+        with_thoughts = {episode.id for episode in extra}
+        texts = [policy_text(turn, t.id in with_thoughts) for t in episodes for turn in t.turns]
         check_texts("actions", texts, chat, "", config.max_action_tokens)
         context, weight = context_of(model, config.policy), config.clone.observation_weight
         rows = [
-            imitation_row(chat, t, thoughts=True) if t.id in thinks else imitation_row(chat, t, observations=weight)
-            for t in told
+            imitation_row(chat, t, thoughts=True)
+            if t.id in with_thoughts
+            else imitation_row(chat, t, observations=weight)
+            for t in episodes
         ]
         rows = fitting(rows, context, "policy.context")
         everybody = with_renamed(train, config.clone.renamed, config.seed) if config.clone.world_steps else []
         first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in everybody]
-        supervise(
-            run,
-            config.logger,
-            "clone",
-            model,
-            tokenizer,
+        settings = config.clone.decided(from_scratch=not (from_world_model or config.policy.model))
+        seed = stream_seed("clone", config.seed)
+        if settings.copying_steps:
+            plant_induction(model, seed)
+        batches, settings = fit_batches(
             rows,
-            config.clone,
-            stream_seed("clone", config.seed),
-            keep_every=config.clone.keep_every,
-            from_scratch=not (learned or config.policy.model),
+            tokenizer,
+            settings,
+            seed,
             first=fitting(first, context, "policy.context") if first else (),
             first_steps=config.clone.world_steps,
         )
+        trainer = SupervisedTrainer(run, "clone", settings, seed, keep_every=config.clone.keep_every)
+        trainer.train(model, tokenizer, batches)
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")

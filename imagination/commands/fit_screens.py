@@ -31,8 +31,7 @@ def fit_screens(config: Config, folder: Path) -> None:
     """Trains the model on turns between two screenshots. Writes ``models/screen``."""
     need_diffusers("worldmodel.kind=screen")
     from imagination.learning.screen_module import ScreenBatches, ScreenModule
-    from imagination.learning.stream import StepStream
-    from imagination.learning.trainer import make_trainer
+    from imagination.learning.trainer import StepStream, WeightAverage, make_trainer
     from worldmodel.screen.model import ScreenModel
 
     run = open_run(config, folder, STAGE)
@@ -55,9 +54,9 @@ def fit_screens(config: Config, folder: Path) -> None:
         )
         module = ScreenModule(model, fit, partial(run.record, STAGE))
         bar = Bar("fit screens", fit.steps)
-        trainer = make_trainer(
-            run, STAGE, max(1, fit.steps // SAVES), "fp32", lambda: module.global_step, bar=bar, logger=config.logger
-        )
+        average = WeightAverage(model, fit.average)
+        every = max(1, fit.steps // SAVES)
+        trainer = make_trainer(run, STAGE, bar, lambda: module.global_step, every, callbacks=[average])
         stream = StepStream(fit.steps, lambda: module.global_step, batches)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         model.save(run.model(NAME))

@@ -1,4 +1,4 @@
-"""Stages ``fit-world-model`` and ``clone``: both models learn from the log."""
+"""Command ``fit-world-model``: the world model learns from the log."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from imagination.commands.fit_screens import fit_screens
 from imagination.commands.rules import find_rules, rules_sentence
+from imagination.data.batches import copying_answers, fit_batches, fitting
+from imagination.data.examples import WorldModelExamples
+from imagination.data.initial_model import check_texts, chosen_model, initial_model
 from imagination.evaluation.world_model_eval import heldout_tasks, language_metrics, measure
-from imagination.learning.copying import copying_answers, copying_rows
-from imagination.learning.initial_model import check_texts, chosen_model, initial_model
-from imagination.learning.renaming import with_renamed
-from imagination.learning.supervise import fitting, supervise
-from imagination.learning.world_model_data import forms_of, objective_of, weights_of
+from imagination.learning.supervised import NextToken, Objective, SupervisedTrainer
 from imagination.rollout.world_models import (
     UNFINISHED,
     check_room,
@@ -29,13 +29,15 @@ from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of
 from imagination.session import Session
-from imagination.settings import Config, UserError
+from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
+from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from real_envs.streams import stream_seed
-from worldmodel.diffusion.checkpoint import mark
-from worldmodel.objective import world_model_rows
+from worldmodel.diffusion.canvas import check_canvases
+from worldmodel.diffusion.checkpoint import make_inverse, mark, mask_of
+from worldmodel.diffusion.objective import MaskedDiffusion
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
@@ -52,47 +54,32 @@ def fit_world_model(config: Config, folder: Path) -> None:
         form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
-        weights, share = weights_of(settings, train)
+        examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed)
         run.update({"world_model_form": UNFINISHED})
-        told = with_renamed(train, config.fit.renamed, config.seed)
+        fit = config.fit.decided(from_scratch=not settings.model)
+        order = stream_seed("fit", config.seed)  # of all members
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
             seed = stream_seed("world model weights", config.seed, member)
-            model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, settings, told, seed)
+            model, tokenizer = initial_model(
+                run, config.worldmodel, config.vocab_size, settings, examples.episodes, seed
+            )
             if not rows:  # members share the tokenizer
                 chat = ChatFormat(tokenizer)
-                answers = [answer for t in told for answer in form.answers(t.start, t.turns)]
+                answers = [answer for t in examples.episodes for answer in form.answers(t.start, t.turns)]
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
-                check_thoughts(config.dream.max_tokens, thoughts, told, chat, form, context)
-                forms = forms_of(settings, form, told, config.seed)
-                weights *= 1 + config.fit.renamed  # a copy weighs what its episode does
-                rows = [
-                    row
-                    for t, w, shown in zip(told, weights, forms, strict=True)
-                    for row in world_model_rows(chat, t, w, shown)
-                ]
+                check_thoughts(config.dream.max_tokens, thoughts, examples.episodes, chat, form, context)
+                rows = [row for of_episode in examples.rows(chat) for row in of_episode]
                 rows = fitting(rows, context, "worldmodel.context")
-            name = f"fit_world_model-{member}" if member else "fit_world_model"
-            random = not settings.model
-            order = stream_seed("fit", config.seed)  # of all members
-            objective, copying = objective_of(settings, model, chat, context), copying_rows
+            objective, copying = _objective(settings, model, chat, context), None
             if diffusion := settings.kind == "diffusion":
-                copying = partial(copying_answers, stop=chat.stop, most=settings.diffusion.block)
-            supervise(
-                run,
-                config.logger,
-                name,
-                model,
-                tokenizer,
-                rows,
-                config.fit,
-                order,
-                seed,
-                from_scratch=random,
-                objective=objective,
-                copying=copying,
-            )
+                copying = partial(copying_answers, stop=chat.stop, max_tokens=settings.diffusion.block)
+            if fit.copying_steps:
+                plant_induction(model, order)
+            batches, fit_settings = fit_batches(rows, tokenizer, fit, order, copying=copying)
+            name = f"fit_world_model-{member}" if member else "fit_world_model"
+            SupervisedTrainer(run, name, fit_settings, seed, objective).train(model, tokenizer, batches)
             if diffusion:
                 mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, member_folder(run, member))
@@ -104,9 +91,29 @@ def fit_world_model(config: Config, folder: Path) -> None:
         run.update({"world_model_form": trained_as(settings), "best_return": best})
         measured = {
             **measure(Session(config, run), train, held),
-            "unchanged_share": share,
+            "unchanged_share": examples.unchanged_share,
         }
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         note_unended(measured, config.worldmodel.reasoning_tokens)
     finish(run, "fit_world_model")
+
+
+def _objective(settings: WorldModelSettings, model: Any, chat: ChatFormat, context: int) -> Objective:
+    """
+    Raises:
+        UserError: the model cannot be trained that way.
+    """
+    if settings.kind != "diffusion":
+        return NextToken()
+    diffusion, block = settings.diffusion, settings.diffusion.block
+    if block >= context:
+        raise UserError(
+            f"worldmodel.diffusion.block={block} leaves no room for a history in worldmodel.context={context}"
+        )
+    check_canvases(model, context)
+    inverse = make_inverse(diffusion.inverse_tokens, diffusion.inverse_told, chat) if diffusion.inverse_share else None
+    if inverse is not None and settings.facts:
+        raise UserError("worldmodel.diffusion.inverse_share needs worldmodel.facts=0: facts stand before actions")
+    mask = mask_of(chat.tokenizer)
+    return MaskedDiffusion(block, mask, chat.stop, context, diffusion.causal_weight, inverse, diffusion.inverse_share)

@@ -64,7 +64,7 @@ def refit_round(config: Config, run: RunFolder, number: int, versions: Sequence[
         return {**told, "promoted": False, "why": NOTHING_NEW}
     candidates, settings = run.path / "loop" / "candidate", config.worldmodel
     own = {t.id for t in train if round_of(t) is not None and t.agent == POLICY}
-    refit(run, config.logger, settings, config.fit, config.loop, train, own, number, config.seed, candidates)
+    refit(run, settings, config.fit, config.loop, train, own, number, config.seed, candidates)
     kinds = {
         "old": _some([t for t in held if not is_new(t)], config.seed),
         "new": _some([t for t in held if is_new(t)], config.seed),

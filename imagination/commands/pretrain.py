@@ -17,11 +17,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from imagination.learning.copying import copying_rows, one_after_the_other
-from imagination.learning.corpus import known_worlds, play_shard
-from imagination.learning.pretraining_data import INDEX, CorpusBatches, count_read, forget_shards, make_shard
-from imagination.learning.stream import SupervisedBatches
-from imagination.learning.supervise import pad_of, train_on
+from imagination.data.batches import copying_first, pad_of
+from imagination.data.corpus import (
+    INDEX,
+    CorpusBatches,
+    count_read,
+    delete_shards,
+    known_worlds,
+    make_shard,
+    play_shard,
+)
+from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
@@ -29,7 +35,7 @@ from imagination.settings import Config, UserError
 from imagination.settings.models import CorpusWorld, PretrainSettings
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
-from policy.lm.tokenizer import plain_tokens, train_tokenizer
+from policy.lm.tokenizer import train_tokenizer
 from real_envs.files import write_atomically
 from real_envs.streams import stream_seed
 from worldmodel.formats.full import prediction_text, status_line
@@ -57,7 +63,7 @@ def pretrain(config: Config, folder: Path) -> None:
         if run.summary.get("pretrain_settings") != run.settings:  # what is there is of other settings
             shutil.rmtree(place, ignore_errors=True)
             path.unlink(missing_ok=True)
-            forget_shards(path)
+            delete_shards(path)
             run.update({"pretrain_settings": run.settings})
         tokenizer = _tokenizer(config, run, place, worlds)
         model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
@@ -66,32 +72,22 @@ def pretrain(config: Config, folder: Path) -> None:
             make = partial(make_shard, settings, worlds, place, config.seed)
             order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
             corpus = CorpusBatches(make, makers, settings, path, order, pad)
-            steps, size = settings.copying_steps, settings.batch_tokens
             rng = random.Random(stream_seed("copying", config.seed))
-            nonsense = copying_rows(plain_tokens(tokenizer), max(1, steps * size), rng)
-            alone = SupervisedBatches(nonsense, size, order, pad)
+            batches = copying_first(corpus, tokenizer, settings, order, rng)
+            fit = replace(settings.decided(from_scratch=True), steps=settings.copying_steps + settings.steps)
+            trainer = SupervisedTrainer(
+                run, "pretrain", fit, order, save_every=settings.save_every, seconds=60 * settings.minutes
+            )
             try:
-                done = train_on(
-                    run,
-                    config.logger,
-                    "pretrain",
-                    model,
-                    tokenizer,
-                    one_after_the_other(alone, steps, corpus),
-                    replace(settings, steps=settings.steps + steps),
-                    order,
-                    from_scratch=True,
-                    save_every=settings.save_every,
-                    seconds=60 * settings.minutes,
-                )
+                done = trainer.train(model, tokenizer, batches)
             finally:
                 makers.shutdown(wait=False, cancel_futures=True)  # shards that nobody reads any more
-        read = count_read(path, done - steps)
+        read = count_read(path, done - settings.copying_steps)
         model.to(getattr(torch, settings.model.dtype))
         save_checkpoint(model, tokenizer, run.model("base"))
         card = _card(settings, worlds, read, model, config.seed)
         write_atomically(run.model("base") / "README.md", card)
-        forget_shards(path)
+        delete_shards(path)
         run.update({"base": {"parameters": model.num_parameters(), **read}})
         spent = run.summary.get("sample_steps", 0) + sum(count_read(path)["real_steps"].values())
         run.update({"real_steps": {"pretrain": spent}})
@@ -151,7 +147,8 @@ def _tokenizer(
     """Trained on a sample of the corpus; made once."""
     if not (place / "tokenizer.json").exists():
         settings = config.pretrain
-        sample = play_shard(worlds, _SAMPLE * settings.shard_characters, settings.renamed_share, config.seed, -1)
+        larger = replace(settings, shard_characters=_SAMPLE * settings.shard_characters)
+        sample = play_shard(larger, worlds, config.seed, -1)
         run.update({"sample_steps": sum(played.real_steps for played in sample.values())})
         episodes = [episode for played in sample.values() for episode in played.episodes]
         turns = [turn for episode in episodes for turn in episode.turns]

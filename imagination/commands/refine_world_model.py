@@ -23,13 +23,12 @@ from typing import Any
 
 import torch
 
+from imagination.data.batches import truncate
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.advantages import informative
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.stream import StepStream
-from imagination.learning.supervise import cut
-from imagination.learning.trainer import make_trainer
+from imagination.learning.trainer import StepStream, make_trainer
 from imagination.rollout.engines import drafts_from
 from imagination.rollout.schedules import added_episodes
 from imagination.rollout.world_models import check_form, form_of
@@ -148,7 +147,7 @@ def _train(session: Session) -> None:
         seed=stream_seed("refine", config.seed),
     )
     stream = StepStream(settings.updates, module.done, answers.update)
-    trainer = make_trainer(run, NAME, max(1, settings.updates // 5), "fp32", module.done, bar=bar, logger=config.logger)
+    trainer = make_trainer(run, NAME, bar, module.done, max(1, settings.updates // 5))
     trainer.fit(module, stream, ckpt_path=state, weights_only=True)
     save_checkpoint(model, chat.tokenizer, run.model(CANDIDATE))
 
@@ -210,7 +209,7 @@ class Answers:
         extra = added_episodes(len(rows), settings.supervised_share)
         for k in rng.sample(range(len(self.log)), min(extra, len(self.log))):
             logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
-            logged = [row for row in (cut(row, self.engine.context) for row in logged) if any(row.ce_weight)]
+            logged = [row for row in (truncate(row, self.engine.context) for row in logged) if any(row.ce_weight)]
             if logged:  # several where reasoning was logged; the share counts rows
                 rows.append(logged[0] if len(logged) == 1 else rng.choice(logged))
         return Update(index, rows, metrics, exact=self.engine.exact)

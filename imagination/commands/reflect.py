@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from imagination.learning.reflections import NAME, contrasts, reflected
+from imagination.data.augmentation import REFLECTIONS, contrasts, with_reflections, write_supplement
 from imagination.rollout.dream_env import Guard
 from imagination.runs.lifecycle import finish
 from imagination.runs.progress_bar import Bar
-from imagination.runs.supplements import write_supplement
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
@@ -50,7 +49,7 @@ def reflect(config: Config, folder: Path) -> None:
         run.update({"reflected": told})
         if not episodes:
             raise UserError(f"no other action has an outcome to tell of, {told}; lower reflect.min_confidence")
-        place = write_supplement(run, NAME, episodes)
+        place = write_supplement(run, REFLECTIONS, episodes)
     print(f"{told['told']} of {told['tried']} tried actions are told of, {told}: {place}", file=sys.stderr)
     finish(run, "reflect")
 
@@ -153,7 +152,7 @@ async def _all(asked: Asked, experts: Sequence[Trajectory], words: int) -> list[
         others = await asked.others(episode)
         done += 1
         asked.bar.advance(done)
-        return reflected(episode, others, words)
+        return with_reflections(episode, others, words)
 
     found = await asyncio.gather(*(one(episode) for episode in experts))
     return [episode for episode in found if episode is not None]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from imagination.learning.hindsight import NAME, failed, relabelled
+from imagination.data.augmentation import HINDSIGHT, failed, relabelled, write_supplement
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
-from imagination.runs.supplements import write_supplement
 from imagination.settings import Config, UserError
 
 
@@ -32,7 +31,7 @@ def relabel(config: Config, folder: Path) -> None:
         told = f"{len(episodes)} of {len(missed)} failed episodes reached a goal that hindsight.goals declares"
         if not episodes:
             raise UserError(f"{told}, and whose start has a place for it (hindsight.place)")
-        place = write_supplement(run, NAME, episodes)
+        place = write_supplement(run, HINDSIGHT, episodes)
         run.update({"relabelled": {"failed": len(missed), "episodes": len(episodes)}})
     print(f"{told}: {place}", file=sys.stderr)
     finish(run, "relabel")

@@ -24,8 +24,7 @@ from imagination.learning.policy_module import PolicyModule
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
-from imagination.learning.stream import StepStream
-from imagination.learning.trainer import KeepCheckpoints, make_trainer
+from imagination.learning.trainer import KeepCheckpoints, StepStream, make_trainer
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
@@ -113,9 +112,7 @@ def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Ma
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
     callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
-    trainer = make_trainer(
-        run, "train", settings.checkpoint_every, "fp32", module.done, callbacks, bar=bar, logger=config.logger
-    )
+    trainer = make_trainer(run, "train", bar, module.done, settings.checkpoint_every, callbacks=callbacks)
     device = policy.model.device
     if not _stopped(watch):
         trainer.fit(module, StepStream(last, module.done, collector.update), ckpt_path=state, weights_only=True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+from imagination.data.batches import truncate
+from imagination.data.examples import imitation_row
 from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
     compared_expert_row,
     group_numbers,
-    imitation_row,
     policy_rows,
     telling_groups,
 )
@@ -23,7 +24,6 @@ from imagination.learning.policy_module import Update
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
-from imagination.learning.supervise import cut
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.rollout.schedules import added_episodes, share_at, turns_at
@@ -185,7 +185,7 @@ class ExperienceCollector:
                 if len(row.ids) > self.agent.engine.context:  # cut, it would be judged by an end that it has not
                     continue
             else:
-                row = cut(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
+                row = truncate(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
             if any(row.ce_weight):
                 rows.append(row)
         return rows

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from imagination.data.examples import imitation_row
 from imagination.learning.advantages import differ, place_turn_rewards
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import Row
-from policy.lm.render import ChatFormat, render_for_policy
+from policy.lm.render import ChatFormat
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
 
 _AS_EARNED = RewardShaping()
@@ -168,31 +169,4 @@ def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, pay: 
         group=group,
         turns=[0 if mine else -1 for mine in row.action_mask],
         rewards=[total if i == last else 0.0 for i in range(len(row.ids))],
-    )
-
-
-def imitation_row(
-    chat: ChatFormat,
-    episode: Trajectory,
-    source: Source | None = None,
-    actions: float = 1.0,
-    observations: float = 0.0,
-    thoughts: bool = False,
-) -> Row:
-    """The row of a logged episode: cross-entropy on its actions, as there are no log-probs to make a ratio of.
-
-    Args:
-        actions: weight of a token of an action, its end included, and of what was thought before it.
-        observations: weight of a token that the world said after an action (implicit world modelling: Zhang et al.
-            2025, arXiv 2510.08558, section 4.2); the start is nothing that an action brought about and has none.
-        thoughts: what was thought stands before each action, see ``policy_text``.
-    """
-    tokens = render_for_policy(chat, episode, thoughts, whole=observations > 0)
-    weight = {Owner.AGENT: actions, Owner.ENV: observations, Owner.SCAFFOLD: 0.0}
-    first = tokens.owners.index(Owner.AGENT)
-    return Row(
-        ids=tokens.ids,
-        action_mask=[owner == Owner.AGENT for owner in tokens.owners],
-        source=source or episode.source,
-        ce_weight=[0.0] * first + [weight[owner] for owner in tokens.owners[first:]],
     )

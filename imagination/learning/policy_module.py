@@ -21,7 +21,7 @@ from imagination.learning.metrics_by_source import means
 from imagination.learning.micro_batch import Losses, Step
 from imagination.learning.progress_attribution import Progress
 from imagination.learning.reference_policy import logprobs_under, reference_kl
-from imagination.learning.supervised_module import Record
+from imagination.learning.supervised import Record
 from imagination.rollout.schedules import realised_shares
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import Row, collate, padded

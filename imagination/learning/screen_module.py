@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,8 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from imagination.learning.averaging import Averaging
-from imagination.learning.supervised_module import BETAS, schedule
+from imagination.learning.supervised import BETAS, Record, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
 from real_envs.streams import stream_seed
@@ -20,7 +19,6 @@ from worldmodel.screen.model import Conditions, ScreenModel
 from worldmodel.screen.objective import Noise, draw_noise, shortcut_forcing_loss
 from worldmodel.screen.settings import ScreenSettings
 
-Record = Callable[[int, Mapping[str, float]], None]
 Window = tuple[int, int, int, int]  # top, left, height, width
 NEAR = 0.75  # share of the windows that are drawn around an action's element
 
@@ -127,14 +125,13 @@ def cut(pictures: Tensor, windows: Sequence[Window]) -> Tensor:
     )
 
 
-class ScreenModule(Averaging, L.LightningModule):
-    """Trains a ``ScreenModel`` in place, by AdamW; at the end it has the average of its weights, where asked for."""
+class ScreenModule(L.LightningModule):
+    """Trains a ``ScreenModel`` in place, by AdamW."""
 
     def __init__(self, model: ScreenModel, settings: FitSettings, record: Record) -> None:
         super().__init__()
-        self.automatic_optimization = False  # so that the average is taken before a step is saved
+        self.automatic_optimization = False
         self.model, self.settings, self.record = model, settings, record
-        self.keep_average(model, settings.average)
 
     def training_step(self, batch: ScreenBatch, _: int) -> None:
         optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
@@ -150,7 +147,6 @@ class ScreenModule(Averaging, L.LightningModule):
         torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
-        self.average()
         if step % 10 == 0:
             metrics = {"loss": float(loss.detach()), **errors}
             self.log_dict(metrics, prog_bar=True)

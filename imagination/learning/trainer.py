@@ -1,10 +1,14 @@
-"""Lightning trainers that resume: a training state every few steps, kept checkpoints, a progress bar."""
+"""Lightning trainers that resume: their steps, training states, averaged weights, kept checkpoints, a progress bar.
+
+Lightning's ``ModelCheckpoint`` would count optimiser steps, of which an update of a policy has several, and keeps no
+checkpoint of Hugging Face; its ``WeightAveraging`` (2.6) averages in the dtype of the weights and copies frozen ones.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,10 +16,99 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
+
+
+class _Steps(IterableDataset):
+    """Items ``first() .. steps - 1``. It has a length, or Lightning would fetch (and play) one item ahead."""
+
+    def __init__(
+        self, steps: int, first: Callable[[], int], item: Callable[[int], object], over: Callable[[], bool]
+    ) -> None:
+        self._steps, self._first, self._item, self._over = steps, first, item, over
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[object]:
+        for step in range(self._first(), self._steps):
+            if self._over():
+                return
+            yield self._item(step)
+
+
+class StepStream(L.LightningDataModule):
+    """Serves ``item(step)`` for the steps that are left.
+
+    Args:
+        steps: of the whole run.
+        first: the step to start at; asked when training starts, as after a resume only the trainer knows.
+        item: makes the batch of a step.
+        over: whether there is no time for another one.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        first: Callable[[], int],
+        item: Callable[[int], object],
+        over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        super().__init__()
+        self._dataset = _Steps(steps, first, item, over)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self._dataset, batch_size=None, num_workers=0)
+
+
+class WeightAverage(Callback):
+    """Exponential moving average of the trained weights, in fp32, which the model has at the end (Polyak and Juditsky
+    1992; Tarvainen and Valpola 2017, arXiv 1703.01780, section 2). It predicts better than the last weights do.
+
+    The weight of the past begins small, ``min(decay, (1 + t) / (10 + t))`` at step ``t``, so that the random start is
+    soon forgotten (as in TensorFlow's ``ExponentialMovingAverage``).
+
+    Args:
+        decay: 0 keeps the last weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad} if decay else {}
+        self._trained, self._decay, self._steps = trained, decay, 0
+        self._mean = {name: p.detach().float().clone() for name, p in trained.items()}
+
+    @torch.no_grad()
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._steps += 1
+        past = min(self._decay, (1 + self._steps) / (10 + self._steps))
+        for name, p in self._trained.items():
+            self._mean[name] = self._mean[name].to(p.device).lerp_(p.float(), 1 - past)
+
+    @torch.no_grad()
+    def on_train_end(self, *_: Any) -> None:
+        for name, p in self._trained.items():
+            p.copy_(self._mean[name])
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        if self._decay:
+            checkpoint["average"] = {"steps": self._steps, "mean": self._mean}
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        """
+        Raises:
+            ValueError: the average is of another model.
+        """
+        if not self._decay:
+            return
+        self._steps, mean = checkpoint["average"]["steps"], checkpoint["average"]["mean"]
+        if mean.keys() != self._mean.keys():
+            raise ValueError("this average is not one of the weights of this model")
+        self._mean = {name: tensor.clone() for name, tensor in mean.items()}
 
 
 class _SaveState(Callback):
@@ -104,30 +197,27 @@ def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Litera
 def make_trainer(
     run: RunFolder,
     stage: str,
-    every: int,
-    precision: Literal["bf16", "fp32"],
-    done: Callable[[], int],
-    more: Sequence[Callback] = (),
-    *,
     bar: Bar,
-    logger: LoggerName,
+    done: Callable[[], int],
+    every: int,
+    precision: Literal["bf16", "fp32"] = "fp32",
+    callbacks: Sequence[Callback] = (),
 ) -> L.Trainer:
     """A trainer with logs, a progress bar, and a training state saved after every ``every`` steps.
 
-    ``done`` tells how many steps of the whole stage are done, those before a resume included.
+    Args:
+        done: how many steps of the whole stage are done, those before a resume included.
     """
-    callbacks: list[Callback] = [
-        _SaveState(run.training_state(stage), every, run.settings, done),
-        _ShowBar(bar, done),
-        *more,
-    ]
+    save = _SaveState(run.training_state(stage), every, run.settings, done)
+    averages = [callback for callback in callbacks if isinstance(callback, WeightAverage)]  # they belong to the state
+    others = [callback for callback in callbacks if not isinstance(callback, WeightAverage)]
     return L.Trainer(
         max_epochs=1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
         devices=1,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
-        logger=make_logger(logger, run, stage),
-        callbacks=callbacks,
+        logger=make_logger(run.logger, run, stage),
+        callbacks=[*averages, save, _ShowBar(bar, done), *others],
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,

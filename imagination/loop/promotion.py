@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from imagination.data.batches import truncate
 from imagination.learning.losses import token_logprobs
-from imagination.learning.supervise import cut
 from policy.lm.batch import by_length, collate
 from policy.lm.forward import hidden_before, token_logits
 from policy.lm.render import ChatFormat
@@ -46,7 +46,7 @@ def log_likelihood(
     for episode in episodes:
         weights = [0.0 if turn.reward is None else 1.0 for turn in episode.turns]
         turns += int(sum(weights))
-        rows += [cut(row, context) for row in world_model_rows(chat, episode, weights, form)]
+        rows += [truncate(row, context) for row in world_model_rows(chat, episode, weights, form)]
     rows = [row for row in rows if any(row.ce_weight)]
     if not turns:
         return None

@@ -11,23 +11,21 @@ from pathlib import Path
 
 import torch
 
-from imagination.learning.renaming import with_renamed
-from imagination.learning.supervise import fitting, supervise
-from imagination.learning.world_model_data import forms_of, weights_of
+from imagination.data.batches import fit_batches, fitting
+from imagination.data.examples import WorldModelExamples
+from imagination.learning.supervised import SupervisedTrainer
 from imagination.loop.promotion import Scores, log_likelihood
 from imagination.rollout.world_models import form_of, member_folder
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import FitSettings, LoggerName, LoopSettings, WorldModelSettings
+from imagination.settings import FitSettings, LoopSettings, WorldModelSettings
 from policy.lm.backbone import save_checkpoint
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.objective import world_model_rows
 
 
 def refit(
     run: RunFolder,
-    logger: LoggerName,
     settings: WorldModelSettings,
     fit: FitSettings,
     loop: LoopSettings,
@@ -46,13 +44,10 @@ def refit(
         number: of the round.
         seed: of the run.
     """
-    told = with_renamed(log, fit.renamed, seed)
-    weights, _ = weights_of(settings, log)
-    weights *= 1 + fit.renamed  # a copy weighs what its episode does
-    forms = forms_of(settings, form_of(settings, log), told, seed)
-    mine = [t.id in own for t in log] * (1 + fit.renamed)
+    examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed)
+    is_own = [t.id in own for t in examples.episodes]
     steps = loop.fit_steps
-    fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10), copying_steps=0)
+    fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10)).decided(from_scratch=False)
     for member in range(settings.members):
         folder, name = candidates / str(member), f"loop_fit-{number}-{member}"
         if folder.exists():
@@ -61,13 +56,14 @@ def refit(
         noise = stream_seed("loop fit", seed, number, member)
         torch.manual_seed(noise)  # adapters start at random
         model = adapted(model, settings)
-        made = [world_model_rows(chat, t, w, form) for t, w, form in zip(told, weights, forms, strict=True)]
-        length = sum(len(row.ids) for rows in made for row in rows) / len(made)
+        by_episode = examples.rows(chat)
+        length = sum(len(row.ids) for rows in by_episode for row in rows) / len(by_episode)
         draws = random.Random(stream_seed("loop refit", seed, number))
-        order = shares(mine, loop.own_share, math.ceil(steps * fit.batch_tokens / length), draws)
-        rows = [row for i in order for row in made[i]]
+        order = shares(is_own, loop.own_share, math.ceil(steps * fit.batch_tokens / length), draws)
+        rows = [row for i in order for row in by_episode[i]]
         rows = fitting(rows, context_of(model, settings), "worldmodel.context")
-        supervise(run, logger, name, model, chat.tokenizer, rows, fit, stream_seed("loop fit", seed, number), noise)
+        batches, fit_settings = fit_batches(rows, chat.tokenizer, fit, stream_seed("loop fit", seed, number))
+        SupervisedTrainer(run, name, fit_settings, noise).train(model, chat.tokenizer, batches)
         draft = folder.with_suffix(".tmp")
         shutil.rmtree(draft, ignore_errors=True)
         save_checkpoint(model, chat.tokenizer, draft)

@@ -26,7 +26,7 @@ def open_run(config: Config, folder: Path, stage: str = "", models: bool = True)
     np.random.seed(config.seed)
     if models:
         _set_up_torch(config.seed)
-    return RunFolder(folder, config.seed, fingerprint(config, stage))
+    return RunFolder(folder, config.seed, fingerprint(config, stage), config.logger)
 
 
 def _set_up_torch(seed: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.runs.machine import processor
+from imagination.settings import LoggerName
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 
@@ -22,8 +23,9 @@ class RunFolder:
     Files are appended to or replaced atomically; a stage that starts anew first drops what it wrote before.
     """
 
-    def __init__(self, path: Path, seed: int, settings: str = "") -> None:
+    def __init__(self, path: Path, seed: int, settings: str = "", logger: LoggerName = "none") -> None:
         self.path = path
+        self.logger = logger  # of the metrics of its trainings, beside metrics.jsonl
         self.settings = settings  # fingerprint of the configuration: what a saved state may be gone on from with
         path.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
@@ -132,6 +132,16 @@ class FitSettings:
             raise ValueError(f"renamed must be 0 (off) or more, got {self.renamed}")
         if not 0 <= self.average < 1:
             raise ValueError(f"average must lie in [0, 1); 0 keeps the last weights, got {self.average}")
+
+    def decided(self, from_scratch: bool) -> Self:
+        """These settings for a model whose weights are random or not: what ``optimizer=auto`` is, and only a random one
+        learns to copy first."""
+        optimizer: Literal["muon", "adamw"] = "muon" if from_scratch else "adamw"
+        return replace(
+            self,
+            optimizer=optimizer if self.optimizer == "auto" else self.optimizer,
+            copying_steps=self.copying_steps if from_scratch else 0,
+        )
 
 
 @dataclass

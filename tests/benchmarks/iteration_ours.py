@@ -14,7 +14,7 @@ from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.credit import assign_credit, trained
 from imagination.learning.experience import policy_rows
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.stream import StepStream
+from imagination.learning.trainer import StepStream
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.agent import LanguageModelAgent

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from imagination.learning.advantages import group_relative
 from imagination.learning.losses import token_logprobs
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.stream import StepStream
+from imagination.learning.trainer import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import Row
 from real_envs.trajectory import Source

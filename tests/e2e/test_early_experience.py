@@ -10,10 +10,10 @@ import pytest
 from imagination.commands import reflect as stage
 from imagination.commands.clone import clone
 from imagination.commands.relabel import relabel
+from imagination.data.augmentation import read_supplements, supplement_folder
 from imagination.rollout.dream_env import Guard
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.supplements import folder_of, read_supplements
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from tests.support.tabled import Table
@@ -65,7 +65,7 @@ def test_what_is_missing_is_said_in_a_line(run: RunFolder, tiny: Config) -> None
     tiny.hindsight.goals = [["You fly", "Fly."]]
     with pytest.raises(UserError, match=r"0 of .* failed episodes reached a goal"):
         relabel(tiny, run.path)
-    assert not folder_of(run, "hindsight").exists()
+    assert not supplement_folder(run, "hindsight").exists()
     tiny.clone = replace(tiny.clone, supplements=["hindsight"])
     with pytest.raises(UserError, match="run `imagine relabel` with the same run= first"):
         clone(tiny, run.path)

@@ -40,7 +40,7 @@ def test_a_bar_ends_with_the_error_that_ends_its_stage(
     def broken(*_: object, **__: object) -> None:
         raise ValueError("broken")
 
-    monkeypatch.setattr("imagination.learning.objectives.cross_entropy_loss", broken)
+    monkeypatch.setattr("imagination.learning.supervised.cross_entropy_loss", broken)
     before = threading.active_count()
     with pytest.raises(ValueError, match="broken"):
         clone(logged, run)

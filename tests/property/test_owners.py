@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.experience import imitation_row, policy_row
+from imagination.data.examples import imitation_row
+from imagination.learning.experience import policy_row
 from imagination.rollout.play import Episode, Provenance, play
 from policy.agent import LanguageModelAgent
 from policy.lm.batch import Row, collate

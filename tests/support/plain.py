@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
-from imagination.learning.stream import StepStream
+from imagination.learning.trainer import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.backbone import build_model
 from policy.lm.batch import Row
@@ -210,11 +210,11 @@ class Noted(PolicyModule):
         return self.notes
 
 
-def fit(module: L.LightningModule, item: Any, steps: int = 1) -> None:
+def fit(module: L.LightningModule, item: Any, steps: int = 1, callbacks: Sequence[L.Callback] = ()) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
-            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=list(callbacks),
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, StepStream(steps, lambda: 0, lambda step: item))

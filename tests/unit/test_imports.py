@@ -30,9 +30,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/", "worldmodel/synther/"),
     "lightning": (
         "imagination/learning/screen_module.py",
-        "imagination/learning/stream.py",
         "imagination/learning/policy_module.py",
-        "imagination/learning/supervised_module.py",
+        "imagination/learning/supervised.py",
         "imagination/learning/best_policy.py",
         "imagination/learning/self_imitation.py",
         "imagination/learning/trainer.py",
@@ -44,7 +43,19 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = ("settings", "runs", "rollout", "session", "learning", "evaluation", "loop", "report", "serving", "commands")
+ROOMS = (
+    "settings",
+    "runs",
+    "rollout",
+    "data",
+    "session",
+    "learning",
+    "evaluation",
+    "loop",
+    "report",
+    "serving",
+    "commands",
+)
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 

@@ -14,7 +14,7 @@ import pytest
 
 from imagination.commands import reflect as stage
 from imagination.commands.reflect import Asked
-from imagination.learning.reflections import reflected
+from imagination.data.augmentation import with_reflections
 from imagination.rollout.dream_env import Guard
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -66,7 +66,7 @@ def test_only_outcomes_that_are_sure_and_speak_for_the_expert_are_told() -> None
 
 
 def test_a_reflection_tells_the_others_then_what_really_happened() -> None:
-    told = reflected(EXPERT, [[("look", "HALL")], []], words=3)
+    told = with_reflections(EXPERT, [[("look", "HALL")], []], words=3)
     assert told is not None
     assert told.turns[0].info == {"reasoning": "look: HALL\nopen box: The box is\nSo open box."}
     assert told.turns[1].info == {}
@@ -74,7 +74,7 @@ def test_a_reflection_tells_the_others_then_what_really_happened() -> None:
         (t.action, t.observation, t.reward) for t in EXPERT.turns
     ]
     assert (told.id, told.agent, told.world_facts) == ("reflections/e", "reflections/expert", ())
-    assert reflected(EXPERT, [[], []], words=3) is None
+    assert with_reflections(EXPERT, [[], []], words=3) is None
 
 
 def test_a_policy_proposes_what_it_would_do_and_never_the_experts_action(

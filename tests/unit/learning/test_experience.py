@@ -14,12 +14,12 @@ from statistics import fmean
 import pytest
 import torch
 
+from imagination.data.examples import imitation_row
 from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.experience import (
     anchors,
     compared_expert_row,
-    imitation_row,
     policy_row,
     policy_rows,
     telling_groups,

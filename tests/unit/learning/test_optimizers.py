@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from imagination.learning.optimizers import MuonAdamW, orthogonalize, split_matrices
-from imagination.learning.supervised_module import SupervisedModule
+from imagination.learning.supervised import SupervisedModule
 from imagination.settings import FitSettings
 from policy.lm.backbone import build_model
 from tests.support.plain import SIZES, TOKENIZER, make_model
@@ -129,7 +129,6 @@ def test_the_state_of_another_optimiser_is_refused() -> None:
     ],
 )
 def test_auto_is_muon_for_random_weights_only(chosen: Any, from_scratch: bool, expected: type) -> None:
-    module = SupervisedModule(
-        make_model(), FitSettings(optimizer=chosen), lambda step, metrics: None, from_scratch=from_scratch
-    )
+    settings = FitSettings(optimizer=chosen).decided(from_scratch)
+    module = SupervisedModule(make_model(), settings, lambda step, metrics: None)
     assert type(module.configure_optimizers()["optimizer"]) is expected

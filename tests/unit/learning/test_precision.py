@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from imagination.learning import precision
-from imagination.learning.precision import chosen_precision
+from imagination.learning import supervised
+from imagination.learning.supervised import chosen_precision
 from imagination.runs.run_folder import RunFolder
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, make_model
@@ -35,8 +35,8 @@ def test_the_faster_of_both_is_told_and_kept(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], slow: bool, expected: str
 ) -> None:
     """Real passes, whose times are then replaced: ``slow`` is that of half precision."""
-    monkeypatch.setattr(precision, "LARGE", 0)
-    measured = precision._passes
+    monkeypatch.setattr(supervised, "LARGE", 0)
+    measured = supervised._passes
     passes: list[bool] = []
 
     def times(*args):  # type: ignore[no-untyped-def]
@@ -49,7 +49,7 @@ def test_the_faster_of_both_is_told_and_kept(
 
         return timed
 
-    monkeypatch.setattr(precision, "_passes", times)
+    monkeypatch.setattr(supervised, "_passes", times)
     model = make_model()
     before = copy.deepcopy(model.state_dict())
     assert chosen_precision("auto", model, BATCH, run, "fit") == expected

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from imagination.learning.supervised_module import SupervisedModule, schedule
+from imagination.learning.supervised import SupervisedModule, schedule
 from imagination.settings import FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, Notes, assert_same, fit, gradients_of, make_model, scored

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from imagination.learning.experience import imitation_row
+from imagination.data.examples import imitation_row
 from imagination.runs.models import adapted
 from policy.lm.backbone import CheckpointError, load_checkpoint, save_checkpoint
 from policy.lm.engine import Completion, Sampling

@@ -10,9 +10,18 @@ import pytest
 from imagination.commands.check_train import check
 from imagination.learning.collector import longest_turns, real_groups
 from imagination.learning.played import measure_played
-from imagination.rollout.schedules import added_episodes, check_horizon, check_share, most, share_at, turns_at
+from imagination.rollout.schedules import (
+    added_episodes,
+    check_horizon,
+    check_share,
+    most,
+    realised_shares,
+    share_at,
+    turns_at,
+)
 from imagination.settings import Config, TrainSettings, UserError
 from imagination.settings.compose import load_config
+from policy.lm.batch import Row
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 POINTS = [[2, 0.5], [6, 0.1], [8, 0.1], [9, 0.9]]
@@ -158,3 +167,20 @@ def test_a_schedule_that_cannot_be(horizon: list[list[int]], said: str) -> None:
     assert wrong is not None
     assert said in wrong
     assert check_horizon(HORIZON, 12) is check_horizon([], 12) is None
+
+
+def test_added_episodes_make_up_their_share() -> None:
+    assert added_episodes(72, 0.1) == 8
+    assert added_episodes(60, 0.4) == 40
+    assert added_episodes(10, 0.0) == 0
+    for share in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="shares of added episodes"):
+            added_episodes(10, share)
+
+
+def test_realised_shares_count_trained_tokens() -> None:
+    mixed = [
+        Row([1] * 5, [True, False, True, True, False], Source.DREAM),
+        Row([1] * 2, [False, True], Source.EXPERT),
+    ]
+    assert realised_shares(mixed) == {"tokens_dream": 0.75, "tokens_expert": 0.25}

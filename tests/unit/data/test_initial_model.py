@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from imagination.learning import initial_model
-from imagination.learning.initial_model import check_texts, chosen_model
+from imagination.data import initial_model
+from imagination.data.initial_model import check_texts, chosen_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings
 from policy.lm import backbone

@@ -1,4 +1,4 @@
-"""If this fails, the model that is kept is not the average of the weights that training went through."""
+"""If these fail, a training skips or repeats steps, or does not keep the average of its weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from imagination.learning.averaging import WeightAverage
-from imagination.learning.supervised_module import SupervisedModule
+from imagination.learning.supervised import SupervisedModule
+from imagination.learning.trainer import StepStream, WeightAverage
 from imagination.settings import FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, fit, make_model
@@ -20,10 +20,10 @@ def test_the_average_by_hand() -> None:
     model.weight.data.fill_(0.0)
     average = WeightAverage(model, 0.2)
     model.weight.data.fill_(1.0)
-    average.update()  # the past weighs 2/11
+    average.on_train_batch_end()  # the past weighs 2/11
     model.weight.data.fill_(3.0)
-    average.update()  # 3/12 is more than 0.2
-    average.into_model()
+    average.on_train_batch_end()  # 3/12 is more than 0.2
+    average.on_train_end()
     assert model.weight.item() == pytest.approx(0.2 * (9 / 11) + 0.8 * 3)
 
 
@@ -32,8 +32,8 @@ def test_what_is_not_trained_is_left_alone() -> None:
     model[0].requires_grad_(False)
     average = WeightAverage(model, 0.5)
     model[0].weight.data.fill_(7.0)
-    average.update()
-    average.into_model()
+    average.on_train_batch_end()
+    average.on_train_end()
     assert model[0].weight.item() == 7.0
 
 
@@ -43,12 +43,13 @@ def test_half_precision_is_averaged_in_full() -> None:
     average = WeightAverage(model, 0.999)
     model.weight.data.fill_(1.0078125)  # the next number in bfloat16
     for _ in range(60):
-        average.update()
-    mean = average.state_dict()["mean"]
-    assert isinstance(mean, dict)
+        average.on_train_batch_end()
+    state: dict[str, Any] = {}
+    average.on_save_checkpoint(None, None, state)
+    mean = state["average"]["mean"]
     assert 1.005 < mean["weight"].item() < 1.0078125
     with pytest.raises(ValueError, match="not one of the weights"):
-        average.load_state_dict({"steps": 1, "mean": {"other": mean["weight"]}})
+        average.on_load_checkpoint(None, None, {"average": {"steps": 1, "mean": {"other": mean["weight"]}}})
 
 
 def test_training_ends_with_the_average_of_its_steps() -> None:
@@ -62,7 +63,8 @@ def test_training_ends_with_the_average_of_its_steps() -> None:
         seen.clear()
         model = make_model()
         settings = FitSettings(steps=4, warmup=1, lr=1e-2, average=average, precision="fp32")
-        fit(Watched(model, settings, lambda step, metrics: None), collate(EXPERTS, pad=0), steps=4)
+        module = Watched(model, settings, lambda step, metrics: None)
+        fit(module, collate(EXPERTS, pad=0), steps=4, callbacks=[WeightAverage(model, average)])
         return model
 
     seen: list[dict[str, torch.Tensor]] = []
@@ -82,3 +84,19 @@ def test_training_ends_with_the_average_of_its_steps() -> None:
 def test_an_average_beyond_one_is_refused() -> None:
     with pytest.raises(ValueError, match="0 keeps the last weights"):
         FitSettings(average=1.0)
+
+
+def test_a_stream_fetches_no_item_ahead_and_starts_where_it_is_told() -> None:
+    made: list[int] = []
+    done = 2
+
+    def item(step: int) -> object:
+        made.append(step)
+        return step
+
+    loader = StepStream(5, lambda: done, item).train_dataloader()  # type: ignore[arg-type]
+    assert len(loader) == 5
+    iterator = iter(loader)
+    assert next(iterator) == 2
+    assert made == [2], "an item made ahead would be played with stale weights"
+    assert list(iterator) == [3, 4]

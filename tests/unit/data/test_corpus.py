@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 
-from imagination.learning import corpus
-from imagination.learning.corpus import drawn, known_worlds, play_shard
-from imagination.learning.pretraining_data import CorpusBatches, Shard, count_read, make_shard
+from imagination.data import corpus
+from imagination.data.corpus import (
+    CorpusBatches,
+    Played,
+    Shard,
+    count_read,
+    drawn,
+    known_worlds,
+    make_shard,
+    play_shard,
+)
 from imagination.settings import UserError
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from policy.lm.backbone import load_tokenizer
@@ -31,6 +39,13 @@ pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
 BABY = CorpusWorld("gymnasium", 1.0, {"id": ["BabyAI-GoToObj-v0", "BabyAI-GoToRedBall-v0"]}, tasks=4, episodes=2)
 
 
+def play(
+    worlds: Mapping[str, CorpusWorld], characters: int, renamed_share: float, seed: int, number: int
+) -> dict[str, Played]:
+    settings = PretrainSettings(shard_characters=characters, renamed_share=renamed_share)
+    return play_shard(settings, worlds, seed, number)
+
+
 def test_options_are_drawn_from_lists_and_ranges() -> None:
     found = [
         drawn({"id": ["a", "b"], "rooms": "2..4", "params": "x=1..2,y=7", "n": 3}, random.Random(k)) for k in range(60)
@@ -42,10 +57,10 @@ def test_options_are_drawn_from_lists_and_ranges() -> None:
 
 
 def test_a_shard_is_a_function_of_seed_and_number_alone() -> None:
-    first = play_shard({"baby": BABY}, 4000, 0.5, 3, 0)
-    assert play_shard({"baby": BABY}, 4000, 0.5, 3, 0) == first
+    first = play({"baby": BABY}, 4000, 0.5, 3, 0)
+    assert play({"baby": BABY}, 4000, 0.5, 3, 0) == first
     for seed, number in ((3, 1), (4, 0)):
-        other = play_shard({"baby": BABY}, 4000, 0.5, seed, number)
+        other = play({"baby": BABY}, 4000, 0.5, seed, number)
         assert {t.start for t in other["baby"].episodes} != {t.start for t in first["baby"].episodes}
     ids = [t.id for t in first["baby"].episodes]
     assert len(set(ids)) == len(ids)
@@ -70,7 +85,7 @@ def starts(world: World, folder: Path, settings: Any, count: int) -> set[str]:
 def test_no_babyai_task_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
     """Its starts are few, so that a corpus without a fold would hold some of them."""
     world = CorpusWorld("gymnasium", options={"id": "BabyAI-GoToObj-v0"}, tasks=60, episodes=1, max_turns=1)
-    read = {t.start for t in play_shard({"baby": world}, 1, 0.0, 0, 0)["baby"].episodes}
+    read = {t.start for t in play({"baby": world}, 1, 0.0, 0, 0)["baby"].episodes}
     judged = starts(GymnasiumText(), tmp_path, GymnasiumText.settings(id="BabyAI-GoToObj-v0"), 60)
     assert (len(read), len(judged)) == (60, 60)
     assert not read & judged
@@ -83,7 +98,7 @@ def test_no_game_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
     params = "numLocations=3,maxDistanceApart=2,includeDoors=0,maxDistractorItemsPerLocation=0"
     options: dict[str, Option] = {"game": "mapreader", "params": params}
     world = CorpusWorld("textworld_express", options=options, tasks=60, episodes=1, max_turns=1)
-    read = play_shard({"map": world}, 1, 0.0, 0, 0)["map"].episodes
+    read = play({"map": world}, 1, 0.0, 0, 0)["map"].episodes
     assert len({t.start for t in read}) == 60
     assert all("-train-" in t.task_id for t in read)
     for fold in ("dev", "test"):
@@ -96,7 +111,7 @@ def test_no_game_by_which_anybody_is_judged_is_read(tmp_path: Path) -> None:
 def test_shares_are_of_text() -> None:
     small = CorpusWorld("gymnasium", 1.0, {"id": "BabyAI-GoToObj-v0"}, tasks=10)
     large = CorpusWorld("gymnasium", 3.0, {"id": "BabyAI-GoToObj-v0"}, tasks=10)
-    shard = play_shard({"small": small, "large": large}, 40_000, 0.0, 0, 0)
+    shard = play({"small": small, "large": large}, 40_000, 0.0, 0, 0)
     text = {name: sum(len(u.observation) for t in played.episodes for u in t.turns) for name, played in shard.items()}
     assert 2 < text["large"] / text["small"] < 4
 
@@ -110,27 +125,28 @@ def test_worlds_that_are_not_here_are_left_out_and_said(monkeypatch: pytest.Monk
         known_worlds({"x": CorpusWorld("nowhere")})
     monkeypatch.setattr(corpus, "_play_tasks", lambda *_: [])
     with pytest.raises(UserError, match="env=gymnasium gave no episode in 3 draws"):
-        play_shard({"baby": BABY}, 100, 0.0, 0, 0)
+        play({"baby": BABY}, 100, 0.0, 0, 0)
 
 
 def test_an_impossible_option_is_one_clear_line() -> None:
     wrong = CorpusWorld("gymnasium", options={"idd": "BabyAI-GoToObj-v0"})
     with pytest.raises(UserError, match=r"gave no episode in 3 draws: unknown key 'pretrain\.worlds\.options\.idd'"):
-        play_shard({"baby": wrong}, 100, 0.0, 0, 0)
+        play({"baby": wrong}, 100, 0.0, 0, 0)
 
 
 def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_path: Path) -> None:
-    episodes = play_shard({"baby": BABY}, 4000, 0.0, 0, 0)["baby"].episodes
+    episodes = play({"baby": BABY}, 4000, 0.0, 0, 0)["baby"].episodes
     train_tokenizer([u.observation for t in episodes for u in t.turns], 400).save_pretrained(tmp_path)
     settings = PretrainSettings(shard_characters=4000, renamed_share=0.0, copying_share=0.0, agents=["noisy"])
     shard = make_shard(settings, {"baby": BABY}, tmp_path, 0, 0)
     again = make_shard(settings, {"baby": BABY}, tmp_path, 0, 0)
     assert shard == again
     imitated = [t for t in episodes if t.agent.startswith("noisy")]
-    assert shard.episodes == {"baby": len(episodes)}
+    assert shard.counts["episodes"] == {"baby": len(episodes)}
     assert len(shard.rows) == len(episodes) + len(imitated)
-    assert shard.tokens == {"baby": sum(len(row.ids) for row in shard.rows)}
-    assert (shard.real_steps, shard.broken) == ({"baby": sum(len(t.turns) for t in episodes)}, {"baby": 0})
+    assert shard.counts["tokens"] == {"baby": sum(len(row.ids) for row in shard.rows)}
+    assert shard.counts["real_steps"] == {"baby": sum(len(t.turns) for t in episodes)}
+    assert shard.counts["broken"] == {"baby": 0}
     assert Shard.from_json(shard.to_json()) == replace(shard, rows=[replace(r, ids=list(r.ids)) for r in shard.rows])
     chat = ChatFormat(load_tokenizer(tmp_path))
     for row in shard.rows:
@@ -141,7 +157,7 @@ def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_pat
 
 def shards(number: int) -> Shard:
     rows = [Row([number * 100 + k] * 10, [False] * 10, Source.REAL, ce_weight=[1.0] * 10) for k in range(5 + number)]
-    return Shard(rows, episodes={"w": 5 + number}, tokens={"w": len(rows) * 10})
+    return Shard(rows, Shard().counts | {"episodes": {"w": 5 + number}, "tokens": {"w": len(rows) * 10}})
 
 
 def batches_of(make: Callable[[int], Shard], makers: Executor, path: Path, passes: int = 1) -> CorpusBatches:
@@ -178,19 +194,19 @@ def test_what_was_read_is_counted_to_the_step(tmp_path: Path) -> None:
 
 
 def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = play_shard({"baby": BABY}, 2000, 0.0, 0, 0)["baby"].episodes
+    whole = play({"baby": BABY}, 2000, 0.0, 0, 0)["baby"].episodes
     broken = replace(whole[0], stop=StopReason.ENV_CRASHED)
     answers = iter([[whole[0], broken], ValueError("too few tasks"), [broken], whole])
 
-    def play(*_: object) -> list[Trajectory]:
+    def play_tasks(*_: object) -> list[Trajectory]:
         answer = next(answers)
         if isinstance(answer, ValueError):
             raise answer
         return answer
 
-    monkeypatch.setattr(corpus, "_play_tasks", play)
+    monkeypatch.setattr(corpus, "_play_tasks", play_tasks)
     length = len(whole[0].start) + sum(len(u.action) + len(u.observation) for u in whole[0].turns)
-    played = play_shard({"baby": BABY}, length + 1, 0.0, 0, 0)["baby"]
+    played = play({"baby": BABY}, length + 1, 0.0, 0, 0)["baby"]
     assert [t.start for t in played.episodes] == [whole[0].start, *(t.start for t in whole)]
     assert (played.broken, played.fruitless) == (2, 2)
     assert played.real_steps == 3 * len(whole[0].turns) + sum(len(t.turns) for t in whole)

@@ -1,0 +1,176 @@
+"""If these fail, a policy imitates episodes for goals that they did not reach, or a model learns names by heart."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from imagination.data.augmentation import failed, relabelled, with_renamed
+from imagination.settings.models import HindsightSettings
+from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+
+# --- hindsight ---
+
+GOALS = [[r"You open the (\w+)", r"Open the \1."], [r"You take the (\w+) from the (\w+)", r"Take the \1 from the \2."]]
+HINDSIGHT = HindsightSettings(goals=GOALS)
+
+
+def failure(*turns: tuple[str, str], start: str = "Eat the bear.\n-= Hall =-", **facts: object) -> Trajectory:
+    told = tuple(Turn(action, observation, 0.0, False, {"n": k}) for k, (action, observation) in enumerate(turns))
+    made = Trajectory(
+        "e", "t", "g", Source.REAL, "noisy", 3, start, told, StopReason.TURN_LIMIT, world_facts=("secret",)
+    )
+    return replace(made, **facts)  # type: ignore[arg-type]
+
+
+OPENED = ("open chest", "You open the chest.")
+REFUSED = ("eat hall", "You can't.")
+WANDERED = failure(
+    REFUSED, OPENED, REFUSED, ("take key", "You take the key from the chest."), OPENED, ("look", "-= Hall =-")
+)
+
+
+def test_an_episode_is_told_up_to_the_last_goal_that_it_reached_first() -> None:
+    """Opening the chest again is no new goal; what follows the key is left out, and so is what the world refused."""
+    told = relabelled(WANDERED, HINDSIGHT, refusals="^You can't")
+    assert told is not None
+    assert told.start == "Take the key from the chest.\n-= Hall =-"
+    assert [(t.action, t.reward, t.terminated) for t in told.turns] == [
+        ("open chest", 0.0, False),
+        ("take key", 1.0, True),
+    ]
+    assert (told.id, told.task_id, told.agent) == ("hindsight/e", "t", "hindsight/noisy")
+    assert told.solved
+    assert told.stop is StopReason.TERMINATED
+    assert (told.world_facts, told.trace) == ((), None)
+    assert WANDERED.turns[3].reward == 0.0  # the log is what it was
+
+
+def test_without_declared_refusals_only_an_observation_that_repeats_itself_is_left_out() -> None:
+    told = relabelled(failure(REFUSED, REFUSED, OPENED), HINDSIGHT)
+    assert told is not None
+    assert [t.action for t in told.turns] == ["eat hall", "open chest"]
+
+
+def test_a_goal_that_took_too_long_gives_way_to_an_earlier_one() -> None:
+    """Turns are counted without those that are left out: the chest is the first, the key the second."""
+    for most, action in ((1, "open chest"), (2, "take key")):
+        told = relabelled(WANDERED, replace(HINDSIGHT, max_turns=most), refusals="^You can't")
+        assert told is not None
+        assert told.turns[-1].action == action
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "declared"),
+    [
+        (failure(REFUSED), HINDSIGHT),
+        (failure(OPENED, start="-= Hall =-\nYou open the chest."), HINDSIGHT),  # it was so from the start
+        (failure(OPENED), replace(HINDSIGHT, place=r"Your task: .*")),
+    ],
+    ids=["nothing reached", "reached before", "no place for a goal"],
+)
+def test_what_cannot_be_relabelled_is_not(trajectory: Trajectory, declared: HindsightSettings) -> None:
+    assert relabelled(trajectory, declared) is None
+
+
+def test_only_what_is_known_to_have_failed_is_retold() -> None:
+    """An episode whose success nobody measured may have solved its task; an outage says nothing."""
+    unmeasured = tuple(replace(turn, reward=None) for turn in WANDERED.turns)
+    paid = (*WANDERED.turns[:-1], replace(WANDERED.turns[-1], reward=1.0))
+    assert failed(WANDERED)
+    assert failed(replace(WANDERED, turns=unmeasured, success=False))
+    assert not failed(replace(WANDERED, turns=unmeasured))
+    assert not failed(replace(WANDERED, turns=paid))
+    assert not failed(replace(WANDERED, success=True))
+    assert not failed(replace(WANDERED, stop=StopReason.ENV_CRASHED))
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [{"goals": [["a"]]}, {"goals": [["(", "b"]]}, {"goals": [["a", r"\1"]]}, {"place": "("}, {"max_turns": -1}],
+)
+def test_declarations_that_cannot_work_are_refused(declared: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"goals|max_turns"):
+        HindsightSettings(**declared)  # type: ignore[arg-type]
+
+
+# --- renamed copies ---
+
+WORD = re.compile(r"[A-Za-z]+")
+SAID = ["oak", "Brick", "steel", "a1", "of", "the", "lamp25", "25lamp", "box"]
+
+
+def logged(number: int, start: str, *turns: tuple[str, str]) -> Trajectory:
+    told = tuple(Turn(action, seen, float(k == len(turns) - 1), False) for k, (action, seen) in enumerate(turns))
+    name = f"task-{number}"
+    return Trajectory(f"{name}/0", name, name, Source.EXPERT, "expert", 0, start, told, StopReason.TURN_LIMIT)
+
+
+LOG = [
+    logged(
+        0,
+        "You see 25kg of oak, a box and nothing else.",
+        ("take 25kg of oak", "You take the 25kg of oak."),
+        ("inventory", "Your inventory: oak."),
+        ("put oak in box", "Oak is in the box."),
+    ),
+    logged(1, "You see a brick, a box and nothing else.", ("put brick in box", "The brick is in the box.")),
+    logged(2, "You see a box and nothing else.", ("look", "You see a box and nothing else.")),
+]
+
+
+def new_names(before: str, after: str) -> dict[str, str]:
+    """Word by word; the two texts have equally many."""
+    return {a.lower(): b.lower() for a, b in zip(WORD.findall(before), WORD.findall(after), strict=True) if a != b}
+
+
+def whole(t: Trajectory) -> str:
+    return "\n".join([t.start, *(f"{u.action}\n{u.observation}" for u in t.turns)])
+
+
+def test_things_have_other_names_and_the_rest_stays() -> None:
+    told = with_renamed(LOG, 1, seed=3)
+    assert told[: len(LOG)] == LOG
+    first, second, third = told[len(LOG) :]
+    new = new_names(whole(LOG[0]), whole(first))
+    # the box is in every task, "inventory" is first said by an action, the unit is a part of a number
+    assert new.keys() == {"oak"}
+    name = new["oak"]
+    assert first.start == f"You see 25kg of {name}, a box and nothing else."
+    assert [u.action for u in first.turns] == [f"take 25kg of {name}", "inventory", f"put {name} in box"]
+    assert first.turns[-1].observation == f"{name.capitalize()} is in the box."
+    assert new_names(whole(LOG[1]), whole(second)).keys() == {"brick"}
+    assert third == LOG[2]
+    assert [u.reward for u in first.turns] == [u.reward for u in LOG[0].turns]
+    assert with_renamed(LOG, 1, seed=3) == told
+    assert with_renamed(LOG, 0, seed=3) == LOG
+    assert len(with_renamed(LOG, 3, seed=3)) == 4 * len(LOG)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(SAID), min_size=1),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 2**32),
+)
+def test_a_copy_is_the_episode_under_one_renaming(texts: list[tuple[list[str], bool]], seed: int) -> None:
+    log = [
+        logged(k, " ".join(words), (f"take {words[0]}", " ".join(reversed(words))) if acts else ("look", "nothing"))
+        for k, (words, acts) in enumerate(texts)
+    ]
+    for before, after in zip(log, with_renamed(log, 1, seed)[len(log) :], strict=True):
+        old, told = whole(before), whole(after)
+        assert re.sub(r"[A-Za-z]+", "", old) == re.sub(r"[A-Za-z]+", "", told)  # numbers and layout
+        pairs = {(a.lower(), b.lower()) for a, b in zip(WORD.findall(old), WORD.findall(told), strict=True)}
+        assert len({a for a, _ in pairs}) == len(pairs) == len({b for _, b in pairs})  # one to one
+        assert all(a == b or a in ("oak", "brick", "steel", "the", "box") for a, b in pairs)
