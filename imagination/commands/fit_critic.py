@@ -11,8 +11,8 @@ from torch import Tensor
 
 from imagination.commands.check_train import longest_episode
 from imagination.learning.algorithms import Algorithm, build_algorithm
-from imagination.learning.critic_start import NAME, fit_value_head, made_for, save_critic, squared_errors
-from imagination.learning.logged_returns import logged_rows, logged_transitions
+from imagination.learning.critic import NAME, fit_value_head, made_for, save_critic, squared_errors
+from imagination.learning.logged_returns import logged_rows, logged_transitions, with_returns
 from imagination.learning.reward_shaping import RewardShaping, check_tiers
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log
@@ -75,14 +75,14 @@ def transitions_of(
     """What these episodes teach a critic, see ``logged_transitions``; ``None`` where no episode fits the context."""
     pay = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
     paid = config.worldmodel.goal.relabel_log(episodes)
-    rows = logged_rows(chat, paid, algorithm, pay, context_of(model, config.policy))
+    rows = logged_rows(chat, paid, pay, context_of(model, config.policy))
     if len(rows) < len(episodes):
         print(
             f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes are longer than "
             f"policy.context={config.policy.context} tokens and were left out",
             file=sys.stderr,
         )
-    return logged_transitions(rows, model, config.train.micro_tokens) if rows else None
+    return logged_transitions(with_returns(rows, algorithm), model, config.train.micro_tokens) if rows else None
 
 
 def _upsample(

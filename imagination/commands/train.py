@@ -18,8 +18,8 @@ from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.best_policy import BestPolicy, split_starts
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
-from imagination.learning.critic_start import NAME as CRITIC
-from imagination.learning.critic_start import load_critic, made_for
+from imagination.learning.critic import NAME as CRITIC
+from imagination.learning.critic import load_critic, made_for
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns

@@ -14,12 +14,12 @@ from typing import TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from imagination.settings import FitSettings, UserError
-from policy.lm.batch import Row, TokenBatch, by_length, collate
+from policy.lm.batch import Row, RowBatch, by_length, collate
 from policy.lm.tokenizer import plain_tokens
 from real_envs.streams import stream_seed
 from real_envs.trajectory import Source
 
-Batches = Callable[[int], TokenBatch]  # by the number of the step
+Batches = Callable[[int], RowBatch]  # by the number of the step
 Settings = TypeVar("Settings", bound=FitSettings)
 CopyingRows = Callable[[Sequence[int], int, random.Random], list[Row]]
 
@@ -77,7 +77,7 @@ class SupervisedBatches:
         self._epochs: list[list[list[Row]]] = []
         self._first_step = [0]
 
-    def __call__(self, step: int) -> TokenBatch:
+    def __call__(self, step: int) -> RowBatch:
         while self._first_step[-1] <= step:
             rng = random.Random(stream_seed("batches", self._seed, len(self._epochs)))
             self._epochs.append(epoch_batches(self._rows, self._batch_tokens, rng))

@@ -26,7 +26,7 @@ from imagination.settings import UserError
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from imagination.settings.schema import build
 from policy.lm.backbone import load_tokenizer
-from policy.lm.batch import Row, TokenBatch, collate
+from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import plain_tokens
 from real_envs.behaviours import Agent, deal
@@ -269,7 +269,7 @@ class CorpusBatches:
         self._futures: dict[int, Future[Shard]] = {}
         self._first, self._batches = 0, list[list[Row]]()  # of the open shard: its first step, and a batch for each
 
-    def __call__(self, step: int) -> TokenBatch:
+    def __call__(self, step: int) -> RowBatch:
         """
         Raises:
             UserError: the shard of the step is not what it was when the run was stopped.

@@ -19,7 +19,7 @@ from imagination.learning.experience import (
     policy_rows,
     telling_groups,
 )
-from imagination.learning.played import lost_to_doubt, measure_played, useful_turns, why_nothing
+from imagination.learning.metrics import lost_to_doubt, measure_played, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
 from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping

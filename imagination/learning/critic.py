@@ -1,41 +1,132 @@
-"""What the critic says of played rows before an update: a value before each token, and of the state after the last."""
+"""The critic: its values of rows before an update, its value head fitted to returns, and its checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from policy.lm.batch import Row, collate
-from policy.lm.forward import encode, micro_batches
+from imagination.learning.algorithms import Algorithm
+from imagination.settings import CriticSettings, TrainSettings, UserError
+from policy.lm.batch import RowBatch
+from policy.lm.forward import encode, split
 from policy.value import ValueHead
+from real_envs.files import write_atomically
+from real_envs.streams import stream_seed
+from worldmodel.synther.transitions import Transitions
+
+NAME = "critic"  # of the folder under models/
+_WEIGHTS, _MADE_FOR = "model.safetensors", "critic.json"
 
 
 @torch.no_grad()
-def critic_values(rows: Sequence[Row], model: Any, value: ValueHead, max_tokens: int) -> tuple[Tensor, Tensor]:
-    """Values before each token of each row, in units of return, and of the states in which truncated rows stop.
+def critic_values(batch: RowBatch, model: Any, value: ValueHead, max_tokens: int, rows: Sequence[int]) -> None:
+    """Fills in ``values`` before each token of some rows, in units of return, and ``bootstrap`` where they were cut.
+
+    The first token has the value 0.0: there is no state before it.
 
     Args:
         max_tokens: bound of a forward pass.
-
-    Returns:
-        ``(values, bootstrap)``: ``[row, longest]``, 0.0 before the first token, of which there is no state, and on
-        padding; ``[row]``, 0.0 for rows that ended. Both on the CPU.
     """
-    values = torch.zeros(len(rows), max((len(row.ids) for row in rows), default=0))
-    bootstrap = torch.zeros(len(rows))
-    device = next(value.parameters()).device
-    for micro in micro_batches(model, [row.ids for row in rows], max_tokens):
-        batch = collate([rows[i] for i in micro], pad=0).to(device)
-        encoded = encode(model, batch.input_ids, batch.attention_mask)
+    for picked, part in split(model, batch, max_tokens, rows):
+        encoded = encode(model, part.input_ids, part.attention_mask)
         after = value(encoded.states)[encoded.index]  # [batch, time], value of the state after each token
-        before = torch.cat([after.new_zeros(len(micro), 1), after[:, :-1]], 1)
-        last = batch.attention_mask.sum(1, keepdim=True) - 1
-        follows = torch.where(batch.truncated, after.gather(1, last)[:, 0], 0.0)
-        for r, i in enumerate(micro):
-            n = len(rows[i].ids)
-            values[i, :n] = before[r, :n].cpu()
-        bootstrap[micro] = follows.cpu()
-    return values, bootstrap
+        before = torch.cat([after.new_zeros(len(part), 1), after[:, :-1]], 1)
+        last = part.attention_mask.sum(1, keepdim=True) - 1
+        batch.values[picked, : before.shape[1]] = torch.where(part.attention_mask, before, 0.0).cpu()
+        batch.bootstrap[picked] = torch.where(part.truncated, after.gather(1, last)[:, 0], 0.0).cpu()
+
+
+def fit_value_head(
+    real: Transitions, settings: CriticSettings, seed: int, synthetic: Transitions | None = None
+) -> ValueHead:
+    """Regression of returns on states by AdamW; the number of steps and of states a step is the same with synthetic
+    transitions and without.
+
+    States and returns are scaled to mean 0 and deviation 1 of the real ones while it learns, so that no setting hangs
+    on their units; the scaling is then made part of the head. So the head begins at the mean return.
+
+    Args:
+        synthetic: ``settings.synther.ratio`` of each batch is drawn from these, the rest from the real ones.
+    """
+    centre, spread = real.states.mean(0), real.states.std(0, correction=0).clamp(min=1e-6)
+    mean, deviation = real.returns.mean(), real.returns.std(correction=0).clamp(min=1e-6)
+    states, returns = (real.states - centre) / spread, (real.returns - mean) / deviation
+    head = ValueHead(states.shape[1])
+    groups = [
+        {"params": [head.linear.weight], "weight_decay": settings.weight_decay},
+        {"params": [head.linear.bias], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
+    rng = torch.Generator().manual_seed(stream_seed("critic", seed))
+    made = 0 if synthetic is None else round(settings.synther.ratio * settings.batch)
+    others = states[:0] if synthetic is None else (synthetic.states - centre) / spread
+    other_returns = returns[:0] if synthetic is None else (synthetic.returns - mean) / deviation
+    for _ in range(settings.steps):
+        logged = torch.randint(len(states), (settings.batch - made,), generator=rng)
+        drawn = torch.randint(max(len(others), 1), (made,), generator=rng)
+        values = head(torch.cat([states[logged], others[drawn]]))
+        targets = torch.cat([returns[logged], other_returns[drawn]])
+        loss: Tensor = (values - targets).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        slower.step()
+    with torch.no_grad():
+        head.linear.weight.mul_(deviation / spread)
+        head.linear.bias.mul_(deviation).add_(mean - head.linear.weight @ centre)
+    return head
+
+
+@torch.no_grad()
+def squared_errors(head: ValueHead, transitions: Transitions) -> Tensor:
+    """``[n]``, of the values of their states against their returns."""
+    return (head(transitions.states) - transitions.returns).square()
+
+
+def made_for(policy: str, algorithm: Algorithm, train: TrainSettings) -> dict[str, Any]:
+    """What a head is good for: a policy, by its weights, and returns, by what is paid and how it is discounted."""
+    keys = ("gamma", "turn_gamma", "token_gamma")
+    discounts = {key: algorithm.settings[key] for key in keys if key in algorithm.settings}
+    return {
+        "policy": policy,
+        "per": "turn" if algorithm.name == "turn_ppo" else "token",
+        **discounts,
+        "reward_tiers": train.reward_tiers,
+    }
+
+
+def save_critic(head: ValueHead, folder: Path, purpose: Mapping[str, Any]) -> None:
+    """``model.safetensors``, and what it is good for as ``critic.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(head.state_dict(), folder / _WEIGHTS)
+    write_atomically(folder / _MADE_FOR, json.dumps(purpose, indent=1))
+
+
+def load_critic(folder: Path, purpose: Mapping[str, Any]) -> ValueHead:
+    """
+    Raises:
+        UserError: it was fitted for another purpose, or cannot be read.
+    """
+    try:
+        known = json.loads((folder / _MADE_FOR).read_text(encoding="utf-8"))
+        weights = load_file(folder / _WEIGHTS)
+        head = ValueHead(weights["linear.weight"].shape[1])
+        head.load_state_dict(weights)
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{folder} holds no value head that can be read ({error}); run `imagine fit-critic`") from error
+    other = [key for key in purpose if known.get(key) != purpose[key]]
+    if other:
+        changes = "; ".join(f"{key} was {known.get(key)} and is {purpose[key]}" for key in other)
+        raise UserError(
+            f"the value head in {folder} was fitted for something else ({changes}): run `imagine fit-critic` again, or "
+            "remove the folder to begin with values of 0"
+        )
+    return head

@@ -16,28 +16,23 @@ from torch import Tensor
 
 from imagination.learning.advantages import place_turn_rewards
 from imagination.learning.algorithms import Algorithm
-from imagination.learning.credit import ModelOutputs, assign_credit
+from imagination.learning.credit import assign_credit
 from imagination.learning.reward_shaping import RewardShaping
-from policy.lm.batch import Row, collate
-from policy.lm.forward import encode, micro_batches
+from policy.lm.batch import Row, RowBatch, collate
+from policy.lm.forward import encode, split
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, StopReason, Trajectory
 from worldmodel.synther.transitions import Transitions
 
 
-def logged_rows(
-    chat: ChatFormat, episodes: Sequence[Trajectory], algorithm: Algorithm, pay: RewardShaping, limit: int
-) -> list[Row]:
-    """Rows with ``returns`` where the algorithm's critic is trained (``learned``): its own with lambda = 1.
+def logged_rows(chat: ChatFormat, episodes: Sequence[Trajectory], pay: RewardShaping, limit: int) -> list[Row]:
+    """The rows of logged episodes; ``truncated`` where one did not end.
 
     An episode that was cut counts as what it earned until then. To leave those out would be to learn from the
     successes alone.
 
     Args:
         limit: longer rows are left out, as their ends, which are what was earned, lie outside the model.
-
-    Returns:
-        For each episode, its row; ``truncated`` where it did not end. Episodes that are left out have none.
     """
     rows: list[Row] = []
     for episode in episodes:
@@ -59,45 +54,49 @@ def logged_rows(
                 truncated=episode.stop is not StopReason.TERMINATED,
             )
         )
+    return rows
+
+
+def with_returns(rows: Sequence[Row], algorithm: Algorithm) -> RowBatch:
+    """The rows with ``returns`` where the algorithm's critic is trained (``learned``): its own with lambda = 1."""
+    batch = collate(rows, pad=0)
+    batch.values = torch.zeros_like(batch.values)
     plain = {key: 1.0 for key in ("lam", "turn_lam", "token_lam") if key in algorithm.settings}
-    nothing = torch.zeros(len(rows), max((len(row.ids) for row in rows), default=0))
-    return assign_credit(rows, algorithm.with_settings(**plain, whiten=False), ModelOutputs(values=nothing))
+    assign_credit(batch, algorithm.with_settings(**plain, whiten=False))
+    return batch
 
 
 @torch.no_grad()
-def logged_transitions(rows: Sequence[Row], model: Any, max_tokens: int) -> tuple[Transitions, Tensor]:
+def logged_transitions(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Transitions, Tensor]:
     """From each state that a critic is trained on to the next of the same row.
 
     A state is the policy's hidden state before a token, as ``critic_values`` reads it. After the last one comes the
     state after the whole row. ``dones`` is false where the row was cut.
 
     Args:
-        rows: of ``logged_rows``; at least one.
+        batch: of ``with_returns``.
         max_tokens: bound of a forward pass.
 
     Returns:
         ``(transitions, row)``, in the order of the rows; ``row`` is ``[n]``, of each transition. On the CPU, fp32.
     """
     found: dict[int, Transitions] = {}
-    device = next(model.parameters()).device
-    for micro in micro_batches(model, [row.ids for row in rows], max_tokens):
-        batch = collate([rows[i] for i in micro], pad=0).to(device)
-        encoded = encode(model, batch.input_ids, batch.attention_mask)
-        for r, i in enumerate(micro):
-            row = rows[i]
-            learned = torch.tensor(row.learned, dtype=torch.bool).nonzero()[:, 0]
-            ends = torch.cat([learned[1:], learned.new_tensor([len(row.ids)])])
+    for picked, part in split(model, batch, max_tokens):
+        encoded = encode(model, part.input_ids, part.attention_mask)
+        for r, i in enumerate(picked):
+            learned = batch.learned[i].nonzero()[:, 0]
+            ends = torch.cat([learned[1:], batch.attention_mask[i].sum()[None]])
             states = encoded.states[encoded.index[r]]  # [time, hidden], after each token
-            earned = torch.tensor([0.0, *row.rewards]).cumsum(0)
+            earned = torch.cat([batch.rewards.new_zeros(1), batch.rewards[i]]).cumsum(0)
             dones = torch.zeros(len(learned), dtype=torch.bool)
-            dones[-1:] = not row.truncated
+            dones[-1:] = ~batch.truncated[i]
             found[i] = Transitions(
-                states=states[(learned - 1).to(device)].float().cpu(),
-                next_states=states[(ends - 1).to(device)].float().cpu(),
+                states=states[(learned - 1).to(states.device)].float().cpu(),
+                next_states=states[(ends - 1).to(states.device)].float().cpu(),
                 rewards=earned[ends] - earned[learned],
                 dones=dones,
-                returns=torch.tensor(row.returns)[learned],
+                returns=batch.returns[i, learned],
             )
-    parts = [found[i] for i in range(len(rows))]
+    parts = [found[i] for i in range(len(batch))]
     joined = Transitions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Transitions)))
     return joined, torch.cat([torch.full((len(part),), i) for i, part in enumerate(parts)])

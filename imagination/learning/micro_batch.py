@@ -15,16 +15,19 @@ from imagination.learning.losses import (
     LossTerms,
     cross_entropy_loss,
     expert_policy_loss,
+    kl_k1,
+    kl_k2,
+    kl_k3,
     replay_loss,
     token_entropy,
     token_logprobs,
     turn_segments,
 )
-from imagination.learning.metrics_by_source import Sources, by_source, logprob_grad_by_source, of_replays
-from imagination.learning.reference_policy import logprobs_under
+from imagination.learning.losses.auxiliary import Estimator
+from imagination.learning.metrics import Sources, by_source, logprob_grad_by_source, of_replays
 from imagination.settings import AlgorithmSettings, TrainSettings
-from policy.lm.batch import TokenBatch
-from policy.lm.forward import Predictors, hidden_before, token_logits
+from policy.lm.batch import RowBatch
+from policy.lm.forward import Predictors, hidden_before, split, token_logits
 from policy.value import ValueHead
 
 
@@ -72,7 +75,7 @@ class Losses:
     train: TrainSettings
     temperature: float
 
-    def backward(self, batch: TokenBatch, step: Step, backward: Callable[[Tensor], None]) -> LossTerms:
+    def backward(self, batch: RowBatch, step: Step, backward: Callable[[Tensor], None]) -> LossTerms:
         """Adds the gradient of a micro-batch to that of its optimiser step; what it returns has none.
 
         Args:
@@ -152,7 +155,7 @@ class Losses:
         return told
 
     def _tokens(
-        self, batch: TokenBatch, mask: Tensor, found: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
+        self, batch: RowBatch, mask: Tensor, found: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
     ) -> tuple[Tokens, dict[str, Tensor], dict[str, Tensor]]:
         """What the algorithm reads of the masked tokens, and, as sums and maxima, how far engine and trainer differ."""
         engine, rl, remembered = (x[mask] for x in (batch.behavior_logprobs, batch.rl_weight, batch.old_logprobs))
@@ -187,3 +190,29 @@ class Losses:
             learned=batch.learned[mask] if critic else None,
         )
         return tokens, sums, maxima
+
+
+@torch.no_grad()
+def logprobs_under(model: Any, batch: RowBatch, mask: Tensor, temperature: float) -> Tensor:
+    """``[n]``, nats, of the masked tokens under ``model`` at the sampling temperature."""
+    found = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
+    return token_logprobs(token_logits(model, found.states), batch.input_ids[mask], temperature, which=found.which)
+
+
+@torch.no_grad()
+def reference_kl(batch: RowBatch, reference: Any, estimator: Estimator, temperature: float, max_tokens: int) -> Tensor:
+    """An estimate of KL(policy || reference) for each token that RL trains, 0.0 for all others: ``[batch, time]``.
+
+    The policy is the one that acted, by the log-probs that came with its tokens.
+
+    Args:
+        max_tokens: bound of a forward pass.
+    """
+    estimate = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator]
+    found = torch.zeros_like(batch.behavior_logprobs)
+    for picked, part in split(reference, batch, max_tokens):
+        mask = part.rl_weight != 0
+        kl = torch.zeros_like(part.behavior_logprobs)
+        kl[mask] = estimate(part.behavior_logprobs[mask], logprobs_under(reference, part, mask, temperature))
+        found[picked, : kl.shape[1]] = kl.cpu()
+    return found

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
 import torch
 
 from imagination.learning.algorithms import build_algorithm
-from imagination.learning.credit import ModelOutputs, assign_credit, played, trained
+from imagination.learning.credit import assign_credit, sampled_rows, trained_rows
 from imagination.learning.critic import critic_values
 from imagination.learning.losses import EntropyHistory, LossTerms
-from imagination.learning.metrics_by_source import means
-from imagination.learning.micro_batch import Losses, Step
+from imagination.learning.metrics import means, realised_shares
+from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
 from imagination.learning.progress_attribution import Progress
-from imagination.learning.reference_policy import logprobs_under, reference_kl
 from imagination.learning.supervised import Record
-from imagination.rollout.schedules import realised_shares
 from imagination.settings import AlgorithmSettings, TrainSettings
-from policy.lm.batch import Row, collate, padded
-from policy.lm.forward import micro_batches
+from policy.lm.batch import Row, RowBatch, collate
+from policy.lm.forward import split
 from policy.value import ValueHead
 from real_envs.streams import stream_seed
 
@@ -39,7 +37,7 @@ class Update:
     """The experience of one policy update: rows to learn from and what the rollouts measured.
 
     Attributes:
-        judged: rows have their advantages; others are judged by the module's algorithm.
+        has_credit: rows have their advantages; others are judged by the module's algorithm.
         exact: log-probs came from an engine that computes what the trainer does, up to the rounding of fp32, so a first
             minibatch tells whether that is so. Those of any other engine can be off at any token, so the trainer
             computes its own of all rows before the first step.
@@ -94,6 +92,7 @@ class PolicyModule(L.LightningModule):
         self.settings = train
         self.record, self.temperature, self.seed = record, temperature, seed
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
+        self.losses = Losses(model, self.value, reference, self.algorithm, algorithm, train, temperature)
         self.entropies = EntropyHistory()
         self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
         self.updates_done = 0
@@ -125,82 +124,98 @@ class PolicyModule(L.LightningModule):
             past = update.index / max(1, settings.updates - 1)
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * (1 - (1 - settings.lr_end) * past)
-        judged_rows, told = (update.rows, {}) if update.has_credit else self._judge(update.rows)
-        rows = trained(judged_rows)
-        before = self._weights() if settings.max_kl else []
-        rng = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
-        collected: list[LossTerms] = []
-        norms: list[float] = []
-        size = math.ceil(len(rows) / settings.minibatches)
-        # the only step of an update reads all rows under the policy that acted, and needs no memory of it
-        remembered = not update.exact and (settings.epochs > 1 or size < len(rows))
-        if remembered:
-            rows = self._with_old_logprobs(rows, range(len(rows)))
-        for _epoch in range(settings.epochs if rows else 0):
-            order = torch.randperm(len(rows), generator=rng).tolist()
-            for start in range(0, len(rows), size):
-                optimizer.zero_grad()
-                unchanged = not norms
-                terms = self._minibatch([rows[i] for i in order[start : start + size]], unchanged, remembered)
-                collected.extend(terms)
-                if unchanged and not remembered and self._differs_from_engine(terms):
-                    rows = self._with_old_logprobs(rows, range(len(rows)) if settings.epochs > 1 else order[size:])
-                norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
-                norms.append(float(norm))
-                optimizer.step()
-        if before and norms:
-            told |= self._within(settings.max_kl, rows, before)
+        metrics, terms, norms = dict(update.metrics), list[LossTerms](), list[float]()
+        if update.rows:
+            batch = collate(update.rows, pad=0)
+            if not update.has_credit:
+                metrics |= self._assign_credit(batch)
+            batch = batch[trained_rows(batch)]
+            before = self._weights() if settings.max_kl else []
+            terms, norms = self._optimise(batch, update, optimizer)
+            if before and norms:
+                metrics |= self._within(settings.max_kl, batch, before)
+            metrics |= realised_shares(batch)
         self.updates_done = update.index + 1
-        found = means(collected)
-        if "entropy" in found:
-            self.entropies = self.entropies.add(found["entropy"])
-        metrics = {**update.metrics, **told, **realised_shares(rows), **found}
+        measured = means(terms)
+        if "entropy" in measured:
+            self.entropies = self.entropies.add(measured["entropy"])
+        metrics |= measured
         if norms:
             metrics["grad_norm"] = sum(norms) / len(norms)
         self.log_dict({k: v for k, v in metrics.items() if "success" in k or k == "entropy"}, prog_bar=True)
         self.record(update.index, metrics)
 
-    def _judge(self, rows: Sequence[Row]) -> tuple[list[Row], dict[str, float]]:
+    def _assign_credit(self, batch: RowBatch) -> dict[str, float]:
         """Advantages of the whole update, with what critic, reference and progress estimator say of it before any step.
 
         Returns:
-            the rows, and what is to be logged.
+            what is to be logged.
         """
-        mine, limit = [rows[i] for i in played(rows)], self.settings.micro_tokens
-        said, kl, told = ModelOutputs(), self.algorithm.kl, dict[str, float]()
+        own, limit, kl = sampled_rows(batch), self.settings.micro_tokens, self.algorithm.kl
+        shaped, metrics = None, dict[str, float]()
         if self.value is not None:
-            said = ModelOutputs(*critic_values(mine, self.model, self.value, limit))
-        if kl.kl_coef and kl.kl_in == "reward":
-            away = reference_kl(mine, self._reference[0], kl.kl_estimator, self.temperature, limit)
-            said = replace(said, kl=away)
-        if self.progress is not None and mine:
-            contributed, told = self.progress.turn_rewards(mine, limit)
-            said = replace(said, turn_rewards=contributed)
-        found = assign_credit(
-            rows,
+            critic_values(batch, self.model, self.value, limit, own)
+        if own and kl.kl_coef and kl.kl_in == "reward":
+            sampled = batch[own]
+            found = reference_kl(sampled, self._reference[0], kl.kl_estimator, self.temperature, limit)
+            batch.kl[own, : found.shape[1]] = found
+        if own and self.progress is not None:
+            shaped, metrics = self.progress.turn_rewards(batch[own], limit)
+        assign_credit(
+            batch,
             self.algorithm,
-            said,
+            shaped,
             loss_mask=self.algorithm_settings.loss_mask,
             advantage_mask=self.algorithm_settings.advantage_mask,
             process_coef=self.settings.process_coef,
         )
-        return found, told
+        return metrics
+
+    def _optimise(self, batch: RowBatch, update: Update, optimizer: Any) -> tuple[list[LossTerms], list[float]]:
+        """The optimiser steps of an update.
+
+        Returns:
+            the terms of all micro-batches, and the norms of the gradients, one a step.
+        """
+        settings, n = self.settings, len(batch)
+        collected, norms = list[LossTerms](), list[float]()
+        if not n:
+            return collected, norms
+        rng = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
+        size = math.ceil(n / settings.minibatches)
+        # the only step of an update reads all rows under the policy that acted, and needs no memory of it
+        remembered = not update.exact and (settings.epochs > 1 or size < n)
+        if remembered:
+            self._remember_logprobs(batch, range(n))
+        for _epoch in range(settings.epochs):
+            order = torch.randperm(n, generator=rng).tolist()
+            for start in range(0, n, size):
+                optimizer.zero_grad()
+                unchanged = not norms
+                terms = self._minibatch(batch[order[start : start + size]], unchanged, remembered)
+                collected.extend(terms)
+                if unchanged and not remembered and self._differs_from_engine(terms):
+                    self._remember_logprobs(batch, range(n) if settings.epochs > 1 else order[size:])
+                norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
+                norms.append(float(norm))
+                optimizer.step()
+        return collected, norms
 
     def _weights(self) -> list[torch.Tensor]:
         """A copy of the trained weights of the policy."""
         return [p.detach().clone() for p in self.model.parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def _within(self, most: float, rows: Sequence[Row], before: Sequence[torch.Tensor]) -> dict[str, float]:
+    def _within(self, most: float, batch: RowBatch, before: Sequence[torch.Tensor]) -> dict[str, float]:
         """Goes back half of the way, and again, until the policy is at most ``most`` nats a token from the one that
         acted: the backtracking line search of TRPO (Schulman et al. 2015, arXiv 1502.05477, appendix C).
 
         Few episodes with a signal make a step as long as many do, by a gradient that is mostly noise; one such
         step has unlearned everything.
         """
-        acted = [replace(row, behavior_logprobs=row.old_logprobs or row.behavior_logprobs) for row in rows]
-        acted = [row for row in acted if any(row.rl_weight)]
-        tokens = sum(sum(w != 0 for w in row.rl_weight) for row in acted)
+        acted = batch[sampled_rows(batch)]
+        acted.behavior_logprobs = torch.where(acted.old_logprobs.isnan(), acted.behavior_logprobs, acted.old_logprobs)
+        tokens = int((acted.rl_weight != 0).sum())
         halved = 0
         while tokens:
             kl = float(reference_kl(acted, self.model, "k3", self.temperature, self.settings.micro_tokens).sum())
@@ -211,59 +226,43 @@ class PolicyModule(L.LightningModule):
                 p.copy_((p + old) / 2)
         return {}
 
-    def _minibatch(self, rows: Sequence[Row], unchanged: bool, remembered: bool) -> list[LossTerms]:
+    def _minibatch(self, batch: RowBatch, unchanged: bool, remembered: bool) -> list[LossTerms]:
         """Backward through micro-batches. Each component divides by its own count over the whole minibatch."""
-        width = max(len(row.ids) for row in rows)
-        weights, denominator = self.algorithm.weigh(padded([r.rl_weight for r in rows], 0.0, torch.float32, width) != 0)
+        weights, denominator = self.algorithm.weigh(batch.rl_weight != 0)
         step = Step(
-            rl_tokens=sum(sum(w != 0 for w in row.rl_weight) for row in rows),
+            rl_tokens=int((batch.rl_weight != 0).sum()),
             denominator=denominator,
-            value_tokens=sum(sum(row.learned) for row in rows),
-            ce_tokens=sum(sum(w != 0 for w in row.ce_weight) for row in rows),
-            replay_tokens=sum(sum(w != 0 for w in row.replay_weight) for row in rows),
+            value_tokens=int(batch.learned.sum()),
+            ce_tokens=int((batch.ce_weight != 0).sum()),
+            replay_tokens=int((batch.replay_weight != 0).sum()),
             unchanged=unchanged,
             remembered=remembered,
             entropy_history=self.entropies.mean,
         )
-        losses = Losses(
-            self.model,
-            self.value,
-            self._reference[0],
-            self.algorithm,
-            self.algorithm_settings,
-            self.settings,
-            self.temperature,
-        )
-        found: list[LossTerms] = []
-        for micro in micro_batches(self.model, [row.ids for row in rows], self.settings.micro_tokens):
-            batch = collate([rows[i] for i in micro], pad=0)
-            # the algorithm's weight times the row's own, which is less than 1 where a dream is doubted
-            batch.rl_weight = batch.rl_weight * weights[micro, : batch.rl_weight.shape[1]]
-            found.append(losses.backward(batch.to(self.device), step, self.manual_backward))
-        return found
+        # the algorithm's weight times the row's own, which is less than 1 where a dream is doubted
+        batch.rl_weight = batch.rl_weight * weights
+        return [
+            self.losses.backward(micro, step, self.manual_backward)
+            for _, micro in split(self.model, batch, self.settings.micro_tokens)
+        ]
 
     def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
         """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""
         if not self.algorithm_settings.loss_mask:
             return True  # what the world said came without any
-        found = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
+        ratios = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
         unknown = math.inf  # a first minibatch of experts alone
-        return self.algorithm_settings.tis_cap > 0 and max(found, default=unknown) > _EXACT
+        return self.algorithm_settings.tis_cap > 0 and max(ratios, default=unknown) > _EXACT
 
     @torch.no_grad()
-    def _with_old_logprobs(self, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:
-        """The rows, the wanted ones with the trainer's log-probs of the policy as it is now."""
-        known = list(rows)
-        mine = [i for i in wanted if any(rows[i].rl_weight)]
-        for micro in micro_batches(self.model, [rows[i].ids for i in mine], self.settings.micro_tokens):
-            picked = [mine[i] for i in micro]
-            batch = collate([rows[i] for i in picked], pad=0).to(self.device)
-            mask = batch.rl_weight != 0
-            old = torch.full_like(batch.old_logprobs, math.nan)
-            old[mask] = logprobs_under(self.model, batch, mask, self.temperature)
-            for r, i in enumerate(picked):
-                known[i] = replace(rows[i], old_logprobs=old[r, : len(rows[i].ids)].tolist())
-        return known
+    def _remember_logprobs(self, batch: RowBatch, rows: Sequence[int]) -> None:
+        """Fills in ``old_logprobs`` of some rows: the trainer's, of the policy as it is now."""
+        sampled = set(sampled_rows(batch))
+        for picked, micro in split(self.model, batch, self.settings.micro_tokens, [i for i in rows if i in sampled]):
+            mask = micro.rl_weight != 0
+            old = torch.full_like(micro.old_logprobs, math.nan)
+            old[mask] = logprobs_under(self.model, micro, mask, self.temperature)
+            batch.old_logprobs[picked, : old.shape[1]] = old.cpu()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards
+from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards, turn_bounds
+from imagination.learning.credit import of_turns
 from imagination.settings import ProgressSettings
-from policy.lm.batch import Row, collate, padded
-from policy.lm.forward import encode, micro_batches
+from policy.lm.batch import RowBatch
+from policy.lm.forward import encode, split
 from real_envs.streams import stream_seed
 
 
-def ends_of_turns(row: Row) -> dict[int, int]:
-    """Position of the last action token of each turn that the policy played: ``{turn: position}``."""
-    return {turn: position for position, turn in enumerate(row.turns) if turn >= 0}
-
-
 @torch.no_grad()
-def turn_states(rows: Sequence[Row], model: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
+def turn_states(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
     """The policy's hidden state after each turn's last action token: it has read the action, not yet the answer.
 
     Args:
-        rows: played, with ``turns``.
+        batch: played rows, with ``turns``.
         max_tokens: bound of a forward pass.
 
     Returns:
         ``(states [rows, turns, hidden], exists [rows, turns])``, without gradient, fp32; zero where no turn is.
     """
-    ends = [ends_of_turns(row) for row in rows]
     device = next(model.parameters()).device
-    turns = 1 + max((turn for found in ends for turn in found), default=0)
-    exists = torch.zeros(len(rows), turns, dtype=torch.bool, device=device)
+    turns = max(int(batch.turns.max()) + 1, 1) if batch.turns.numel() else 1
+    last = turn_bounds(batch.turns, turns)[1].to(device)
+    exists = last >= 0
     states: Tensor | None = None
-    for micro in micro_batches(model, [row.ids for row in rows], max_tokens):
-        batch = collate([rows[i] for i in micro], pad=0).to(device)
-        encoded = encode(model, batch.input_ids, batch.attention_mask)
+    for picked, part in split(model, batch, max_tokens):
+        encoded = encode(model, part.input_ids, part.attention_mask)
         if states is None:
-            states = torch.zeros(len(rows), turns, encoded.states.shape[-1], device=device)
-        for r, i in enumerate(micro):
-            turn, position = torch.tensor(list(ends[i].items()), device=device).reshape(-1, 2).T
-            states[i, turn] = encoded.states[encoded.index[r, position]].float()
-            exists[i, turn] = True
+            states = torch.zeros(len(batch), turns, encoded.states.shape[-1], device=device)
+        for r, i in enumerate(picked):
+            states[i, exists[i]] = encoded.states[encoded.index[r, last[i, exists[i]]]].float()
     return (torch.zeros(0, turns, 1, device=device) if states is None else states), exists
 
 
@@ -66,28 +58,26 @@ class Progress:
         self.estimator = estimator.to(next(model.parameters()).device)
         self._optimizer = torch.optim.AdamW(self.estimator.parameters(), lr=settings.lr)
 
-    def turn_rewards(self, rows: Sequence[Row], max_tokens: int) -> tuple[Tensor, dict[str, float]]:
+    def turn_rewards(self, batch: RowBatch, max_tokens: int) -> tuple[Tensor, dict[str, float]]:
         """Learns from what the episodes earned, then says what each turn is to be judged by.
 
         Args:
-            rows: all played rows of an update.
+            batch: all played rows of an update.
 
         Returns:
             ``[row, turns]``, zero for turns that the policy did not play; and the mean squared error of
             an episode's sum before (on episodes that the estimator had not seen) and after it learned from them.
         """
-        states, exists = turn_states(rows, self._model, max_tokens)
-        earned = torch.tensor([sum(row.rewards) for row in rows], device=states.device)
+        states, exists = turn_states(batch, self._model, max_tokens)
+        earned = torch.tensor([sum(rewards) for rewards in batch.rewards.tolist()], device=states.device)
         errors = self._learn(states, exists, earned)
         grounded = torch.zeros_like(exists)
         if self._settings.carried_out:
-            turns = exists.shape[1]
-            told = padded([list(row.carried_out[:turns]) for row in rows], False, torch.bool, turns)
-            grounded = told.to(exists.device) & exists
+            grounded = of_turns(batch.carried_out, exists.shape[1], False).to(exists.device) & exists
         with torch.no_grad():
             contributions = self.estimator(states, exists)
-        found = progress_rewards(contributions, grounded, exists, self._settings.carried_out)
-        return found.cpu(), errors
+        rewards = progress_rewards(contributions, grounded, exists, self._settings.carried_out)
+        return rewards.cpu(), errors
 
     def _learn(self, states: Tensor, exists: Tensor, earned: Tensor) -> dict[str, float]:
         valid, n = torch.ones(len(states), dtype=torch.bool, device=states.device), len(states)

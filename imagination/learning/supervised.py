@@ -22,7 +22,7 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings
 from policy.lm.backbone import save_checkpoint
-from policy.lm.batch import TokenBatch
+from policy.lm.batch import RowBatch
 from policy.lm.forward import hidden_before, token_logits
 from real_envs.streams import stream_seed
 
@@ -53,7 +53,7 @@ class StepLoss(Protocol):
 
 
 class Objective(Protocol):
-    def step(self, batch: TokenBatch, seed: int) -> StepLoss:
+    def step(self, batch: RowBatch, seed: int) -> StepLoss:
         """The loss of a step on ``batch``; ``seed`` is its only source of randomness."""
         ...
 
@@ -62,7 +62,7 @@ class Objective(Protocol):
 class NextTokenStep:
     """Cross-entropy of the tokens with a ``ce_weight``, a weighted mean over all rows."""
 
-    batch: TokenBatch
+    batch: RowBatch
     denominator: float
 
     @property
@@ -89,7 +89,7 @@ class NextTokenStep:
 class NextToken:
     """What a causal model is trained by."""
 
-    def step(self, batch: TokenBatch, seed: int) -> NextTokenStep:
+    def step(self, batch: RowBatch, seed: int) -> NextTokenStep:
         return NextTokenStep(batch, float(batch.ce_weight.sum()))
 
 
@@ -134,7 +134,7 @@ class SupervisedModule(L.LightningModule):
         self.objective: Objective = objective or NextToken()
         self.on_tokens, self.passed = on_tokens, passed
 
-    def training_step(self, batch: TokenBatch, _: int) -> None:
+    def training_step(self, batch: RowBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
         torch.manual_seed(stream_seed("dropout", self.seed, self.global_step))
         optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
@@ -203,7 +203,7 @@ class SupervisedTrainer:
     save_every: int = 0
     seconds: float = 0.0
 
-    def train(self, model: Any, tokenizer: PreTrainedTokenizerBase, batches: Callable[[int], TokenBatch]) -> int:
+    def train(self, model: Any, tokenizer: PreTrainedTokenizerBase, batches: Callable[[int], RowBatch]) -> int:
         """Trains ``model`` in place on the batch of each step.
 
         Returns:
@@ -241,7 +241,7 @@ class SupervisedTrainer:
 
 
 def chosen_precision(
-    wanted: Literal["auto", "bf16", "fp32"], model: Any, batch: TokenBatch, run: RunFolder, stage: str
+    wanted: Literal["auto", "bf16", "fp32"], model: Any, batch: RowBatch, run: RunFolder, stage: str
 ) -> Literal["bf16", "fp32"]:
     """What ``auto`` means here: bf16 on GPUs; on CPUs fp32 for small models, and the faster of both for large ones, as
     only some CPUs have matrix units for bf16.
@@ -268,7 +268,7 @@ def chosen_precision(
     return known[stage]
 
 
-def _passes(model: Any, batch: TokenBatch) -> Callable[[bool], float]:
+def _passes(model: Any, batch: RowBatch) -> Callable[[bool], float]:
     """Seconds of one forward and backward pass of a few tokens, in bf16 or not. The gradients are thrown away."""
     row = int((batch.ce_weight != 0).any(1).nonzero()[0])
     last = int((batch.ce_weight[row] != 0).nonzero()[-1]) + 1

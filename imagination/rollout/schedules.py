@@ -1,12 +1,9 @@
-"""Shares of dreamed, real, expert and replayed episodes in a batch; the realised shares are counted, not assumed."""
+"""Shares of dreamed, real, expert and replayed episodes in an update, and the lengths of its dreams."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
-
-from policy.lm.batch import Row
 
 Share = float | Sequence[Sequence[float]]
 
@@ -65,15 +62,6 @@ def check_share(name: str, share: Share) -> str | None:
     if any(not 0 <= value < 1 for value in values):
         return f"{name} must lie in [0, 1), got {share}"
     return None
-
-
-def realised_shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Share of each source in the trained tokens: ``{"tokens_dream": 0.9, "tokens_expert": 0.1}``."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts[row.source.value] += sum(row.action_mask)
-    total = sum(counts.values()) or 1
-    return {f"tokens_{source}": count / total for source, count in sorted(counts.items())}
 
 
 GROWING = ("add", "multiply")

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from policy.lm.batch import by_length
+from policy.lm.batch import RowBatch, by_length
 from policy.lm.compiled import linear
 from policy.lm.lean import is_hooked, is_lean, lean_states
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
@@ -144,6 +144,18 @@ def micro_batches(model: Any, rows: Sequence[Sequence[int]], max_tokens: int) ->
     """
     lengths = [len(row) for row in rows]
     return by_prefix(rows, max_tokens) if packs(model, max(lengths, default=0)) else by_length(lengths, max_tokens)
+
+
+def split(
+    model: Any, batch: RowBatch, max_tokens: int, rows: Sequence[int] | None = None
+) -> Iterator[tuple[list[int], RowBatch]]:
+    """The rows of a batch, or some of them, by micro-batches: their indices, and themselves on the model's device."""
+    ids = batch.token_ids()
+    chosen = range(len(batch)) if rows is None else rows
+    device = next(model.parameters()).device
+    for micro in micro_batches(model, [ids[i] for i in chosen], max_tokens):
+        picked = [chosen[i] for i in micro]
+        yield picked, batch[picked].to(device)
 
 
 def packs(model: Any, longest: int) -> bool:

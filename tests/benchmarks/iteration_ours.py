@@ -11,7 +11,7 @@ from typing import Any
 import lightning as L
 
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.credit import assign_credit, trained
+from imagination.learning.credit import assign_credit, trained_rows
 from imagination.learning.experience import policy_rows
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
@@ -19,6 +19,7 @@ from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint
+from policy.lm.batch import collate
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import StepResult, Task
@@ -60,7 +61,10 @@ class Player:
             task = Task(f"zoo/{world}", {"seed": str(world)})
             episodes += [Episode(f"{index}/{g}/{k}", task, f"{index}/{g}", world * 101 + k) for k in range(size)]
         played = asyncio.run(play_all(episodes, ZooEnv, self.agent, Provenance(Source.REAL), TURNS, len(episodes)))
-        rows = trained(assign_credit(policy_rows(played), ALGORITHMS["grpo"]))  # without an advantage: no gradient
+        rows = policy_rows(played)
+        batch = collate(rows, pad=0)
+        assign_credit(batch, ALGORITHMS["grpo"])
+        rows = [rows[i] for i in trained_rows(batch)]  # without an advantage: no gradient
         self.updates.append(
             {
                 "turns": sum(len(e.turns) for e in played),
@@ -69,7 +73,7 @@ class Player:
                 "learned": [row.ids for row in rows],
             }
         )
-        return Update(index, rows, has_credit=True, exact=True)
+        return Update(index, rows, exact=True)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from imagination.commands.experiments.variants import hash_of
 from imagination.commands.fit_critic import transitions_of
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.learning.algorithms import build_algorithm
-from imagination.learning.critic_start import fit_value_head, squared_errors
+from imagination.learning.critic import fit_value_head, squared_errors
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model

@@ -17,7 +17,7 @@ from imagination.commands.train import train
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
-from policy.lm.batch import Row
+from policy.lm.batch import RowBatch
 from tests.support.killing import moved
 from tests.support.tiny import tiny_settings
 from tests.support.worlds import Lottery, plant
@@ -98,13 +98,13 @@ def test_whose_log_probs_are_checked_before_the_first_step(
     dtype: Any, cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the engine in process need no pass of the trainer's; rounded to bfloat16 they do, once an update."""
-    compared, whole = [], PolicyModule._with_old_logprobs
+    compared, whole = [], PolicyModule._remember_logprobs
 
-    def noted(module: PolicyModule, rows: Sequence[Row], wanted: Sequence[int]) -> list[Row]:
-        compared.append((len(wanted), len(rows)))
-        return whole(module, rows, wanted)
+    def noted(module: PolicyModule, batch: RowBatch, rows: Sequence[int]) -> None:
+        compared.append((len(rows), len(batch)))
+        whole(module, batch, rows)
 
-    monkeypatch.setattr(PolicyModule, "_with_old_logprobs", noted)
+    monkeypatch.setattr(PolicyModule, "_remember_logprobs", noted)
     config = settings(NO_EXPERTS)
     config.engine.dtype = dtype
     shutil.copytree(cloned, tmp_path, dirs_exist_ok=True)

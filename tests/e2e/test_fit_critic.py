@@ -15,7 +15,7 @@ from imagination.commands import train as training
 from imagination.commands.check_train import longest_episode
 from imagination.commands.fit_critic import fit_critic
 from imagination.learning.algorithms import build_algorithm
-from imagination.learning.critic_start import load_critic, made_for
+from imagination.learning.critic import load_critic, made_for
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from imagination.learning.algorithms import build_algorithm
+from imagination.learning.algorithms import Algorithm, build_algorithm
+from imagination.learning.credit import assign_credit
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.backbone import build_model
-from policy.lm.batch import Row
+from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source
@@ -99,6 +100,16 @@ def grpo_rows(model: PreTrainedModel, temperature: float = 1.0) -> list[Row]:
 
 
 EXPERTS = [expert_row("..AA.AA", 6), expert_row(".....AAAA..AAA....A", 7)]
+
+
+def credited(rows: Sequence[Row], algorithm: Algorithm, value: float | None = None, **rest: Any) -> RowBatch:
+    """The rows of an update with their credit; a critic says ``value`` of every state of an episode that goes on."""
+    batch = collate(rows, pad=0)
+    if value is not None:
+        batch.values = torch.full_like(batch.values, value)
+        batch.bootstrap = value * batch.truncated.float()
+    assign_credit(batch, algorithm, **rest)
+    return batch
 
 
 # --- the plain loop ---

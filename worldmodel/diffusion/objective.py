@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from policy.lm.batch import TokenBatch
+from policy.lm.batch import RowBatch
 from policy.lm.forward import token_logits
 from worldmodel.diffusion.canvas import Canvas, Inverse, canvas_states, canvases, lay_out
 
@@ -77,7 +77,7 @@ class DiffusionStep:
         causal_weight: of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases.
     """
 
-    batch: TokenBatch
+    batch: RowBatch
     canvases: list[Canvas]
     hidden: Tensor
     shares: Tensor
@@ -147,7 +147,7 @@ class MaskedDiffusion:
     inverse: Inverse | None = None
     inverse_share: float = 0.0
 
-    def canvases(self, batch: TokenBatch) -> list[Canvas]:
+    def canvases(self, batch: RowBatch) -> list[Canvas]:
         """All that the batch has, row by row: the tokens with a ``ce_weight``."""
         ids, weights = batch.input_ids.tolist(), batch.ce_weight.tolist()
         return [
@@ -156,7 +156,7 @@ class MaskedDiffusion:
             for canvas in canvases(row, one, weight, self.block, self.stop, self.context)
         ]
 
-    def inverse_canvases(self, batch: TokenBatch, generator: torch.Generator) -> list[Canvas]:
+    def inverse_canvases(self, batch: RowBatch, generator: torch.Generator) -> list[Canvas]:
         """Those of a step; none where actions are not asked for."""
         if self.inverse is None:
             return []
@@ -166,7 +166,7 @@ class MaskedDiffusion:
         drawn = torch.rand(len(found), generator=generator) < self.inverse_share
         return [canvas for canvas, taken in zip(found, drawn.tolist(), strict=True) if taken]
 
-    def step(self, batch: TokenBatch, seed: int) -> DiffusionStep:
+    def step(self, batch: RowBatch, seed: int) -> DiffusionStep:
         """The loss of a step on ``batch``, divided by the tokens of its canvases, each with the weight of its turn.
 
         Args:

@@ -12,11 +12,9 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-import torch
 
 from imagination.data.examples import imitation_row
 from imagination.learning.algorithms import ALGORITHMS, build_algorithm
-from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.experience import (
     anchors,
     compared_expert_row,
@@ -31,6 +29,7 @@ from policy.lm.batch import collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
+from tests.support.plain import credited
 
 OWNERS = {"S": Owner.SCAFFOLD, "A": Owner.AGENT, "E": Owner.ENV}
 T, L, U, C = StopReason.TERMINATED, StopReason.TURN_LIMIT, StopReason.UNSURE, StopReason.CONTEXT_LIMIT
@@ -73,10 +72,10 @@ def acted(turns: int) -> Trace:
 def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
     """What GRPO makes of each episode of an update, and whether it counts: has a row that is learned from."""
     grpo = build_algorithm(AlgorithmSettings(normalise_std=normalise_std, drop_equal_groups=False))
-    rows = iter(assign_credit(policy_rows(episodes), grpo))
-    found = [next(rows) if policy_row(e) is not None else None for e in episodes]
-    counts = [row is not None and any(row.rl_weight) for row in found]
-    return [max(row.advantages, key=abs) if row is not None else 0.0 for row in found], counts
+    batch = credited(policy_rows(episodes), grpo)
+    rows = iter(zip(batch.advantages.tolist(), batch.rl_weight.tolist(), strict=True))
+    found = [next(rows) if policy_row(e) is not None else ([0.0], [0.0]) for e in episodes]
+    return [max(advantages, key=abs) for advantages, _ in found], [any(weights) for _, weights in found]
 
 
 # --- groups ---
@@ -125,8 +124,8 @@ def test_a_malformed_prediction_is_no_survivor_bias() -> None:
             rewards = [] if broken else [1.0 if arms[-1] else 0.6]
             episodes.append(episode(rewards, INVALID if broken else T, f"{k % 4}", ONE))
         kept = [x for x, e in zip(arms, episodes, strict=True) if policy_row(e) is not None]
-        rows = assign_credit(policy_rows(episodes), grpo)
-        logit += 0.5 * fmean(sum(r.advantages) * (x - p) for x, r in zip(kept, rows, strict=True))
+        sums = credited(policy_rows(episodes), grpo).advantages.sum(1).tolist()
+        logit += 0.5 * fmean(gain * (x - p) for x, gain in zip(kept, sums, strict=True))
     assert 1 / (1 + math.exp(-logit)) < 0.1
 
 
@@ -267,13 +266,9 @@ def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed
 def test_a_full_context_of_the_world_is_no_loss_where_values_stay_the_same(name: str) -> None:
     """V = 0.8 throughout and nothing earned: every turn kept what there was to be had, so no advantage is negative."""
     rows = policy_rows([episode([0.0] * 3, C, trace=trace("S" + "AES" * 3 + "AA", [0, 1, 2, 3, 3]))] * 2)
-    said = ModelOutputs(
-        torch.full((2, len(rows[0].ids)), 0.8), torch.tensor([0.8 if row.truncated else 0.0 for row in rows])
-    )
     undiscounted = {k: 1.0 for k in ("gamma", "turn_gamma") if k in ALGORITHMS[name].settings}
     algorithm = build_algorithm(AlgorithmSettings(name, whiten=False, **undiscounted))  # type: ignore[arg-type]
-    for row in assign_credit(rows, algorithm, said):
-        assert row.advantages == pytest.approx([0.0] * len(row.ids), abs=1e-6)
+    assert credited(rows, algorithm, value=0.8).advantages.abs().max() < 1e-6
 
 
 # --- what breaks or ends a dream, and who pays for it ---
@@ -297,8 +292,8 @@ def test_to_end_a_dream_by_doubt_is_no_way_to_save_costs(stop: StopReason) -> No
         doubted = costly(k - (stop is not U), stop)
         rows = policy_rows([doubted, honest, honest], pay=pay)
         assert sum(rows[0].rewards) <= sum(rows[1].rewards) + 1e-6
-        found = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
-        assert max(found[0].advantages) <= 1e-6
+        found = credited(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
+        assert found.advantages[0].max() <= 1e-6
         unpaid = policy_rows([doubted])[0]
         assert sum(unpaid.rewards) > sum(rows[1].rewards)  # without the bound, doubt is the best there is
 
@@ -307,18 +302,18 @@ def test_judgements_that_cost_something_cost_it_for_the_turns_given_up_too() -> 
     pay = RewardShaping(process="confidence", longest=8)
     rows = policy_rows([costly(1, U, 0.0, confidence=0.5), costly(8, L, 0.0, confidence=1.0)], pay=pay)
     algorithm = build_algorithm(AlgorithmSettings("reinforce"))
-    doubted, honest = assign_credit(rows, algorithm, process_coef=-0.1)
-    assert max(doubted.advantages, key=abs) == pytest.approx(-0.05 - 7 * 0.1)  # its own, and seven of the worst
-    assert max(honest.advantages, key=abs) == pytest.approx(-0.8)
-    doubted, honest = assign_credit(rows, algorithm, process_coef=0.1)
-    assert max(doubted.advantages, key=abs) == pytest.approx(0.05)  # what pays is not paid for turns not played
+    doubted, honest = credited(rows, algorithm, process_coef=-0.1).advantages.tolist()
+    assert max(doubted, key=abs) == pytest.approx(-0.05 - 7 * 0.1)  # its own, and seven of the worst
+    assert max(honest, key=abs) == pytest.approx(-0.8)
+    doubted, honest = credited(rows, algorithm, process_coef=0.1).advantages.tolist()
+    assert max(doubted, key=abs) == pytest.approx(0.05)  # what pays is not paid for turns not played
 
 
 def test_a_dream_that_breaks_at_its_first_action_has_judgements_as_the_others_do() -> None:
     """There is no turn to judge; without an entry for the action that broke it, the update would end in an error."""
     rows = policy_rows([costly(0, INVALID), costly(8, L, 0.0, confidence=1.0)], pay=RewardShaping(process="confidence"))
-    found = assign_credit(rows, build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
-    assert [max(row.advantages) for row in found] == pytest.approx([0.0, 0.8])
+    found = credited(rows, build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
+    assert found.advantages.amax(1).tolist() == pytest.approx([0.0, 0.8])
 
 
 def test_a_doubted_turn_in_a_dream_that_goes_on_costs_what_a_turn_may_cost() -> None:
@@ -400,12 +395,12 @@ def test_an_expert_is_judged_within_the_group_of_its_task(own: list[float], judg
     """LUFFY, arXiv 2504.14945, section 3.1: mean and deviation of a group are of its own and the expert's returns."""
     solved = episode([0.0, 1.0], source=Source.EXPERT)
     rows = [*policy_rows([episode([r], T, "g", ONE) for r in own]), compared_expert_row(CHAT, solved, 0)]
-    found = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
-    assert [max(row.advantages, key=abs) for row in found] == pytest.approx([*judged, expert], abs=2e-4)
-    assert not any(found[-1].rl_weight)  # it has no log-probs to make a ratio of
-    assert [bool(a) for a in found[-1].advantages] == [bool(w) and expert != 0 for w in found[-1].ce_weight]
-    alone = assign_credit([*rows[:-1], imitation_row(CHAT, solved)], build_algorithm(AlgorithmSettings()))
-    assert not any(alone[-1].advantages)
+    found = credited(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
+    assert [max(gains, key=abs) for gains in found.advantages.tolist()] == pytest.approx([*judged, expert], abs=2e-4)
+    assert not found.rl_weight[-1].any()  # it has no log-probs to make a ratio of
+    assert ((found.advantages[-1] != 0) == ((found.ce_weight[-1] != 0) & (expert != 0))).all()
+    alone = credited([*rows[:-1], imitation_row(CHAT, solved)], build_algorithm(AlgorithmSettings()))
+    assert not alone.advantages[-1].any()
 
 
 def test_a_solved_episode_of_any_source_can_be_imitated_as_an_experts() -> None:

@@ -7,8 +7,9 @@ import torch
 
 from imagination.learning.algorithms import ALGORITHMS, Algorithm
 from imagination.learning.critic import critic_values
-from imagination.learning.logged_returns import logged_rows, logged_transitions
+from imagination.learning.logged_returns import logged_rows, logged_transitions, with_returns
 from imagination.learning.reward_shaping import RewardShaping
+from policy.lm.batch import RowBatch
 from policy.lm.render import ChatFormat, policy_prompt
 from policy.value import ValueHead
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
@@ -29,9 +30,13 @@ def episode(number: int, *rewards: float, ended: bool) -> Trajectory:
 LOG = [episode(0, 0.0, 0.0, 1.0, ended=True), episode(1, 0.25, 0.5, ended=False)]
 
 
+def logged(algorithm: Algorithm, pay: RewardShaping | None = None) -> RowBatch:
+    return with_returns(logged_rows(CHAT, LOG, pay or RewardShaping(), 1000), algorithm)
+
+
 def returns(algorithm: Algorithm, pay: RewardShaping | None = None) -> list[list[float]]:
-    rows = logged_rows(CHAT, LOG, algorithm, pay or RewardShaping(), 1000)
-    return [[r for r, learned in zip(row.returns, row.learned, strict=True) if learned] for row in rows]
+    batch = logged(algorithm, pay)
+    return [found[learned].tolist() for found, learned in zip(batch.returns, batch.learned, strict=True)]
 
 
 def test_returns_by_hand_of_an_episode_that_ended_and_of_one_that_was_cut() -> None:
@@ -51,7 +56,7 @@ def test_an_algorithm_of_tokens_has_a_return_before_each_token() -> None:
 def test_transitions_go_from_state_to_state_of_an_episode() -> None:
     """States by a plain forward pass over the prompt of each turn, which is what the policy had read then."""
     model = make_model()
-    found, row = logged_transitions(logged_rows(CHAT, LOG, TURN_PPO, RewardShaping(), 1000), model, 10**6)
+    found, row = logged_transitions(logged(TURN_PPO), model, 10**6)
     expected = []
     for one in LOG:
         for k in range(len(one.turns) + 1):  # the last of them has read the whole episode
@@ -71,10 +76,10 @@ def test_transitions_go_from_state_to_state_of_an_episode() -> None:
 def test_a_state_is_where_ppo_reads_its_value(algorithm: Algorithm) -> None:
     model, head = make_model(), ValueHead(16)
     torch.nn.init.normal_(head.linear.weight, generator=torch.Generator().manual_seed(0))
-    rows = logged_rows(CHAT, LOG, algorithm, RewardShaping(), 1000)
-    found, row = logged_transitions(rows, model, 1)  # a row at a time
-    values, _ = critic_values(rows, model, head, 10**6)
-    read = [values[r, : len(one.ids)][torch.tensor(one.learned)] for r, one in enumerate(rows)]
+    batch = logged(algorithm)
+    found, row = logged_transitions(batch, model, 1)  # a row at a time
+    critic_values(batch, model, head, 10**6, range(len(batch)))
+    read = [values[learned] for values, learned in zip(batch.values, batch.learned, strict=True)]
     with torch.no_grad():
         torch.testing.assert_close(head(found.states), torch.cat(read), atol=1e-5, rtol=1e-5)
     assert row.bincount().tolist() == [len(part) for part in read]
@@ -82,6 +87,6 @@ def test_a_state_is_where_ppo_reads_its_value(algorithm: Algorithm) -> None:
 
 
 def test_an_episode_that_does_not_fit_is_left_out_whole() -> None:
-    longest = max(len(row.ids) for row in logged_rows(CHAT, LOG, TURN_PPO, RewardShaping(), 1000))
-    rows = logged_rows(CHAT, LOG, TURN_PPO, RewardShaping(), longest - 1)
+    longest = max(len(row.ids) for row in logged_rows(CHAT, LOG, RewardShaping(), 1000))
+    rows = logged_rows(CHAT, LOG, RewardShaping(), longest - 1)
     assert [row.truncated for row in rows] == [True]

@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.learning.algorithms import ALGORITHMS, build_algorithm
-from imagination.learning.credit import ModelOutputs, assign_credit
 from imagination.learning.progress_attribution import Progress, turn_states
 from imagination.settings import AlgorithmSettings, ProgressSettings
-from policy.lm.batch import Row
-from tests.support.plain import DEFAULTS, EXPERTS, assert_same, make_model, random_ids, rl_row, update
+from policy.lm.batch import Row, collate
+from tests.support.plain import DEFAULTS, EXPERTS, assert_same, credited, make_model, random_ids, rl_row, update
 
 ON = ProgressSettings(enabled=True, hidden=8, lr=0.02, steps=30)
 
@@ -49,7 +48,7 @@ def plain_states(model: Any, rows: list[Row]) -> dict[tuple[int, int], torch.Ten
 def test_a_turn_is_described_by_the_state_after_its_last_token(max_tokens: int) -> None:
     model = make_model()
     rows = rows_of(model)
-    states, exists = turn_states(rows, model, max_tokens)
+    states, exists = turn_states(collate(rows, pad=0), model, max_tokens)
     expected = plain_states(model, rows)
     assert exists.tolist() == [[True, True, False], [True, True, True], [False, True, False]]
     for (r, turn), state in expected.items():
@@ -70,7 +69,7 @@ def test_what_follows_an_episodes_last_action_describes_no_turn(extra: int, seed
         for r, row in enumerate(rows)
     ]  # fmt: skip
     longer = [Row(row.ids, row.action_mask, row.source, turns=row.turns) for row in longer]
-    got, plain = turn_states(longer, model, 10**6)[0], turn_states(rows, model, 10**6)[0]
+    got, plain = (turn_states(collate(one, pad=0), model, 10**6)[0] for one in (longer, rows))
     torch.testing.assert_close(got, plain, atol=1e-5, rtol=1e-5)
 
 
@@ -78,13 +77,13 @@ def test_it_learns_to_add_up_to_what_episodes_earned() -> None:
     """The error falls, contributions add up to the returns, and absent turns get exactly nothing."""
     model = make_model()
     rows = rows_of(model)
-    before = copy.deepcopy(model.state_dict())
+    before, batch = copy.deepcopy(model.state_dict()), collate(rows, pad=0)
     progress = Progress(model, replace(ON, steps=300), seed=0)
-    found, errors = progress.turn_rewards(rows, 10**6)
+    found, errors = progress.turn_rewards(batch, 10**6)
     assert errors["progress_error_fitted"] < 1e-3 < errors["progress_error"]
     assert [sum(turns) for turns in found] == pytest.approx([1.0, 0.25, 0.0], abs=0.05)
     assert found[0][2] == found[2][0] == found[2][2] == 0.0
-    _, again = progress.turn_rewards(rows, 10**6)
+    _, again = progress.turn_rewards(batch, 10**6)
     assert again["progress_error"] == pytest.approx(errors["progress_error_fitted"])  # measured before it learns more
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(before[name], x) for name, x in model.state_dict().items())
@@ -95,8 +94,9 @@ def test_an_action_that_was_carried_out_earns_more() -> None:
     model = make_model()
     rows = [replace(row, carried_out=told) for row, told in zip(
         rows_of(model), ([True, False], [False, True, True], [True, True, False]), strict=True)]  # fmt: skip
-    plain, _ = Progress(model, ON, seed=0).turn_rewards(rows, 10**6)
-    found, _ = Progress(model, replace(ON, carried_out=0.5), seed=0).turn_rewards(rows, 10**6)
+    batch = collate(rows, pad=0)
+    plain, _ = Progress(model, ON, seed=0).turn_rewards(batch, 10**6)
+    found, _ = Progress(model, replace(ON, carried_out=0.5), seed=0).turn_rewards(batch, 10**6)
     more = [b - a for x, y in zip(plain, found, strict=True) for a, b in zip(x, y, strict=True)]
     assert more == pytest.approx([0.5, 0, 0, 0, 0.5, 0.5, 0, 0.5, 0])
 
@@ -107,7 +107,7 @@ def test_a_saved_estimator_goes_on_as_if_it_had_not_been_saved() -> None:
     rows = rows_of(model)
 
     def said(progress: Progress) -> tuple[Any, dict[str, float]]:
-        turns, errors = progress.turn_rewards(rows, 40)
+        turns, errors = progress.turn_rewards(collate(rows, pad=0), 40)
         return turns.tolist(), errors
 
     straight, stopped, resumed = (Progress(model, ON, seed) for seed in (0, 0, 5))
@@ -135,13 +135,7 @@ def test_the_module_learns_from_the_contributions(name: Any) -> None:
     rows = [replace(row, anchors=[7, 7, 8]) for row in rows_of(model)]
     plain = AlgorithmSettings(name)
     value = {"value": torch.zeros(17)} if build_algorithm(plain).critic is not None else {}
-    contributions, errors = Progress(model, ON, seed=0).turn_rewards(rows, DEFAULTS.micro_tokens)
-    said = ModelOutputs(turn_rewards=contributions)
-    if value:
-        said = replace(
-            said, values=torch.zeros(len(rows), max(len(row.ids) for row in rows)), bootstrap=torch.zeros(len(rows))
-        )
-    expected = assign_credit(rows, build_algorithm(plain), said)
+    contributions, errors = Progress(model, ON, seed=0).turn_rewards(collate(rows, pad=0), DEFAULTS.micro_tokens)
     (got,), metrics = update(model, [*rows, EXPERTS[0]], replace(plain, progress=ON), judge=True, **value)
     assert metrics["progress_error"] == pytest.approx(errors["progress_error"])
     assert metrics["progress_error_fitted"] == pytest.approx(errors["progress_error_fitted"])
@@ -149,7 +143,12 @@ def test_the_module_learns_from_the_contributions(name: Any) -> None:
     scale = max(float(g.abs().max()) for g in got.values())
     assert any(float((got[n] - other[n]).abs().max()) > 0.01 * scale for n in got)
     if not value:
-        (mine,), _ = update(model, [*expected, EXPERTS[0]], plain)
+        expected = credited(rows, build_algorithm(plain), shaped=contributions)
+        judged = [
+            replace(row, advantages=gains[: len(row.ids)], rl_weight=weights[: len(row.ids)])
+            for row, gains, weights in zip(rows, expected.advantages.tolist(), expected.rl_weight.tolist(), strict=True)
+        ]
+        (mine,), _ = update(model, [*judged, EXPERTS[0]], plain)
         assert_same(got, mine)
 
 
@@ -158,11 +157,8 @@ def test_algorithms_that_only_add_up_are_marked() -> None:
     model = make_model()
     rows = [replace(row, anchors=[k, k + 1, 9], group=0, truncated=False) for k, row in enumerate(rows_of(model)[:2])]
     for name, member in ALGORITHMS.items():
-        longest = max(len(row.ids) for row in rows)
-        values = torch.full((len(rows), longest), 0.1) if member.critic is not None else None
         early, late = (
-            assign_credit(rows, member, ModelOutputs(values, torch.zeros(2), turn_rewards=torch.tensor(turns)))
+            credited(rows, member, value=0.1, shaped=torch.tensor(turns)).advantages
             for turns in ([[1.0, 0.0, 0.0], [0.0, 0.25, 0.0]], [[0.0, 1.0, 0.0], [0.0, 0.0, 0.25]])
         )
-        same = all(a.advantages == b.advantages for a, b in zip(early, late, strict=True))
-        assert same is member.advantage.adds_up, name
+        assert torch.equal(early, late) is member.advantage.adds_up, name

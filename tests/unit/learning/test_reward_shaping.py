@@ -11,12 +11,12 @@ import torch
 from imagination.learning.algorithms import Episodes, algorithm, build_algorithm
 from imagination.learning.algorithms.advantage import with_penalties
 from imagination.learning.algorithms.loss import Kl, Sampling
-from imagination.learning.credit import assign_credit
 from imagination.learning.experience import policy_row, policy_rows, telling_groups
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
 from real_envs.trajectory import StopReason
 from tests.support.dreamed import dream
+from tests.support.plain import credited
 
 TIERS = ((0.5, 0.3), (1.0, 1.0))
 
@@ -58,8 +58,8 @@ def test_equal_outcomes_are_equal_to_the_bit_however_they_were_climbed() -> None
     assert telling_groups(episodes) == 1
     assert telling_groups(episodes, pay) == 0
     grpo = build_algorithm(AlgorithmSettings())
-    assert not any(any(row.rl_weight) for row in assign_credit(policy_rows(episodes, pay=pay), grpo))
-    assert any(any(row.rl_weight) for row in assign_credit(policy_rows([*episodes, dream([0.3])], pay=pay), grpo))
+    assert not credited(policy_rows(episodes, pay=pay), grpo).rl_weight.any()
+    assert credited(policy_rows([*episodes, dream([0.3])], pay=pay), grpo).rl_weight.any()
 
 
 def test_a_failed_episode_has_no_row_whatever_it_reached() -> None:
@@ -96,11 +96,9 @@ def test_judgements_are_added_to_what_turns_earned() -> None:
     assert row is not None
     assert list(row.process) == pytest.approx([math.nan, 0.5, 1.0, 0.0], nan_ok=True)
     reinforce = build_algorithm(AlgorithmSettings("reinforce"))
-    (plain,) = assign_credit([row], reinforce)
-    assert [a for a, w in zip(plain.advantages, row.rl_weight, strict=True) if w] == [1.0, 1.0, 0.0]
-    (found,) = assign_credit([row], reinforce, process_coef=0.2)
-    gains = [a for a, w in zip(found.advantages, row.rl_weight, strict=True) if w]
-    assert gains == pytest.approx([1.0 + 0.1 + 0.2, 1.0 + 0.2, 0.0])
+    plain, found = credited([row], reinforce), credited([row], reinforce, process_coef=0.2)
+    assert plain.advantages[plain.rl_weight != 0].tolist() == [1.0, 1.0, 0.0]
+    assert found.advantages[found.rl_weight != 0].tolist() == pytest.approx([1.0 + 0.1 + 0.2, 1.0 + 0.2, 0.0])
 
 
 def test_what_was_not_judged_is_not_zero() -> None:
@@ -111,17 +109,16 @@ def test_what_was_not_judged_is_not_zero() -> None:
     with pytest.raises(UserError, match="no such number"):
         policy_row(dream([0.0], [{"x": math.nan}]), pay=RewardShaping(process="x"))
     with pytest.raises(ValueError, match="no finite process reward"):
-        assign_credit(policy_rows([dream([0.0])]), build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
+        credited(policy_rows([dream([0.0])]), build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
 
 
 def test_judgements_do_not_make_a_group_of_equals_informative() -> None:
     """What a group teaches is decided by what the environment paid, as with a penalty for length."""
     info: list[dict[str, float | str | bool]] = [{"confidence": 0.3}, {"confidence": 0.9}]
     rows = policy_rows([dream([1.0], info[k:]) for k in range(2)], pay=RewardShaping(process="confidence"))
-    found = assign_credit(rows, build_algorithm(AlgorithmSettings()), process_coef=0.5)
-    assert not any(any(row.rl_weight) for row in found)
-    kept = assign_credit(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)), process_coef=0.5)
-    assert [max(row.advantages, key=abs) for row in kept] == pytest.approx([-0.7068, 0.7068], abs=1e-3)
+    assert not credited(rows, build_algorithm(AlgorithmSettings()), process_coef=0.5).rl_weight.any()
+    kept = credited(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)), process_coef=0.5)
+    assert [max(gains, key=abs) for gains in kept.advantages.tolist()] == pytest.approx([-0.7068, 0.7068], abs=1e-3)
 
 
 def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import build_algorithm
-from imagination.learning.credit import assign_credit, trained
+from imagination.learning.credit import trained_rows
 from imagination.learning.experience import policy_rows
 from imagination.learning.losses import replay_loss
+from imagination.learning.metrics import realised_shares
 from imagination.learning.self_imitation import Replays, SelfImitationBuffer, replay_row
-from imagination.rollout.schedules import added_episodes, realised_shares
+from imagination.rollout.schedules import added_episodes
 from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
 from policy.lm.batch import Row, collate
 from real_envs.trajectory import Source, StopReason
@@ -34,6 +35,7 @@ from tests.support.plain import (
     EXPERTS,
     Gradients,
     assert_same,
+    credited,
     gradient,
     gradients_of,
     grpo_rows,
@@ -169,15 +171,16 @@ def test_a_replay_is_not_judged_again() -> None:
     rows = [replace(r, rewards=[x * (t >= 0) for x, t in zip(r.rewards, r.turns, strict=True)]) for r in rows]
     grpo = build_algorithm(AlgorithmSettings())
     again = replayed(model)
-    alone, mixed = assign_credit(rows, grpo), assign_credit([*again, *rows], grpo)
-    assert str(mixed[2:]) == str(alone)  # as text: NaN is not NaN
-    assert str(mixed[:2]) == str(again)
-    assert trained(mixed)[:2] == mixed[:2]
-    batch = collate(again, pad=0)
+    alone, mixed, batch = credited(rows, grpo), credited([*again, *rows], grpo), collate(again, pad=0)
+    assert trained_rows(mixed)[:2] == [0, 1]
+    for name in ("advantages", "rl_weight", "returns", "learned"):
+        column, width = getattr(mixed, name), batch.input_ids.shape[1]
+        torch.testing.assert_close(column[2:], getattr(alone, name), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(column[:2, :width], getattr(batch, name), rtol=0, atol=0, equal_nan=True)
     assert not batch.rl_weight.any()
     assert not batch.ce_weight.any()
     assert batch.trained_mask.sum() == 10
-    assert realised_shares(again) == {"tokens_replay": 1.0}
+    assert realised_shares(batch) == {"tokens_replay": 1.0}
 
 
 def test_a_second_step_goes_on_from_the_recorded_log_probs() -> None:

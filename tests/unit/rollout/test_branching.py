@@ -13,7 +13,7 @@ import torch
 
 from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
-from imagination.learning.played import lost_to_doubt, useful_turns
+from imagination.learning.metrics import lost_to_doubt, useful_turns
 from imagination.rollout.play import Episode, Provenance
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config

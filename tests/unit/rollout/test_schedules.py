@@ -9,19 +9,11 @@ import pytest
 
 from imagination.commands.check_train import check
 from imagination.learning.collector import longest_turns, real_groups
-from imagination.learning.played import measure_played
-from imagination.rollout.schedules import (
-    added_episodes,
-    check_horizon,
-    check_share,
-    most,
-    realised_shares,
-    share_at,
-    turns_at,
-)
+from imagination.learning.metrics import measure_played, realised_shares
+from imagination.rollout.schedules import added_episodes, check_horizon, check_share, most, share_at, turns_at
 from imagination.settings import Config, TrainSettings, UserError
 from imagination.settings.compose import load_config
-from policy.lm.batch import Row
+from policy.lm.batch import Row, collate
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 POINTS = [[2, 0.5], [6, 0.1], [8, 0.1], [9, 0.9]]
@@ -183,4 +175,4 @@ def test_realised_shares_count_trained_tokens() -> None:
         Row([1] * 5, [True, False, True, True, False], Source.DREAM),
         Row([1] * 2, [False, True], Source.EXPERT),
     ]
-    assert realised_shares(mixed) == {"tokens_dream": 0.75, "tokens_expert": 0.25}
+    assert realised_shares(collate(mixed, pad=0)) == {"tokens_dream": 0.75, "tokens_expert": 0.25}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from policy.lm.batch import Row, TokenBatch, collate
+from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.engine import UnsupportedModel
 from real_envs.trajectory import Source
 from tests.support.decoders import MODELS, SIZES
@@ -26,7 +26,7 @@ TEXTS = [  # ids and weights; answers of 3, 6 and 4 tokens with their stop, and 
 ]
 
 
-def batch_of(texts: list[tuple[list[int], list[float]]]) -> TokenBatch:
+def batch_of(texts: list[tuple[list[int], list[float]]]) -> RowBatch:
     rows = [Row(ids, [False] * len(ids), Source.REAL, ce_weight=weights) for ids, weights in texts]
     return collate(rows, pad=0)
 

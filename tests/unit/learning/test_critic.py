@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.critic_start import fit_value_head, load_critic, made_for, save_critic, squared_errors
+from imagination.learning.critic import fit_value_head, load_critic, made_for, save_critic, squared_errors
 from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.value import ValueHead
 from worldmodel.synther.settings import SyntherSettings
