@@ -41,8 +41,8 @@ from imagination.session import Session
 from imagination.settings import Config, UserError, compose
 from real_envs.env import Task
 from real_envs.importers.jsonl import import_jsonl
+from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
-from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
 from worldmodel.evaluation.proportions import Proportion
 
@@ -318,7 +318,7 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
     for k in range(count):
         start = starts[names[k % len(names)]]
         task = Task(start.task_id, {"start": names[k % len(names)]})
-        seed = stream_seed("api", config.seed, k)
+        seed = derive_seed("api", config.seed, k)
         episodes.append(Episode(f"api/{start.task_id}/{k}", task, f"api/{start.task_id}", seed))
     return await play_with_bar(
         f"dream {policy}",

@@ -22,7 +22,7 @@ from imagination.commands.catalogue import STAGES
 from imagination.commands.stage import Stage
 from imagination.settings import compose
 from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
-from real_envs.errors import told_in_a_line
+from real_envs.errors import hides_traceback
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nstopped; to go on: imagine {shlex.join(words)}", file=sys.stderr)
         return 130
     except Exception as error:
-        if not told_in_a_line(error):
+        if not hides_traceback(error):
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2

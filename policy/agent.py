@@ -1,36 +1,14 @@
-"""Agents: something that reads observations and writes actions, one ``Actor`` per episode."""
+"""A language model as an agent: it reads observations and writes actions, one ``Actor`` per episode."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import count
-from typing import Protocol
 
 from policy.lm.engine import Completion, Engine, Sampling
 from policy.lm.render import ChatFormat, append_observation, policy_prompt, spoken_action
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, Owner, Trace
-
-
-class Actor(Protocol):
-    """One episode of an agent."""
-
-    async def act(self) -> str: ...
-
-    def observe(self, observation: Observation) -> None: ...
-
-    def trace(self) -> Trace | None: ...
-
-    def close(self) -> None: ...
-
-
-class Agent(Protocol):
-    """Anything that can play: a language model, a script."""
-
-    @property
-    def name(self) -> str: ...
-
-    def start(self, observation: Observation, seed: int) -> Actor: ...
 
 
 class LanguageModelAgent:
@@ -85,7 +63,7 @@ class LanguageModelActor:
             EngineFailure: generation broke.
         """
         agent = self._agent
-        seed = stream_seed("policy", self._seed, self._turn)
+        seed = derive_seed("policy", self._seed, self._turn)
         completion = await agent.engine.complete(self._tokens.ids, agent.sampling, seed, self._session)
         self._append(completion)
         content = completion.ids[:-1] if completion.stopped else completion.ids

@@ -1,4 +1,4 @@
-"""The protocol of a world, real or dreamed, and the one typed way in which it may break."""
+"""The protocols of environments, real or dreamed, and of the agents that play in them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from real_envs.trajectory import Observation, StopReason
+from real_envs.trajectory import Observation, StopReason, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,4 +82,29 @@ class TaskSet(Protocol):
 
     async def close(self) -> None:
         """Ends the processes behind the environments."""
+        ...
+
+
+class Actor(Protocol):
+    """An agent in one episode."""
+
+    async def act(self) -> str: ...
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def trace(self) -> Trace | None:
+        """The tokens that a language model has read and written so far; ``None`` for a script."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Agent(Protocol):
+    """Anything that can play, a language model or a script. ``name`` tells agents apart in logs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self, observation: Observation, seed: int) -> Actor:
+        """An actor for the episode that begins with this observation of ``Env.reset``."""
         ...

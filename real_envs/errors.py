@@ -12,6 +12,6 @@ class UserError(ValueError):
     """
 
 
-def told_in_a_line(error: Exception) -> bool:
+def hides_traceback(error: Exception) -> bool:
     """Whether the message is enough; ``IMAGINE_TRACEBACK=1`` asks where it was raised, too."""
     return isinstance(error, UserError) and os.environ.get("IMAGINE_TRACEBACK") != "1"

@@ -1,17 +1,19 @@
 """A kind of environment by its name: all that ``imagine`` must know of a world, so that no stage names one.
 
-A world is one file here, one file in ``configs/env/`` and one line in ``real_envs.registry``; a package of somebody
+A world is one file here, one file in ``configs/env/`` and one line in ``real_envs.world``; a package of somebody
 else needs no more than the entry point. What it brings is an object with the attributes of ``World``.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from real_envs.behaviours import Agent
-from real_envs.env import TaskSet
+from real_envs.env import Agent, TaskSet
+from real_envs.errors import UserError
 
 FILE = "games.json"  # in the folder of generated tasks, written last: a folder that holds it is complete
 
@@ -57,7 +59,7 @@ class World(Protocol):
         """The tasks in ``folder``, which may have moved, and environments in worker processes to play them in.
 
         Args:
-            privileged: observations also carry what scripted agents read (see ``real_envs.behaviours``).
+            privileged: observations also carry what scripted agents read (see ``real_envs.scripted_agents``).
 
         Raises:
             FileNotFoundError: there is no ``games.json``.
@@ -71,3 +73,46 @@ class World(Protocol):
             elsewhere: commands that solve other tasks, which some agents confuse with this one's.
         """
         ...
+
+
+GROUP = "imagination.envs"
+BUILT_IN = {
+    "agentgym": "real_envs.worlds.servers.agentgym:AgentGym",
+    "alfworld": "real_envs.worlds.alfworld:Alfworld",
+    "browsergym": "real_envs.worlds.web.suites:BrowserGym",
+    "gymnasium": "real_envs.worlds.gymnasium_text:GymnasiumText",
+    "miniwob": "real_envs.worlds.web.miniwob:Miniwob",
+    "openenv": "real_envs.worlds.servers.openenv:OpenEnv",
+    "scienceworld": "real_envs.worlds.scienceworld:ScienceWorld",
+    "textworld": "real_envs.worlds.textworld:TextWorld",
+    "textworld_express": "real_envs.worlds.textworld_express:TextWorldExpress",
+}
+
+
+class UnknownWorld(UserError):
+    """There is no world of that name, or what it needs is not installed. The message says what to do."""
+
+
+def world_names() -> list[str]:
+    """The names that ``env=`` takes."""
+    return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
+
+
+def find_world(name: str) -> World:
+    """The world of that name. A built-in one comes before an entry point of the same name.
+
+    Raises:
+        UnknownWorld: no such world, or its module cannot be imported.
+    """
+    target = BUILT_IN.get(name) or next((e.value for e in entry_points(group=GROUP) if e.name == name), None)
+    if target is None:
+        raise UnknownWorld(
+            f"there is no environment '{name}'; known are {', '.join(world_names())}. "
+            f"A package adds one through the entry point '{GROUP}'"
+        )
+    module, _, attribute = target.partition(":")
+    try:
+        made: World = getattr(importlib.import_module(module), attribute)()
+    except ImportError as error:
+        raise UnknownWorld(f"env={name} cannot be played: {error}") from error
+    return made

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from real_envs.env import Task
-from real_envs.textworld import GameSettings, generate_games
+from real_envs.worlds.textworld import GameSettings, generate_games
 
 TINY = GameSettings(rooms=2, objects=4, quest_length=3)
 # Simulators in Java play a few turns here: a third of what each costs would be its compiler making them faster.

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal
 
 from policy.lm.engine import Engine, scorer
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.text import ParsedPrediction, TextWorldModel
 from worldmodel.world_model import Prediction
@@ -109,7 +109,7 @@ class EnsembleWorldModel:
         """Which member predicts a turn with this seed."""
         if self.member_selection == "first" or self.members[0].sampling.temperature == 0:
             return 0
-        return random.Random(stream_seed("leader", seed)).randrange(len(self.members))
+        return random.Random(derive_seed("leader", seed)).randrange(len(self.members))
 
     @property
     def continues(self) -> bool:

@@ -40,7 +40,7 @@ from imagination.session import Session
 from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
-from real_envs.interaction import real_interaction
+from real_envs.worker_pool import real_interaction
 from worldmodel.world_model import LanguageWorldModel
 
 

@@ -16,7 +16,7 @@ from imagination.settings import Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat, policy_text
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 
 def clone(config: Config, folder: Path) -> None:
@@ -33,7 +33,7 @@ def clone(config: Config, folder: Path) -> None:
         if from_world_model:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
         else:
-            weights = stream_seed("policy weights", config.seed)
+            weights = derive_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)
         chat = ChatFormat(tokenizer)
         episodes = with_renamed([*chosen, *extra], config.clone.renamed, config.seed)
@@ -51,7 +51,7 @@ def clone(config: Config, folder: Path) -> None:
         everybody = with_renamed(train, config.clone.renamed, config.seed) if config.clone.world_steps else []
         first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in everybody]
         settings = config.clone.decided(from_scratch=not (from_world_model or config.policy.model))
-        seed = stream_seed("clone", config.seed)
+        seed = derive_seed("clone", config.seed)
         if settings.copying_steps:
             plant_induction(model, seed)
         batches, settings = fit_batches(

@@ -12,15 +12,14 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, open_tasks, world_settings
 from imagination.settings import Config, UserError
-from real_envs.behaviours import deal
 from real_envs.env import TaskSet
-from real_envs.interaction import real_interaction
-from real_envs.registry import find_world
 from real_envs.screens import FOLDER
+from real_envs.scripted_agents import deal
+from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
-from real_envs.streams import stream_seed
 from real_envs.trajectory import Source, Trajectory
-from real_envs.world import World
+from real_envs.worker_pool import real_interaction
+from real_envs.world import World, find_world
 
 
 def collect(config: Config, folder: Path) -> None:
@@ -70,13 +69,13 @@ async def _collect(config: Config, run: RunFolder) -> None:
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
-        dealt = deal(world.behaviours(commands), per_task * len(played), stream_seed(f"agents/{split}", config.seed))
+        dealt = deal(world.behaviours(commands), per_task * len(played), derive_seed(f"agents/{split}", config.seed))
         for place, agent in enumerate(dealt):
             number, k = divmod(place, per_task)
             task = played[number]
             name = f"{task.id}/{agent.name}/{k}"
             if name not in known:
-                seed = stream_seed(f"collect/{split}", config.seed, number, k)
+                seed = derive_seed(f"collect/{split}", config.seed, number, k)
                 episodes.append(Episode(name, task, group_id=f"{task.id}/{agent.name}", seed=seed))
                 agents[name] = agent
     before, earlier = real_interaction(), spent_before(run, "collect")

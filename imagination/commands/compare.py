@@ -37,11 +37,11 @@ from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
 from real_envs.files import write_atomically
-from real_envs.interaction import real_interaction
-from real_envs.rows import nearest
 from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
+from real_envs.store.codec import nearest
 from real_envs.trajectory import Trajectory
+from real_envs.worker_pool import real_interaction
 
 
 def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> None:

@@ -18,8 +18,8 @@ from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import LanguageModelAgent
 from real_envs.env import TaskSet
-from real_envs.interaction import real_interaction
 from real_envs.trajectory import Source, Trajectory
+from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.evaluation.transitions import audit_metrics
 from worldmodel.world_model import LanguageWorldModel

@@ -20,7 +20,7 @@ from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from policy.lm.render import ChatFormat
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusers_folders import need_diffusers
 from worldmodel.synther.transitions import Transitions
@@ -95,7 +95,7 @@ def _upsample(
     settings = config.critic.synther
     upsampler = Upsampler.fit(real, settings, config.seed)
     upsampler.save(run.model(SYNTHER))
-    seed = stream_seed("synthetic transitions", config.seed)
+    seed = derive_seed("synthetic transitions", config.seed)
     synthetic = upsampler.sample(settings.samples, settings.denoising_steps, seed)
     told: dict[str, Any] = {"samples": len(synthetic), "kept_variance": upsampler.kept_variance}
     if held is not None and len(held) > 1:

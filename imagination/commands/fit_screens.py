@@ -14,7 +14,7 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from real_envs.screens import FOLDER
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusers_folders import need_diffusers
 
@@ -39,7 +39,7 @@ def fit_screens(config: Config, folder: Path) -> None:
     with run.timed(STAGE):
         train, _ = read_log(run, config.collect.validation)
         turns, frames = screenshots(run, train, settings.shrink)
-        torch.manual_seed(stream_seed("screen model weights", config.seed))
+        torch.manual_seed(derive_seed("screen model weights", config.seed))
         model = ScreenModel.create(settings, frames.size)
         state, done = resume_from(run, STAGE)
         run.forget(STAGE, done)
@@ -50,7 +50,7 @@ def fit_screens(config: Config, folder: Path) -> None:
             settings=settings,
             steps=fit.steps,
             unchanged_share=config.worldmodel.unchanged_share,
-            seed=stream_seed("fit", config.seed),
+            seed=derive_seed("fit", config.seed),
         )
         module = ScreenModule(model, fit, partial(run.record, STAGE))
         bar = Bar("fit screens", fit.steps)

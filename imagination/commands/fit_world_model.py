@@ -34,7 +34,7 @@ from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.diffusion.canvas import check_canvases
 from worldmodel.diffusion.checkpoint import make_inverse, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
@@ -57,10 +57,10 @@ def fit_world_model(config: Config, folder: Path) -> None:
         examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed)
         run.update({"world_model_form": UNFINISHED})
         fit = config.fit.decided(from_scratch=not settings.model)
-        order = stream_seed("fit", config.seed)  # of all members
+        order = derive_seed("fit", config.seed)  # of all members
         rows: list[Row] = []
         for member in range(settings.members):  # one after the other: on one device they would only share it
-            seed = stream_seed("world model weights", config.seed, member)
+            seed = derive_seed("world model weights", config.seed, member)
             model, tokenizer = initial_model(
                 run, config.worldmodel, config.vocab_size, settings, examples.episodes, seed
             )

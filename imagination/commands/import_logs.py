@@ -25,9 +25,7 @@ from real_envs.importers.masking import Masking
 from real_envs.importers.outcomes import with_outcome
 from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks, heldout_tasks
 from real_envs.importers.tables import COLUMNS, Tables
-from real_envs.incoming import Incoming
-from real_envs.manifest import MANIFEST
-from real_envs.store import TrajectoryStore
+from real_envs.store import MANIFEST, Staging, TrajectoryStore
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.proportions import interval, number
 
@@ -128,7 +126,7 @@ class _Import:
     """
 
     def __init__(self, config: Config, run: RunFolder, files: list[LogFile], labels: OutcomeLabels) -> None:
-        self.incoming = Incoming(run.log.with_name(_INCOMING))
+        self.incoming = Staging(run.log.with_name(_INCOMING))
         self._run, self._settings, self._files, self._labels = run, config.imports, files, labels
         self._masking = Masking(_mask_key(run)) if config.imports.mask else None
 

@@ -38,7 +38,7 @@ from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError
-from real_envs.interaction import PoolStats, count_apart
+from real_envs.worker_pool import PoolStats, count_apart
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 

@@ -28,7 +28,7 @@ from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.dreams import drift_metrics, roll
 from worldmodel.evaluation.proportions import summarise
@@ -90,7 +90,7 @@ def refit_round(config: Config, run: RunFolder, number: int, versions: Sequence[
 
 def _some(episodes: Sequence[Trajectory], seed: int) -> list[Trajectory]:
     """At most ``_JUDGED`` of them."""
-    rng = random.Random(stream_seed("loop judged", seed))
+    rng = random.Random(derive_seed("loop judged", seed))
     return list(episodes) if len(episodes) <= _JUDGED else rng.sample(list(episodes), _JUDGED)
 
 
@@ -129,7 +129,7 @@ def train_round(config: Config, run: RunFolder, number: int, policy: Path, impro
     """
     there = run.path / "loop" / f"round-{number:03d}"
     loop, mine = config.loop, deepcopy(config)
-    mine.seed = stream_seed("loop", config.seed, number) % 2**31  # other starts each round; torch takes 32 bits
+    mine.seed = derive_seed("loop", config.seed, number) % 2**31  # other starts each round; torch takes 32 bits
     mine.train.updates = (loop.first_updates or loop.updates) if number == 0 else loop.updates
     nested = RunFolder(there, mine.seed)
     train_log, held = read_log(run, config.collect.validation)

@@ -20,13 +20,13 @@ from imagination.rollout.play import Episode, Provenance, plan, play_with_bar
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config
-from policy.agent import Agent, LanguageModelAgent
-from real_envs.behaviours import deal
-from real_envs.env import Task, TaskSet
-from real_envs.registry import find_world
+from policy.agent import LanguageModelAgent
+from real_envs.env import Agent, Task, TaskSet
 from real_envs.screens import FOLDER
-from real_envs.streams import stream_seed
+from real_envs.scripted_agents import deal
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
+from real_envs.world import find_world
 from worldmodel.evaluation.proportions import summarise
 
 POLICY = "policy"  # the name of the agent in the loop's real episodes; others are scripted
@@ -83,10 +83,10 @@ def choose_tasks(config: Config, run: RunFolder, number: int) -> tuple[list[str]
     tasks = Session(config, run).tasks()
     known = {task.id: task for task in tasks.tasks("train")}
     asyncio.run(tasks.close())
-    names, loop, seed = list(known), config.loop, stream_seed("loop choice", config.seed, number)
+    names, loop, seed = list(known), config.loop, derive_seed("loop choice", config.seed, number)
     if loop.candidates and len(names) > loop.candidates:
         names = sorted(
-            random.Random(stream_seed("loop candidates", config.seed, number)).sample(names, loop.candidates)
+            random.Random(derive_seed("loop candidates", config.seed, number)).sample(names, loop.candidates)
         )
     if loop.choice == "uniform":
         scores = dict.fromkeys(names, 1.0)
@@ -110,7 +110,7 @@ def _evidence(config: Config, run: RunFolder, number: int, tasks: Mapping[str, T
     dreams = asyncio.run(
         play_with_bar(
             "look where to act",
-            plan(known, config.loop.looks, f"look/{number}", stream_seed("loop looks", config.seed, number)),
+            plan(known, config.loop.looks, f"look/{number}", derive_seed("loop looks", config.seed, number)),
             lambda: DreamEnv(world, starts, guard),
             agent,
             Provenance(Source.DREAM, version, world.version),
@@ -204,7 +204,7 @@ def _chosen(config: Config, tasks: TaskSet, number: int, chosen: Sequence[str]) 
             f"loop/{number}/{task}/{n}-{k}",
             known[task],
             f"loop/{number}/{task}/{n}",
-            stream_seed("loop episode", config.seed, number, n, k),
+            derive_seed("loop episode", config.seed, number, n, k),
         )
         for n, task, k in groups
     ]
@@ -214,13 +214,13 @@ async def _scripted(config: Config, tasks: TaskSet) -> tuple[list[Episode], dict
     """The first episodes of a run without a log: agents dealt as ``collect`` deals them, tasks in turn."""
     world, played = find_world(config.env.name), tasks.tasks("train")
     commands = await commands_of(world, tasks)
-    dealt = deal(world.behaviours(commands), config.loop.first_episodes, stream_seed("agents/loop", config.seed))
+    dealt = deal(world.behaviours(commands), config.loop.first_episodes, derive_seed("agents/loop", config.seed))
     episodes = [
         Episode(
             f"loop/0/{task.id}/{n}",
             task,
             f"{task.id}/{agent.name}",
-            stream_seed("loop episode", config.seed, 0, n),
+            derive_seed("loop episode", config.seed, 0, n),
         )
         for n, agent in enumerate(dealt)
         for task in [played[n % len(played)]]

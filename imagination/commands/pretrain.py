@@ -37,7 +37,7 @@ from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.files import write_atomically
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.formats.full import prediction_text, status_line
 from worldmodel.formats.memory import KNOWN, NOW
 
@@ -66,13 +66,13 @@ def pretrain(config: Config, folder: Path) -> None:
             delete_shards(path)
             run.update({"pretrain_settings": run.settings})
         tokenizer = _tokenizer(config, run, place, worlds)
-        model = build_model(settings.model, tokenizer, stream_seed("base weights", config.seed))
+        model = build_model(settings.model, tokenizer, derive_seed("base weights", config.seed))
         plant_induction(model, config.seed)
         with ProcessPoolExecutor(settings.makers, mp_context=multiprocessing.get_context("spawn")) as makers:
             make = partial(make_shard, settings, worlds, place, config.seed)
-            order, pad = stream_seed("pretrain", config.seed), pad_of(tokenizer)
+            order, pad = derive_seed("pretrain", config.seed), pad_of(tokenizer)
             corpus = CorpusBatches(make, makers, settings, path, order, pad)
-            rng = random.Random(stream_seed("copying", config.seed))
+            rng = random.Random(derive_seed("copying", config.seed))
             batches = copying_first(corpus, tokenizer, settings, order, rng)
             fit = replace(settings.decided(from_scratch=True), steps=settings.copying_steps + settings.steps)
             trainer = SupervisedTrainer(

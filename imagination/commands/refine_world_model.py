@@ -42,7 +42,7 @@ from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row
 from policy.lm.engine import Completion, ContextFull, Engine, EngineFailure, Sampling
 from policy.lm.render import ChatFormat
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory, Turn
 from worldmodel.formats.full import TransitionFormat, prompt_tokens
 from worldmodel.objective import transition_weights, world_model_rows
@@ -144,7 +144,7 @@ def _train(session: Session) -> None:
             process_coef=0.0,
         ),
         lambda step, metrics: run.record(NAME, step, metrics),
-        seed=stream_seed("refine", config.seed),
+        seed=derive_seed("refine", config.seed),
     )
     stream = StepStream(settings.updates, module.done, answers.update)
     trainer = make_trainer(run, NAME, bar, module.done, max(1, settings.updates // 5))
@@ -202,7 +202,7 @@ class Answers:
         """A pure function of the update's index, the seed and the model's weights."""
         settings = self.config.refine
         self.engine.update_weights()
-        rng = random.Random(stream_seed("refine", self.config.seed, index))
+        rng = random.Random(derive_seed("refine", self.config.seed, index))
         asked = self._choose(rng, settings.turns)
         found = asyncio.run(self._ask(asked, index))
         rows, metrics = self._rows(asked, found)
@@ -237,7 +237,7 @@ class Answers:
             episode, history = one_asked.episode, one_asked.episode.turns[: one_asked.index]
             form = self.form.excluding([episode])
             ids = prompt_tokens(self.chat, form, episode.start, history, one_asked.turn.action).ids
-            seeds = [stream_seed("answer", self.config.seed, index, number, k) for k in range(settings.group_size)]
+            seeds = [derive_seed("answer", self.config.seed, index, number, k) for k in range(settings.group_size)]
             return ids, list(await asyncio.gather(*(one(ids, seed) for seed in seeds)))
 
         return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))

@@ -18,7 +18,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
 from policy.lm.render import policy_prompt, spoken_action
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, Source, Trajectory
 from worldmodel.world_model import PredictionInvalid, WorldModel
 
@@ -65,7 +65,7 @@ def _logged(config: Config, log: Sequence[Trajectory]) -> Propose:
         done.setdefault(episode.task_id, {}).update(dict.fromkeys(turn.action for turn in episode.turns))
 
     async def propose(episode: Trajectory, k: int) -> Sequence[str]:
-        rng = random.Random(stream_seed(f"alternatives/{episode.id}", config.seed, k))
+        rng = random.Random(derive_seed(f"alternatives/{episode.id}", config.seed, k))
         others = [action for action in done[episode.task_id] if action != episode.turns[k].action]
         return rng.sample(others, min(config.reflect.alternatives, len(others)))
 
@@ -81,7 +81,7 @@ def asked_policy(session: Session) -> Propose:
     async def propose(episode: Trajectory, k: int) -> Sequence[str]:
         ids = policy_prompt(chat, episode.start, episode.turns[:k], Owner.SCAFFOLD).ids
         seeds = (
-            stream_seed(f"alternatives/{episode.id}", config.seed, k, n) for n in range(config.reflect.alternatives)
+            derive_seed(f"alternatives/{episode.id}", config.seed, k, n) for n in range(config.reflect.alternatives)
         )
         found = [await engine.complete(ids, sampling, seed) for seed in seeds]
         actions = (spoken_action(chat.decode(one.ids[:-1])) for one in found if one.stopped)
@@ -123,7 +123,7 @@ class Asked:
 
     async def _outcome(self, episode: Trajectory, k: int, action: str) -> str | None:
         history = episode.turns[:k]
-        seed = stream_seed(f"reflect/{episode.id}", self.seed, k)
+        seed = derive_seed(f"reflect/{episode.id}", self.seed, k)
         try:
             prediction = await self.world.predict(episode.start, history, action, seed, episode.id)
         except PredictionInvalid:

@@ -25,7 +25,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.files import write_atomically
 from real_envs.screens import FOLDER, keep
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.screen.settings import ScreenSettings
 from worldmodel.world_model import WorldModel
@@ -50,7 +50,7 @@ def audit_screens(config: Config, folder: Path) -> None:
     from imagination.evaluation.screens.probe import Screens, probed
 
     begin = time.monotonic()
-    settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
+    settings, seed = config.worldmodel.screen, derive_seed("audit screens", config.seed)
     held, train = _held_out(session), session.log.train
     turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)
@@ -102,7 +102,7 @@ def compare_screens(config: Config, folder: Path) -> None:
     from imagination.evaluation.screens.compare import compared
     from imagination.evaluation.screens.dreams import dream_episodes, dream_turns
 
-    settings, seed = config.worldmodel.screen, stream_seed("audit screens", config.seed)
+    settings, seed = config.worldmodel.screen, derive_seed("audit screens", config.seed)
     held = _held_out(session)
     turns, frames = screenshots(run, held, settings.shrink)
     _check_fits(config.worldmodel.screen, model, frames, run)

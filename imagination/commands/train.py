@@ -36,8 +36,8 @@ from imagination.session import Policy, Session
 from imagination.settings import Config
 from policy.lm.backbone import save_checkpoint
 from policy.value import ValueHead
-from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Source, Trajectory
+from real_envs.worker_pool import PoolStats, real_interaction
 
 
 def train(

@@ -17,8 +17,8 @@ from pathlib import Path
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings.models import HindsightSettings
+from real_envs.seeding import derive_seed
 from real_envs.store import TrajectoryStore
-from real_envs.streams import stream_seed
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.objective import unchanging
 from worldmodel.world_model import Prediction
@@ -196,7 +196,7 @@ def with_renamed(log: Sequence[Trajectory], copies: int, seed: int) -> list[Traj
     have it, and in this episode no action says it before the world does. In an episode it is the same throughout.
     """
     names = _names_of_things(log) if copies else frozenset()
-    rng = random.Random(stream_seed("renamed", seed))
+    rng = random.Random(derive_seed("renamed", seed))
     return [*log, *(_renamed(trajectory, names, rng) for _ in range(copies) for trajectory in log)]
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from imagination.settings import FitSettings, UserError
 from policy.lm.batch import Row, RowBatch, by_length, collate
 from policy.lm.tokenizer import plain_tokens
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source
 
 Batches = Callable[[int], RowBatch]  # by the number of the step
@@ -79,7 +79,7 @@ class SupervisedBatches:
 
     def __call__(self, step: int) -> RowBatch:
         while self._first_step[-1] <= step:
-            rng = random.Random(stream_seed("batches", self._seed, len(self._epochs)))
+            rng = random.Random(derive_seed("batches", self._seed, len(self._epochs)))
             self._epochs.append(epoch_batches(self._rows, self._batch_tokens, rng))
             self._first_step.append(self._first_step[-1] + len(self._epochs[-1]))
         epoch = next(i for i in range(len(self._epochs)) if step < self._first_step[i + 1])
@@ -109,14 +109,14 @@ def fit_batches(
     copying = copying or copying_rows
     if settings.copying_steps:
         tokens = max(1, int(settings.copying_share * sum(len(row.ids) for row in rows)))
-        repeats = copying(plain_tokens(tokenizer), tokens, random.Random(stream_seed("copying", seed)))
+        repeats = copying(plain_tokens(tokenizer), tokens, random.Random(derive_seed("copying", seed)))
     pad = pad_of(tokenizer)
     batches: Batches = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
     if first_steps:
-        before = SupervisedBatches([*first, *repeats], settings.batch_tokens, stream_seed("first", seed), pad)
+        before = SupervisedBatches([*first, *repeats], settings.batch_tokens, derive_seed("first", seed), pad)
         batches = one_after_the_other(before, first_steps, batches)
     if settings.copying_steps:
-        rng = random.Random(stream_seed("copying", seed, 1))
+        rng = random.Random(derive_seed("copying", seed, 1))
         batches = copying_first(batches, tokenizer, settings, seed, rng, copying)
     return batches, replace(settings, steps=settings.copying_steps + first_steps + settings.steps)
 

@@ -29,12 +29,12 @@ from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import plain_tokens
-from real_envs.behaviours import Agent, deal
-from real_envs.env import EnvFailure, TaskSet
+from real_envs.env import Agent, EnvFailure, TaskSet
 from real_envs.files import write_atomically
-from real_envs.registry import UnknownWorld, find_world
-from real_envs.streams import stream_seed
+from real_envs.scripted_agents import deal
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
+from real_envs.world import UnknownWorld, find_world
 from worldmodel.formats.full import FullObservation
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.objective import world_model_row
@@ -111,10 +111,10 @@ def play_shard(
     total = sum(world.share for world in worlds.values())
     shard = {}
     for name, world in worlds.items():
-        world_seed = stream_seed(f"corpus/{name}", seed, number)
+        world_seed = derive_seed(f"corpus/{name}", seed, number)
         played = shard[name] = _play_world(world, settings.shard_characters * world.share / total, world_seed)
         if settings.renamed_share:
-            rng = random.Random(stream_seed("corpus renamed", world_seed))
+            rng = random.Random(derive_seed("corpus renamed", world_seed))
             copies = with_renamed(played.episodes, 1, world_seed)[len(played.episodes) :]
             pairs = zip(played.episodes, copies, strict=True)
             played.episodes = [copy if rng.random() < settings.renamed_share else episode for episode, copy in pairs]
@@ -122,7 +122,7 @@ def play_shard(
 
 
 def _play_world(world: CorpusWorld, characters: float, seed: int) -> Played:
-    rng = random.Random(stream_seed("corpus draws", seed))
+    rng = random.Random(derive_seed("corpus draws", seed))
     played = Played()
     length = in_a_row = 0
     while length < characters:
@@ -163,9 +163,9 @@ async def _play(
     world: CorpusWorld, tasks: TaskSet, agents: Sequence[tuple[Agent, float]], seed: int
 ) -> list[Trajectory]:
     chosen = tasks.tasks("train")
-    dealt = deal(agents, world.episodes * len(chosen), stream_seed("corpus agents", seed))
+    dealt = deal(agents, world.episodes * len(chosen), derive_seed("corpus agents", seed))
     episodes = [
-        Episode(f"{task.id}/{k}", task, task.id, stream_seed("corpus play", seed, number, k))
+        Episode(f"{task.id}/{k}", task, task.id, derive_seed("corpus play", seed, number, k))
         for number, task in enumerate(chosen)
         for k in range(world.episodes)
     ]
@@ -223,7 +223,7 @@ def make_shard(
     if settings.copying_share:
         tokens = max(1, int(settings.copying_share * sum(shard.counts["tokens"].values())))
         shard.rows += copying_rows(
-            plain_tokens(chat.tokenizer), tokens, random.Random(stream_seed("corpus copying", seed, number))
+            plain_tokens(chat.tokenizer), tokens, random.Random(derive_seed("corpus copying", seed, number))
         )
     return shard
 
@@ -231,7 +231,7 @@ def make_shard(
 def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agents: Sequence[str]) -> list[Row]:
     form = FullObservation()
     weights = [float(turn.reward is not None) for turn in episode.turns]
-    with_facts = world.facts and stream_seed("corpus facts", episode.seed) % 2
+    with_facts = world.facts and derive_seed("corpus facts", episode.seed) % 2
     rows = [
         world_model_row(
             chat, episode, weights, MemoryFormat(TaskMemory([episode]), world.facts, form) if with_facts else form
@@ -290,7 +290,7 @@ class CorpusBatches:
                 self._futures[later] = self._executor.submit(self._make, later)
         shard = Shard.from_json(file.read_text()) if on_disk else self._futures.pop(number).result()
         self._first = self._end(number - 1) if number else 0
-        seeds = (stream_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
+        seeds = (derive_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
         rngs = map(random.Random, seeds)
         size = self._settings.batch_tokens
         self._batches = [batch for rng in rngs for batch in epoch_batches(shard.rows, size, rng)]

@@ -11,7 +11,7 @@ from imagination.rollout.world_models import form_of
 from imagination.settings import FitSettings, UserError, WorldModelSettings
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat, render_for_policy
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, Source, Trajectory
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.objective import balanced, transition_weights, unchanging, unchanging_share, world_model_rows
@@ -87,7 +87,7 @@ class WorldModelExamples:
         episodes = with_renamed(log, fit.renamed, seed)
         forms = [form] * len(episodes)
         if settings.facts:
-            bare, rng = form_of(replace(settings, facts=0), episodes), random.Random(stream_seed("facts", seed))
+            bare, rng = form_of(replace(settings, facts=0), episodes), random.Random(derive_seed("facts", seed))
             forms = [form if rng.random() < settings.facts_share else bare for _ in episodes]
         return cls(episodes, weights * (1 + fit.renamed), forms, unchanging_share(weights, same))
 

@@ -18,8 +18,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import ArrayLike
 
 from imagination.runs.run_folder import RunFolder
-from real_envs.interaction import PoolStats
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
+from real_envs.worker_pool import PoolStats
 from worldmodel.evaluation.intervals import RESAMPLES, Z95
 from worldmodel.evaluation.proportions import Proportion
 
@@ -230,7 +230,7 @@ def steps_interval(
     Returns:
         ``None`` in place of an end that is not reached within ``control.total``: the interval is open there.
     """
-    rng = np.random.default_rng(stream_seed("money", seed))
+    rng = np.random.default_rng(derive_seed("money", seed))
     drawn = rng.binomial(control.groups, control.success, (RESAMPLES, len(control.groups))) / np.array(control.groups)
     after = np.full(RESAMPLES, math.nan)
     if control.after is not None and control.after.rate is not None:

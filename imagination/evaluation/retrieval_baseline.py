@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.transitions import Judged, outcome_metrics, transition_metrics
 from worldmodel.formats.retrieval import TransitionIndex
@@ -33,7 +33,7 @@ def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> froze
     """
     chosen: set[str] = set()
     total = 0
-    for task in sorted(episodes, key=lambda task: stream_seed(f"looked up: {task}")):
+    for task in sorted(episodes, key=lambda task: derive_seed(f"looked up: {task}")):
         if chosen and total + episodes[task] > most:
             break
         chosen.add(task)
@@ -68,7 +68,7 @@ def looked_up(
             of |= dict.fromkeys(group & by_task.keys(), min(group))
     asked = sorted(
         ((t, k) for t in log for k, turn in enumerate(t.turns) if turn.reward is not None),
-        key=lambda one: stream_seed(f"looked up: {one[0].id}", one[1]),
+        key=lambda one: derive_seed(f"looked up: {one[0].id}", one[1]),
     )[:turns]
     if len(set(of.values())) < 2 or not asked:
         return None

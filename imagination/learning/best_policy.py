@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
 from real_envs.env import Task
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 
 
@@ -50,7 +50,7 @@ class BestPolicy(Callback):
         self._model, self._every = model, every
         self.episodes = [
             Episode(
-                f"validation/{k}", Task(task, {"start": name}), f"validation/{k}", stream_seed("validation", seed, k)
+                f"validation/{k}", Task(task, {"start": name}), f"validation/{k}", derive_seed("validation", seed, k)
             )
             for k, (name, task) in enumerate(zip(starts, tasks, strict=True))
         ]

@@ -36,7 +36,7 @@ from policy.lm.batch import Row
 from policy.lm.engine import Engine
 from policy.lm.render import ChatFormat
 from real_envs.env import Env, Task
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 OVERLAP = "overlap"  # the stage under which metrics.jsonl has the seconds of updates that played in both worlds
@@ -134,7 +134,7 @@ class ExperienceCollector:
     def update(self, index: int) -> Update:
         """A pure function of the update's index, the seed and the policy's weights, and of what real games answer."""
         settings = self.plan.train
-        rng = random.Random(stream_seed("starts", self.plan.seed, index))
+        rng = random.Random(derive_seed("starts", self.plan.seed, index))
         longest = longest_turns(self.plan.dream, index)
         played, beside = self._both_worlds(index, rng, longest)
         self.count_real_steps()
@@ -207,7 +207,7 @@ class ExperienceCollector:
             timed(
                 self._rollouts(
                     index,
-                    random.Random(stream_seed("starts", self.plan.seed, index)),
+                    random.Random(derive_seed("starts", self.plan.seed, index)),
                     longest_turns(self.plan.dream, index),
                 )
             )
@@ -274,7 +274,7 @@ class ExperienceCollector:
             return self.recorded.deal(sum(real_groups(k, self.plan.train) for k in range(index)), groups)
         if not groups or len(self.worlds) == 1:
             return []
-        real, rng = self.worlds[1], random.Random(stream_seed("starts", self.plan.seed, index))
+        real, rng = self.worlds[1], random.Random(derive_seed("starts", self.plan.seed, index))
         episodes = self._episodes(index, rng, first, groups, 0.0, real)
         return await self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
 
@@ -377,7 +377,7 @@ class ExperienceCollector:
             spec = {**real.spec, "start": name}
             for k in range(settings.group_size):
                 episode_id = f"{source.value}/{index}/{g}/{k}"
-                seed = stream_seed("episode", self.plan.seed, index, g, k)
+                seed = derive_seed("episode", self.plan.seed, index, g, k)
                 episodes.append(Episode(episode_id, Task(task_id, spec), f"{world_name}{index}/{g}", seed))
         return episodes
 

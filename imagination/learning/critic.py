@@ -18,7 +18,7 @@ from policy.lm.batch import RowBatch
 from policy.lm.forward import encode, split
 from policy.value import ValueHead
 from real_envs.files import write_atomically
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.synther.transitions import Transitions
 
 NAME = "critic"  # of the folder under models/
@@ -65,7 +65,7 @@ def fit_value_head(
     ]
     optimizer = torch.optim.AdamW(groups, lr=settings.lr)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.steps)
-    rng = torch.Generator().manual_seed(stream_seed("critic", seed))
+    rng = torch.Generator().manual_seed(derive_seed("critic", seed))
     made = 0 if synthetic is None else round(settings.synther.ratio * settings.batch)
     others = states[:0] if synthetic is None else (synthetic.states - centre) / spread
     other_returns = returns[:0] if synthetic is None else (synthetic.returns - mean) / deviation

@@ -25,7 +25,7 @@ from imagination.settings import AlgorithmSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import split
 from policy.value import ValueHead
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 # Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.
 _EXACT = 1.01
@@ -181,7 +181,7 @@ class PolicyModule(L.LightningModule):
         collected, norms = list[LossTerms](), list[float]()
         if not n:
             return collected, norms
-        rng = torch.Generator().manual_seed(stream_seed("minibatches", self.seed, update.index))
+        rng = torch.Generator().manual_seed(derive_seed("minibatches", self.seed, update.index))
         size = math.ceil(n / settings.minibatches)
         # the only step of an update reads all rows under the policy that acted, and needs no memory of it
         remembered = not update.exact and (settings.epochs > 1 or size < n)

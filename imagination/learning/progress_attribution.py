@@ -12,7 +12,7 @@ from imagination.learning.credit import of_turns
 from imagination.settings import ProgressSettings
 from policy.lm.batch import RowBatch
 from policy.lm.forward import encode, split
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 
 @torch.no_grad()
@@ -51,7 +51,7 @@ class Progress:
     def __init__(self, model: Any, settings: ProgressSettings, seed: int) -> None:
         self._model, self._settings = model, settings
         with torch.random.fork_rng():
-            torch.manual_seed(stream_seed("progress", seed))
+            torch.manual_seed(derive_seed("progress", seed))
             estimator = ProgressEstimator(model.config.hidden_size, settings.hidden)
         for parameter in estimator.layers[-1].parameters():
             nn.init.zeros_(parameter)  # at first no turn contributes anything, instead of anything at random

@@ -13,7 +13,7 @@ from torch import Tensor
 from imagination.learning.supervised import BETAS, Record, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.screen.frames import Frames, Transition
 from worldmodel.screen.model import Conditions, ScreenModel
 from worldmodel.screen.objective import Noise, draw_noise, shortcut_forcing_loss
@@ -80,7 +80,7 @@ class ScreenBatches:
                 self._weights[kind] = share / max(1, int(kind.sum()))
 
     def __call__(self, step: int) -> ScreenBatch:
-        rng = torch.Generator().manual_seed(stream_seed("screens", self._seed, step))
+        rng = torch.Generator().manual_seed(derive_seed("screens", self._seed, step))
         settings, whole = self._settings, step >= self._windows
         size = settings.whole_batch if whole else settings.batch
         drawn = torch.multinomial(self._weights, size, replacement=True, generator=rng)

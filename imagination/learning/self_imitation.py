@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from imagination.settings import SelfImitationSettings
 from policy.lm.batch import Row
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source
 
 # What a row is in a checkpoint: plain lists of the tokens, who made them, with which log-probs, and what each counts.
@@ -126,7 +126,7 @@ class Replays(Callback):
 
         Call it before ``add``: what this update played is learned from once already.
         """
-        rng = random.Random(stream_seed("replay", self._seed, update))
+        rng = random.Random(derive_seed("replay", self._seed, update))
         return [
             replace(row, advantages=[advantage if w else 0.0 for w in row.replay_weight])
             for row, advantage in self._buffer.draw(count, update, rng)

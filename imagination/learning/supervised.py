@@ -24,7 +24,7 @@ from imagination.settings import FitSettings
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import RowBatch
 from policy.lm.forward import hidden_before, token_logits
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 Record = Callable[[int, Mapping[str, float]], None]  # of a step and its metrics
 BETAS = (0.9, 0.98)
@@ -136,13 +136,13 @@ class SupervisedModule(L.LightningModule):
 
     def training_step(self, batch: RowBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
-        torch.manual_seed(stream_seed("dropout", self.seed, self.global_step))
+        torch.manual_seed(derive_seed("dropout", self.seed, self.global_step))
         optimizer, scheduler, step = self.optimizers(), self.lr_schedulers(), self.global_step
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         optimizer.zero_grad()
         count = len(batch.input_ids)
-        loss = self.objective.step(batch, stream_seed("objective", self.seed, step))
+        loss = self.objective.step(batch, derive_seed("objective", self.seed, step))
         size = max(1, self.settings.micro_tokens // loss.width)
         parts: list[tuple[Tensor, Tensor]] = []
         for start in range(0, count, size):

@@ -11,8 +11,7 @@ from imagination.loop.budget import Budget, wave
 from imagination.loop.journal import Journal, JournalEnv
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.progress_bar import Bar
-from policy.agent import Agent
-from real_envs.env import TaskSet
+from real_envs.env import Agent, TaskSet
 from real_envs.trajectory import Trajectory
 
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds between two tries in a world that answers nothing

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from imagination.settings import ChoiceWeights
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 _LEAST = 1e-12  # a confidence that was rounded to 0 would be an infinite surprise
 
@@ -129,7 +129,7 @@ def choose(scores: Mapping[str, float], count: int, epsilon: float, seed: int) -
     """
     if not scores:
         raise ValueError("there is no task to choose from")
-    rng = random.Random(stream_seed("loop draw", seed))
+    rng = random.Random(derive_seed("loop draw", seed))
     chosen, left = list[str](), list[str]()
     while len(chosen) < count:
         left = left or sorted(scores)

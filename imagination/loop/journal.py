@@ -26,8 +26,8 @@ from typing import Any
 
 from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Env, StepResult, Task
-from real_envs.interaction import PoolStats, real_interaction
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
+from real_envs.worker_pool import PoolStats, real_interaction
 
 
 @dataclass(slots=True)

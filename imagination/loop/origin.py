@@ -18,8 +18,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
-from real_envs.manifest import StoreError
-from real_envs.store import TrajectoryStore
+from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.rules.rule_set import FILE
 

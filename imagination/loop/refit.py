@@ -20,7 +20,7 @@ from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, LoopSettings, WorldModelSettings
 from policy.lm.backbone import save_checkpoint
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 
 
@@ -53,16 +53,16 @@ def refit(
         if folder.exists():
             continue
         model, chat = load_model(member_folder(run, member), "fit-world-model", settings)
-        noise = stream_seed("loop fit", seed, number, member)
+        noise = derive_seed("loop fit", seed, number, member)
         torch.manual_seed(noise)  # adapters start at random
         model = adapted(model, settings)
         by_episode = examples.rows(chat)
         length = sum(len(row.ids) for rows in by_episode for row in rows) / len(by_episode)
-        draws = random.Random(stream_seed("loop refit", seed, number))
+        draws = random.Random(derive_seed("loop refit", seed, number))
         order = shares(is_own, loop.own_share, math.ceil(steps * fit.batch_tokens / length), draws)
         rows = [row for i in order for row in by_episode[i]]
         rows = fitting(rows, context_of(model, settings), "worldmodel.context")
-        batches, fit_settings = fit_batches(rows, chat.tokenizer, fit, stream_seed("loop fit", seed, number))
+        batches, fit_settings = fit_batches(rows, chat.tokenizer, fit, derive_seed("loop fit", seed, number))
         SupervisedTrainer(run, name, fit_settings, noise).train(model, chat.tokenizer, batches)
         draft = folder.with_suffix(".tmp")
         shutil.rmtree(draft, ignore_errors=True)

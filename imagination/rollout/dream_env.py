@@ -10,7 +10,7 @@ from itertools import count
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import RETURN_ROUNDING, Observation, StopReason, Trajectory, Turn
 from worldmodel.calibration import Calibration
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
@@ -117,7 +117,7 @@ class DreamEnv:
         """
         if self._start is None or self._ended:
             raise RuntimeError("step needs a reset first, and the last episode has ended")
-        seed = stream_seed("world model", self._seed, len(self._history))
+        seed = derive_seed("world model", self._seed, len(self._history))
         try:
             prediction = await self._model.predict(
                 self._start.text, self._history, action, seed, ("dream", self._session)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imagination.runs.progress_bar import Bar
-from policy.agent import Actor, Agent
 from policy.lm.engine import ContextFull, EngineFailure
-from real_envs.env import Env, EnvFailure, Task
-from real_envs.streams import stream_seed
+from real_envs.env import Actor, Agent, Env, EnvFailure, Task
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
 from worldmodel.evaluation.transitions import Judged, judge
 from worldmodel.world_model import WorldModel
@@ -29,7 +28,7 @@ class Episode:
 def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Episode]:
     """``count`` episodes of each task, ``<prefix>/<task>/<k>``; their seeds depend on run, task and k alone."""
     return [
-        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", stream_seed("plan", seed, n, k))
+        Episode(f"{prefix}/{task.id}/{k}", task, f"{prefix}/{task.id}", derive_seed("plan", seed, n, k))
         for n, task in enumerate(tasks)
         for k in range(count)
     ]

@@ -7,8 +7,7 @@ from dataclasses import replace
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from real_envs.manifest import MANIFEST
-from real_envs.store import TrajectoryStore, is_validation
+from real_envs.store import MANIFEST, TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.goal import Goal
 

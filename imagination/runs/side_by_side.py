@@ -29,7 +29,7 @@ from rich.table import Column
 from imagination.runs.machine import cores
 from imagination.runs.progress_bar import LINE
 from imagination.settings import UserError
-from real_envs.errors import told_in_a_line
+from real_envs.errors import hides_traceback
 
 _LOOK = 0.5  # seconds between two looks at what the processes print
 _GRACE = 15.0  # seconds that a process has to end by itself once it should
@@ -174,7 +174,7 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], arguments: tup
     try:
         pipe.send((work(*arguments), None))
     except Exception as error:
-        if not told_in_a_line(error):
+        if not hides_traceback(error):
             traceback.print_exc()
         pipe.send((None, error if _survives(error) else RuntimeError(f"{type(error).__name__}: {error}")))
 

@@ -9,10 +9,9 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import EnvSettings, GamesSettings, UserError
 from imagination.settings.schema import build
 from real_envs.env import TaskSet
-from real_envs.registry import find_world
 from real_envs.store import TrajectoryStore
-from real_envs.textworld import TextWorld
-from real_envs.world import FILE
+from real_envs.world import FILE, find_world
+from real_envs.worlds.textworld import TextWorld
 
 
 def world_settings(settings: EnvSettings, games: GamesSettings) -> Any:

@@ -16,7 +16,7 @@ from enum import StrEnum
 from imagination.rollout.dream_env import JUDGEMENTS, Start
 from imagination.settings.dreams import ServeSettings
 from real_envs.env import Env, EnvFailure, StepResult, Task
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, StopReason
 from worldmodel.formats.retrieval import LoggedTransition, TransitionIndex
 
@@ -69,7 +69,7 @@ class DreamWorld:
         """
         chosen = self.tasks[seed % len(self.tasks)] if task_id is None else task_id
         names = self._by_task[chosen]
-        return Task(chosen, {"start": names[stream_seed("served start", seed) % len(names)]})
+        return Task(chosen, {"start": names[derive_seed("served start", seed) % len(names)]})
 
     def nearest(self, start: str, seen: str, action: str, count: int) -> list[LoggedTransition]:
         """The logged transitions most like this one, the most similar first."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from real_envs.importers.drafts import LOG, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.records import Sample
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 CONVERSATIONS = "conversations"
 _MODEL, _WORLD = ("gpt", "assistant", "agent"), ("human", "user", "system", "observation", "tool")

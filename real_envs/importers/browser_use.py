@@ -24,7 +24,7 @@ from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, has_keys, json_records
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 HISTORY, RESULT, PAGES = "history.json", "result.json", "conversations.jsonl.gz"
 _ELEMENT = re.compile(r"\*?\[(\d+)\]<")

@@ -17,7 +17,7 @@ from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, json_records, open_bytes, plain_suffix
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 _ACTION = re.compile(r"> ?(\S.*)")
 _TRACE = ("trace", "transcript")

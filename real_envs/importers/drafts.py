@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.importers.records import Record, Sample, json_records
-from real_envs.rows import FieldError, decode, entries
+from real_envs.store.codec import FieldError, decode, entries
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 _FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)

@@ -25,7 +25,7 @@ from real_envs.importers.openai_chat import OpenaiChat
 from real_envs.importers.react import React
 from real_envs.importers.records import Sample, json_records, open_bytes, plain_suffix
 from real_envs.importers.tables import PARQUET, Tables, grouped, parquet_records
-from real_envs.rows import FieldError, nearest
+from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
 
 AUTO = "auto"

@@ -14,7 +14,7 @@ from typing import Any
 
 from real_envs.importers.drafts import LOG, EpisodeDraft, Format, Reading
 from real_envs.importers.records import Sample
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 HISTORY = "turn_history"
 _ARRAYS = ("actions", "observations", "rewards")

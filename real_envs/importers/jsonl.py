@@ -39,8 +39,8 @@ from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading, finish, notes
 from real_envs.importers.records import Sample
-from real_envs.manifest import StoreError
-from real_envs.rows import FieldError, nearest
+from real_envs.store import StoreError
+from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
 
 _EPISODE_KEYS = frozenset(("id", "task_id", "start", "turns", "stop", "agent", "success"))

@@ -21,7 +21,7 @@ import pyarrow as pa
 from real_envs.errors import UserError
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, has_keys
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 METADATA, HDF5 = "metadata.json", "main_data.hdf5"
 _SERIES = ("observations", "actions", "rewards", "terminations", "truncations")

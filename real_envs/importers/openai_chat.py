@@ -19,7 +19,7 @@ from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.records import Record, Sample, json_records
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 MESSAGES = ("messages", "traj", "conversation", "trajectory")
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up

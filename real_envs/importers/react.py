@@ -22,7 +22,7 @@ from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 _RULE = re.compile(r"-{5,}\s*$")
 _SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?[\d.]+)")

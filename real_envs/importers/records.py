@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 _CHUNK = 1 << 20
 _LINES = (".jsonl", ".ndjson", ".jsonlines")

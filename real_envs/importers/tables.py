@@ -25,7 +25,7 @@ from real_envs.importers.agentgym import CONVERSATIONS, conversation_draft
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
 from real_envs.importers.openai_chat import MESSAGES, chat_draft
 from real_envs.importers.records import Record, Sample, json_records, plain_suffix
-from real_envs.rows import FieldError, nearest
+from real_envs.store.codec import FieldError, nearest
 
 COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
 PARQUET = ".parquet"

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from real_envs.errors import told_in_a_line
+from real_envs.errors import hides_traceback
 
 
 def options_and_settings(
@@ -40,7 +40,7 @@ def going_on(part: str, failed: list[str]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not told_in_a_line(error):
+        if not hides_traceback(error):
             raise
         print(f"error: {part}: {error}", file=sys.stderr)
         failed.append(part)

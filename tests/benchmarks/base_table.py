@@ -36,8 +36,8 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from real_envs.files import write_atomically
-from real_envs.registry import find_world
 from real_envs.trajectory import Trajectory
+from real_envs.world import find_world
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from worldmodel.evaluation.intervals import Estimate, proportion
 from worldmodel.evaluation.transitions import Judged, judge

@@ -50,7 +50,7 @@ from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
-from real_envs.errors import told_in_a_line
+from real_envs.errors import hides_traceback
 from real_envs.files import write_atomically
 from tests.benchmarks.arguments import options_and_settings, settings_of
 from worldmodel.diffusion.engine import CanvasEngine
@@ -115,7 +115,7 @@ def main() -> int:
             try:
                 make_part(kind, shared, part_folder(options.out, world, seed))
             except Exception as error:
-                if not told_in_a_line(error):
+                if not hides_traceback(error):
                     raise
                 print(f"error: {world}, {kind}, seed {seed}: {error}", file=sys.stderr)
                 failed = 1

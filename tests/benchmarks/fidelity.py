@@ -38,7 +38,7 @@ from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from real_envs.errors import told_in_a_line
+from real_envs.errors import hides_traceback
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.arguments import options_and_settings
@@ -72,7 +72,7 @@ def main() -> int:
             try:
                 make_parts(options.out, seed, variant, overrides)
             except Exception as error:
-                if not told_in_a_line(error):
+                if not hides_traceback(error):
                     raise
                 print(f"error: seed {seed}, {variant.name}: {error}", file=sys.stderr)
                 failed = 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def planted(log: Sequence[Trajectory], axis: str, share: float, seed: int) -> li
     """
     if axis not in PLANTED:
         raise ValueError(f"nothing is planted for {axis!r}; one of {', '.join(PLANTED)} is")
-    chance = random.Random(stream_seed(f"fidelity/{axis}", seed))
+    chance = random.Random(derive_seed(f"fidelity/{axis}", seed))
     if axis == "log":
         kept = sorted(_drawn(range(len(log)), share, chance))
         return [log[place] for place in kept]

@@ -31,12 +31,11 @@ from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from real_envs.errors import UserError, told_in_a_line
+from real_envs.errors import UserError, hides_traceback
 from real_envs.files import write_atomically
 from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks
-from real_envs.manifest import MANIFEST
-from real_envs.store import TrajectoryStore
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
+from real_envs.store import MANIFEST, TrajectoryStore
 from tests.benchmarks.arguments import options_and_settings
 from tests.benchmarks.logs_parts import REASON, WHOLE, read_parts, table
 
@@ -103,7 +102,7 @@ def main() -> int:
         try:
             make_part(log, options.data, options.out, folder, share, seed, overrides)
         except Exception as error:
-            if not told_in_a_line(error):
+            if not hides_traceback(error):
                 raise
             print(f"error: {error}", file=sys.stderr)
             write_atomically(folder / REASON, f"{error}\n")
@@ -145,7 +144,7 @@ def make_part(log: Log, data: Path, out: Path, folder: Path, share: int, seed: i
 
 def cut(whole: TrajectoryStore, folder: Path, share: float, seed: int) -> TrajectoryStore:
     """A log with a share of the training tasks, chosen by chance, and all held-out ones; episodes as they are."""
-    tasks = sorted(whole.tasks(TRAIN), key=lambda task: stream_seed(f"share of a log: {task}", seed))
+    tasks = sorted(whole.tasks(TRAIN), key=lambda task: derive_seed(f"share of a log: {task}", seed))
     chosen = sorted(tasks[: max(1, round(share * len(tasks)))])
     if (folder / MANIFEST).exists():  # half of it, perhaps
         there = TrajectoryStore.open(folder)

@@ -9,8 +9,8 @@ from typing import Any
 
 from imagination.evaluation.monitors.monitor import TripwireMonitor
 from imagination.rollout.play import Episode, replay_all
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Trajectory, Turn
+from real_envs.worlds.textworld import TextWorldTasks
 
 
 @contextmanager

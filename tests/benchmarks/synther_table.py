@@ -39,7 +39,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from tests.benchmarks.arguments import going_on, options_and_settings
 from tests.benchmarks.early_experience import REFUSALS, make_base
 from worldmodel.evaluation.intervals import Estimate, estimate, ratio
@@ -120,7 +120,7 @@ def make_part(config: Config, share: float, there: Path) -> None:
     train, held = read_log(run, config.collect.validation)[0], heldout_tasks(run)
     tasks = sorted({episode.task_id for episode in train})
     chosen = set(
-        random.Random(stream_seed("tasks", config.seed)).sample(tasks, len(tasks))[: round(share * len(tasks))]
+        random.Random(derive_seed("tasks", config.seed)).sample(tasks, len(tasks))[: round(share * len(tasks))]
     )
     real = transitions_of(config, algorithm, model, chat, [t for t in train if t.task_id in chosen])
     unseen = transitions_of(config, algorithm, model, chat, held)
@@ -140,7 +140,7 @@ def judge_arms(config: Config, real: Transitions, unseen: Transitions) -> tuple[
 
     settings, seed = config.critic.synther, config.seed
     upsampler = Upsampler.fit(real, settings, seed)
-    made = upsampler.sample(settings.samples, settings.denoising_steps, stream_seed("synthetic transitions", seed))
+    made = upsampler.sample(settings.samples, settings.denoising_steps, derive_seed("synthetic transitions", seed))
     projected = upsampler.denoiser.decode(upsampler.denoiser.encode(real))
     others = {"logged": None, "components": replace(projected, returns=real.returns), "synther": made}
     errors = {"mean": (unseen.returns - real.returns.mean()).square()}

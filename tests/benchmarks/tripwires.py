@@ -46,8 +46,8 @@ from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
-from real_envs.textworld import TextWorldTasks
 from real_envs.trajectory import Source, Trajectory, Turn
+from real_envs.worlds.textworld import TextWorldTasks
 from tests.benchmarks.payments import earned, is_false, watched
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.world_model import Prediction

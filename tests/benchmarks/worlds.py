@@ -45,11 +45,11 @@ from imagination.runs.worlds import open_tasks
 from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import config_folder, load_config
-from real_envs.behaviours import Agent
+from real_envs.env import Agent
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
-from real_envs.registry import find_world
 from real_envs.trajectory import Source, Trajectory
+from real_envs.world import find_world
 from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
 from tests.benchmarks.worlds_table import MEASURED, read_part, table
 from worldmodel.evaluation.proportions import summarise

@@ -28,8 +28,8 @@ from policy.agent import LanguageModelAgent
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import Task
-from real_envs.textworld import TextWorldGame, TextWorldTasks
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from real_envs.worlds.textworld import TextWorldGame, TextWorldTasks
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
 from tests.support.oracle import OracleWorldModel

@@ -21,8 +21,8 @@ from imagination.learning.collector import ExperienceCollector, longest_turns
 from imagination.learning.policy_module import Update
 from imagination.report.run_page import write_report
 from imagination.settings import Config
-from real_envs.isolation import SyncEnv
 from real_envs.trajectory import Source, StopReason, Trajectory
+from real_envs.worker_pool import SyncEnv
 from tests.support.faults import Corridor, Faults, PlantedTasks
 from tests.support.killing import assert_same_model, metrics_of
 from tests.support.worlds import Corridors, plant

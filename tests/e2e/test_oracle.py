@@ -23,8 +23,8 @@ from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.textworld import REFUSAL, TextWorldGame, TextWorldTasks
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory, Turn
+from real_envs.worlds.textworld import REFUSAL, TextWorldGame, TextWorldTasks
 from tests.support.oracle import OracleWorldModel
 
 TURNS = 6

@@ -18,7 +18,7 @@ from imagination.cli import main
 from imagination.commands import train as train_stage
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
-from real_envs.interaction import PoolStats
+from real_envs.worker_pool import PoolStats
 from worldmodel.evaluation.intervals import wilson
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
-from real_envs.rows import FieldError, decode, encode
+from real_envs.store.codec import FieldError, decode, encode
 
 KEYS = """
 messages traj prompt completion role content tool_calls function name arguments task_id reward success id

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from real_envs.env import StepResult
-from real_envs.isolation import SyncEnv
+from real_envs.worker_pool import SyncEnv
 from tests.support.faults import Corridor
 
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from real_envs.env import Env, StepResult, Task
-from real_envs.isolation import SyncEnv, WorkerPool
 from real_envs.trajectory import Observation, StopReason
+from real_envs.worker_pool import SyncEnv, WorkerPool
 from tests.support.tiny import TASKS, start
 
 

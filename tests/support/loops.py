@@ -32,9 +32,9 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from policy.lm.backbone import load_checkpoint
 from real_envs.env import Task
-from real_envs.isolation import SyncEnv
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Observation
+from real_envs.worker_pool import SyncEnv
 from tests.support.counted import Counted
 from tests.support.faults import NEW, Corridor, PlantedTasks
 from tests.support.tiny import TASKS, tiny_settings

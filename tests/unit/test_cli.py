@@ -42,8 +42,8 @@ from policy.lm.backbone import CheckpointError
 from policy.lm.engine import EngineUnavailable
 from policy.lm.render import ChatTemplateError
 from real_envs.errors import UserError
-from real_envs.manifest import StoreError
-from real_envs.registry import UnknownWorld
+from real_envs.store import StoreError
+from real_envs.world import UnknownWorld
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,8 +25,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The only places of a library that we want to be able to replace, or to do without. A name that ends in / is a folder.
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "vllm": ("policy/lm/engines/vllm.py",),
-    "httpx": ("policy/lm/engines/openai.py", "real_envs/agentgym_session.py", "real_envs/chat_server.py"),
-    "openenv": ("real_envs/openenv.py",),
+    "httpx": ("policy/lm/engines/openai.py", "real_envs/worlds/servers/agentgym.py", "real_envs/chat_server.py"),
+    "openenv": ("real_envs/worlds/servers/openenv.py",),
     "diffusers": ("worldmodel/diffusion/sampling.py", "worldmodel/screen/", "worldmodel/synther/"),
     "lightning": (
         "imagination/learning/screen_module.py",

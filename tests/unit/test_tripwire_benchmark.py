@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from imagination.evaluation.monitors.monitor import TripwireMonitor
-from real_envs.textworld import GameSettings, TextWorldTasks
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from real_envs.worlds.textworld import GameSettings, TextWorldTasks
 from tests.benchmarks.payments import earned, watched
 from tests.benchmarks.tripwires import CAUGHT, MISSED, OTHER, conclusion, named, verdict
 

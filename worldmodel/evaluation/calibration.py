@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.calibration import Calibration, disagreement_of, fit_isotonic, fit_score
 from worldmodel.evaluation.intervals import SHARE, Estimate, estimate
 from worldmodel.world_model import Prediction
@@ -91,7 +91,7 @@ def calibration_metrics(judged: Sequence[Judged], folds: int = 5, seed: int = 0)
     fewer than two episodes, or no predictions.
     """
     episodes = sorted({j.trajectory_id for j in judged})
-    random.Random(stream_seed("folds", seed)).shuffle(episodes)
+    random.Random(derive_seed("folds", seed)).shuffle(episodes)
     fold = {name: i % folds for i, name in enumerate(episodes)}
     raw: list[tuple[Judged, Prediction]] = [(j, j.predicted) for j in judged if j.predicted is not None]
     mapped: list[tuple[float, bool]] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 
 Z95 = 1.959963984540054  # the 97.5 % quantile of the standard normal distribution
 _FEW = (12.706205, 4.302653, 3.182446, 2.776445)  # of Student's t with 1, 2, 3 and 4 degrees of freedom
@@ -188,7 +188,7 @@ def bootstrap(
     many = len(sums)
     if many < 2:
         return None
-    drawn = np.random.default_rng(stream_seed("bootstrap", seed)).multinomial(many, [1 / many] * many, size=resamples)
+    drawn = np.random.default_rng(derive_seed("bootstrap", seed)).multinomial(many, [1 / many] * many, size=resamples)
     values = [value for total in drawn @ sums if (value := statistic(total)) is not None]
     return interval_of(values, many, bounds, resamples)
 

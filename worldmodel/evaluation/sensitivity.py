@@ -19,7 +19,7 @@ from itertools import combinations
 from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.intervals import clusters, proportion
 from worldmodel.rules.refusals import answer
@@ -64,7 +64,7 @@ def action_pairs(
                     way.setdefault(key, (trajectory, k))
                     states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
                 history = (*history, turn.action)
-    rng = random.Random(stream_seed("action pairs", seed))
+    rng = random.Random(derive_seed("action pairs", seed))
     found: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
     for key in sorted(states):
         kinds: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}

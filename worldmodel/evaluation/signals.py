@@ -22,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from policy.lm.batch import padded
 from policy.lm.forward import encode, evaluating, micro_batches
 from policy.lm.render import ChatFormat
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, Trajectory, Turn
 from worldmodel.evaluation.dreams import contradictions_of
 from worldmodel.evaluation.intervals import RESAMPLES, Estimate, clusters, interval_of
@@ -218,7 +218,7 @@ def _estimate(
     np.add.at(counts, (np.asarray(labels, int), cluster, at), 1.0)
     value = float(measure(counts[1].sum(0), counts[0].sum(0)))
     many = counts.shape[1]
-    rng = np.random.default_rng(stream_seed("signals", seed))
+    rng = np.random.default_rng(derive_seed("signals", seed))
     drawn = rng.multinomial(many, [1 / many] * many, size=RESAMPLES).astype(float)
     with np.errstate(invalid="ignore", divide="ignore"):
         values = measure(drawn @ counts[1], drawn @ counts[0])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from policy.lm.engine import ContextFull, EngineFailure
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.calibration import ece, expected_calibration_error, reliability
 from worldmodel.evaluation.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
@@ -167,7 +167,7 @@ def _situations(trajectory: Trajectory) -> list[tuple[str, ...]]:
 
 def _seed(trajectory_id: str, turn: int) -> int:
     """Of its own for each turn: with one for all, a model that samples would make the same choices everywhere."""
-    return stream_seed(f"logged turn of {trajectory_id}", turn)
+    return derive_seed(f"logged turn of {trajectory_id}", turn)
 
 
 def changed_lines(before: str, after: str) -> int:

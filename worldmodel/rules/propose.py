@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from real_envs.chat_server import ChatServer
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.language import LEAST, judging_half
@@ -67,7 +67,7 @@ class Asked:
 def ask_for_rules(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int) -> Asked:
     """Shows a language model turns that no rule answers, and keeps those of its rules that hold on the log."""
     open_turns = unanswered(rules, log)
-    rng = random.Random(stream_seed("propose rules", seed))
+    rng = random.Random(derive_seed("propose rules", seed))
     found: dict[Rule, None] = {}
     failed = invalid = asked = 0
     reason = ""

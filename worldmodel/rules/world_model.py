@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.rule_set import Answer, RuleSet
@@ -81,7 +81,7 @@ class RuledWorldModel(WorldModelWrapper):
         best, broken = self._mended(start, history, action, told, session, sure)
         tries = 0
         while broken and tries < self.resamples:
-            again = stream_seed("resample", seed, tries)
+            again = derive_seed("resample", seed, tries)
             tries += 1
             try:
                 told = await self._sampled.predict(start, history, action, again, session, **known)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from real_envs.errors import UserError
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.diffusers_folders import opening
 from worldmodel.synther.denoiser import TransitionDenoiser
 from worldmodel.synther.settings import SyntherSettings
@@ -99,9 +99,9 @@ class Upsampler:
         if len(transitions) < 2:
             raise UserError(f"synthetic transitions are learned from logged ones, and there are {len(transitions)}")
         state = transitions.states.shape[1]
-        rng = torch.Generator().manual_seed(stream_seed("synther", seed))
+        rng = torch.Generator().manual_seed(derive_seed("synther", seed))
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stream_seed("synther weights", seed))
+            torch.manual_seed(derive_seed("synther weights", seed))
             model = TransitionDenoiser(state, min(settings.dims, state), settings.hidden, settings.layers)
         kept, scheduler = model.fit_whitening(transitions), make_scheduler()
         clean = model.encode(transitions)

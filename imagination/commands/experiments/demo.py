@@ -19,7 +19,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
 from real_envs.files import write_atomically
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.evaluation.proportions import Proportion, pooled
 
 STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
@@ -67,7 +67,7 @@ def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     for k in range(1, config.train.seeds):
         print(f"== seed {seed}: the same clone in dreams of the same world model, training seed {k}", flush=True)
         arm = deepcopy(mine)
-        arm.train.seed = stream_seed("training seed", seed, k)
+        arm.train.seed = derive_seed("training seed", seed, k)
         again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
     print(f"== seed {seed}: control, the same updates in the real games", flush=True)
     control = _control(mine, folder)

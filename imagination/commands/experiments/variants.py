@@ -17,7 +17,7 @@ from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config
-from real_envs.interaction import real_interaction
+from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import FILE
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from imagination.evaluation.monitors.word_drift import jensen_shannon
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.proportions import difference_ci95, summarise
 
@@ -128,7 +128,7 @@ def token_divergence(
     mine, total = table[: len(dreams)].sum(0), table.sum(0)
     result: dict[str, Any] = {"jsd_bits": None, "by_chance": None, "by_chance_p95": None}
     if mine.sum() and (total - mine).sum():
-        rng, order, shuffled = random.Random(stream_seed("shuffles", seed)), list(range(len(rows))), []
+        rng, order, shuffled = random.Random(derive_seed("shuffles", seed)), list(range(len(rows))), []
         for _ in range(SHUFFLES):
             rng.shuffle(order)
             part = table[order[: len(dreams)]].sum(0)

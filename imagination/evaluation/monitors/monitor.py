@@ -18,9 +18,9 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import TripwireSettings, UserError
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
-from real_envs.interaction import PoolStats, real_interaction
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
+from real_envs.worker_pool import PoolStats, real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import RuleSet
 
@@ -52,7 +52,7 @@ class Probe:
         tasks = self._open()
         known: Sequence[Task] = tasks.tasks("train")
         episodes = [
-            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", stream_seed("probe", self._seed, update, k))
+            Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", derive_seed("probe", self._seed, update, k))
             for k in range(self._settings.real_episodes)
         ]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -79,7 +79,7 @@ class WordReference:
         return self._bounds[key]
 
     def _bootstrap(self, groups: int, group_size: int, length: int, draws: int) -> float | None:
-        rng = random.Random(stream_seed("word drift", groups, group_size, length))
+        rng = random.Random(derive_seed("word drift", groups, group_size, length))
         agents, found = sorted(self._episodes), []
         for draw in range(draws if agents else 0):
             tasks = self._episodes[agents[draw % len(agents)]]  # each agent equally often, the rare ones too

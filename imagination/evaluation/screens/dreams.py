@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from worldmodel.screen.frames import Frames, Transition
 from worldmodel.screen.model import ScreenModel
 
@@ -37,7 +37,7 @@ def dream_turns(
 
 def seed_of(turn: Transition, seed: int) -> int:
     """The same noise for a turn wherever it is dreamed."""
-    return stream_seed(f"dreamed screen/{turn.episode}", seed, turn.turn)
+    return derive_seed(f"dreamed screen/{turn.episode}", seed, turn.turn)
 
 
 def dream_episodes(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from policy.lm.engine import ContextFull
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.screen.frames import Transition
 from worldmodel.world_model import PredictionInvalid, WorldModel
@@ -34,7 +34,7 @@ async def _dream(world: WorldModel, episode: Trajectory, group: Sequence[Transit
     session, found = ("screens", first.episode, first.turn, len(group)), []
     for turn in group:
         answer, reward, ended = "", 0.0, False
-        drawn = stream_seed(f"dreamed page/{turn.episode}", seed, turn.turn)
+        drawn = derive_seed(f"dreamed page/{turn.episode}", seed, turn.turn)
         with contextlib.suppress(PredictionInvalid, ContextFull):  # counted by ``pages_right`` of the audit
             told = await world.predict(episode.start, history, turn.action, drawn, session)
             answer, reward, ended = told.observation, told.reward, told.terminated

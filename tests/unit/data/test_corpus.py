@@ -30,10 +30,10 @@ from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.gymnasium_text import GymnasiumText, is_heldout
-from real_envs.textworld_express import TextWorldExpress
 from real_envs.trajectory import Source, StopReason, Trajectory
 from real_envs.world import World
+from real_envs.worlds.gymnasium_text import GymnasiumText, is_heldout
+from real_envs.worlds.textworld_express import TextWorldExpress
 
 pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
 BABY = CorpusWorld("gymnasium", 1.0, {"id": ["BabyAI-GoToObj-v0", "BabyAI-GoToRedBall-v0"]}, tasks=4, episodes=2)

@@ -16,7 +16,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.spans import Span
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError
-from real_envs.interaction import PoolStats
+from real_envs.worker_pool import PoolStats
 
 SPENT = PoolStats(steps=40, resets=8, seconds=2.5, crashes=1, timeouts=2, garbage=3)
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
-from real_envs.streams import stream_seed
+from real_envs.seeding import derive_seed
 from tests.support.plain import (
     DEFAULTS,
     EXPERTS,
@@ -106,7 +106,7 @@ def test_minibatches_that_come_later_remember_the_policy_from_before_the_first_s
 
 def shuffled(n: int, seed: int) -> list[int]:
     """The rows of update 0 in the order in which a run of this seed takes them."""
-    chance = torch.Generator().manual_seed(stream_seed("minibatches", seed, 0))
+    chance = torch.Generator().manual_seed(derive_seed("minibatches", seed, 0))
     return list(torch.randperm(n, generator=chance).tolist())
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from imagination.rollout.play import Episode, Provenance, play_all
 from real_envs.env import EnvFailure, Task
-from real_envs.interaction import real_interaction
-from real_envs.isolation import WorkerPool
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory
+from real_envs.worker_pool import WorkerPool, real_interaction
 from tests.support.faults import GARBAGE, Babbler, Corridor, Faults
 
 TASK = Task("corridor-a")

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from real_envs.env import EnvFailure, StepResult, Task
-from real_envs.isolation import WorkerPool
 from real_envs.trajectory import Observation
+from real_envs.worker_pool import WorkerPool
 from tests.support.processes import alive, gone_within
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
@@ -117,7 +117,7 @@ def test_nothing_outlives_a_parent_that_is_killed(busy: bool) -> None:
     """Not even a worker that hangs in a step, nor what it started."""
     script = (
         "import asyncio, os\n"
-        "from real_envs.isolation import WorkerPool\n"
+        "from real_envs.worker_pool import WorkerPool\n"
         "from tests.unit.real_envs.test_leaks import Browsing, TASK\n"
         "async def main():\n"
         "    env = WorkerPool(Browsing, workers=1, step_timeout=300).make_env()\n"
@@ -136,14 +136,14 @@ def test_nothing_outlives_a_parent_that_is_killed(busy: bool) -> None:
 def test_a_guard_that_was_killed_is_replaced() -> None:
     script = (
         "import asyncio, os\n"
-        "from real_envs import isolation\n"
+        "from real_envs import worker_pool\n"
         "from tests.unit.real_envs.test_leaks import Browsing, TASK\n"
         "async def main():\n"
-        "    pool = isolation.WorkerPool(Browsing, workers=2, step_timeout=300)\n"
+        "    pool = worker_pool.WorkerPool(Browsing, workers=2, step_timeout=300)\n"
         "    envs = [pool.make_env(), pool.make_env()]\n"
         "    texts = [(await envs[0].reset(TASK, 0)).text]\n"
-        "    isolation._GUARD._process.kill()\n"
-        "    isolation._GUARD._process.wait()\n"
+        "    worker_pool._GUARD._process.kill()\n"
+        "    worker_pool._GUARD._process.wait()\n"
         "    texts.append((await envs[1].reset(TASK, 0)).text)\n"
         "    print(*texts, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"

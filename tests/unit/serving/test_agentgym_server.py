@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]'")
 
 from imagination.settings.dreams import ServeSettings
-from real_envs.agentgym_session import AgentGymSession, AgentGymSettings
 from real_envs.env import EnvFailure, Task
-from real_envs.servers import ServerGame
+from real_envs.worlds.servers.agentgym import AgentGymSession, AgentGymSettings
+from real_envs.worlds.servers.client import ServerGame
 from tests.support.served import STARTS, planted_world, served
 
 

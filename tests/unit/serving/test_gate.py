@@ -19,10 +19,10 @@ from imagination.serving import http as http_module
 from imagination.serving.app import make_app
 from imagination.serving.http import Gate, is_local
 from imagination.settings.dreams import ServeSettings
-from real_envs.agentgym_session import AgentGymSession, AgentGymSettings
 from real_envs.env import EnvFailure
 from real_envs.errors import UserError
-from real_envs.openenv import OpenEnvSession, OpenEnvSettings
+from real_envs.worlds.servers.agentgym import AgentGymSession, AgentGymSettings
+from real_envs.worlds.servers.openenv import OpenEnvSession, OpenEnvSettings
 from tests.support.served import STARTS, Planted, planted_world, served
 
 PUBLIC = ServeSettings(host="0.0.0.0")

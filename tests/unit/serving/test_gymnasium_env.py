@@ -16,7 +16,7 @@ from imagination.gym import ID
 from imagination.serving.gymnasium_env import DreamGym
 from imagination.serving.sessions import Refused
 from imagination.settings.dreams import ServeSettings
-from real_envs.gymnasium_text import Plain, Stepped
+from real_envs.worlds.gymnasium_text import Plain, Stepped
 from tests.support.served import STARTS, Planted, planted_world
 
 

@@ -17,8 +17,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from imagination.settings.dreams import ServeSettings
 from real_envs.env import EnvFailure, Task
-from real_envs.openenv import OpenEnvSession, OpenEnvSettings
-from real_envs.servers import ServerGame
+from real_envs.worlds.servers.client import ServerGame
+from real_envs.worlds.servers.openenv import OpenEnvSession, OpenEnvSettings
 from tests.support.served import STARTS, measured, planted_world, served, sessions_left
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from real_envs.importers import records
 from real_envs.importers.records import json_records
-from real_envs.rows import FieldError
+from real_envs.store.codec import FieldError
 
 VALUE = {"a": 'say "hi" \\ [}] {', "b": [1, 2.5, None, True, {"c": "é☕"}], "d": {}}
 

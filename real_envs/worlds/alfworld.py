@@ -1,0 +1,357 @@
+"""ALFWorld: household tasks in text, played from the benchmark's own files by TextWorld's PDDL engine.
+
+The games (Shridhar et al. 2021, arXiv 2010.03768) are the files ``game.tw-pddl`` that ``alfworld-download`` fetches,
+in one folder a split. Things have coordinates for names there (``desk_bar__plus_02_...``); here, as in ALFWorld, they
+are numbered by kind (``desk 1``), in the order of those coordinates. ``pip install 'imagination[alfworld]'``.
+
+The text of a reset is the room and then the task. A solved task earns 1; there are no partial rewards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from real_envs.env import Agent, EnvFailure, StepResult, Task
+from real_envs.errors import UserError
+from real_envs.scripted_agents import Language, mixture
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Observation
+from real_envs.worker_pool import PooledTasks, WorkerPool
+from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
+from real_envs.worlds.generated import read_tasks, write_tasks
+
+GAME = "game.tw-pddl"
+INVALID = r"Nothing happens\."
+_RAW = re.compile(r"[A-Za-z]+_bar_\w+")  # desk_bar__plus_02_dot_32_bar_...: a kind and where it stands
+_ARRIVAL = re.compile(r"You arrive at \S+\. ")
+_IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
+_NUMBERED = re.compile(r"[a-z]+ \d+")
+_TRANSLATIONS = 512  # of a tenth of a megabyte
+
+LANGUAGE = Language(
+    {
+        "go to {a}": 8,
+        "take {a} from {b}": 5,
+        "put {a} in/on {b}": 5,
+        "open {a}": 3,
+        "close {a}": 1,
+        "use {a}": 1,
+        "examine {a}": 1,
+        "heat {a} with {b}": 1,
+        "cool {a} with {b}": 1,
+        "clean {a} with {b}": 1,
+        "slice {a} with {b}": 0.5,
+        "inventory": 0.5,
+        "look": 0.3,
+        "move {a} to {b}": 0.5,
+        "put {a} in {b}": 0.5,
+        "take {a}": 0.5,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AlfworldSettings:
+    """Where the games are, and which of them train and judge.
+
+    Attributes:
+        data: the folder with a folder for each split; empty takes ``$ALFWORLD_DATA/json_2.1.1``.
+        train: splits that are logged and dreamed in, with ``+`` between them.
+        heldout: splits that judge.
+        kind: only tasks whose folder begins so, such as ``pick_and_place_simple``; empty takes all six kinds.
+    """
+
+    data: str = ""
+    train: str = "train"
+    heldout: str = "valid_seen"
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if both := set(self.train.split("+")) & set(self.heldout.split("+")):
+            raise ValueError(f"train and heldout share the split {sorted(both)[0]}")
+
+    @property
+    def folder(self) -> Path:
+        """
+        Raises:
+            UserError: nobody said where the games are.
+        """
+        home = os.environ.get("ALFWORLD_DATA")
+        if not self.data and not home:
+            raise UserError(
+                "where are the games of ALFWorld? Set env.options.data to the folder that holds `train` and "
+                "`valid_seen`, or ALFWORLD_DATA as `alfworld-download` does (pip install alfworld)"
+            )
+        return Path(self.data).expanduser().resolve() if self.data else Path(str(home)) / "json_2.1.1"
+
+
+class Names:
+    """Numbers in place of coordinates, both ways, for one game.
+
+    Args:
+        problem: the game's ``pddl_problem``, which names all its things.
+    """
+
+    def __init__(self, problem: str) -> None:
+        count: Counter[str] = Counter()
+        self._plain: dict[str, str] = {}
+        for raw in sorted({match.lower() for match in _RAW.findall(problem)}):
+            kind = raw.partition("_bar_")[0]
+            if kind != "loc":
+                count[kind] += 1
+                self._plain[raw] = f"{kind} {count[kind]}"
+        self._raw = {plain: raw for raw, plain in self._plain.items()}
+
+    def plain(self, text: str) -> str:
+        """What a player reads."""
+        return _RAW.sub(lambda match: self._plain.get(match[0].lower(), match[0]), text)
+
+    def raw(self, command: str) -> str:
+        """What the game reads."""
+        return _NUMBERED.sub(lambda match: self._raw.get(match[0], match[0]), command)
+
+    @property
+    def things(self) -> list[str]:
+        return sorted(self._raw)
+
+
+class Translations:
+    """In place of the translation of a game, which the engine asks for twice at every reset, a second or two: a game
+    that was translated before is known. The second one is for its planner, which is not asked here, so it is the first.
+    """
+
+    def __init__(self, translate: Callable[..., tuple[Any, str]]) -> None:
+        self._translate = translate
+        self._known: dict[tuple[str, str], tuple[Any, bytes]] = {}
+
+    def __call__(self, domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, str]:
+        key = domain, problem
+        if key not in self._known:
+            while len(self._known) >= _TRANSLATIONS:
+                self._known.pop(next(iter(self._known)))  # the oldest
+            task, text = self._translate(domain, problem, verbose=verbose)
+            self._known[key] = task, zlib.compress(text.encode(), 1)
+        task, packed = self._known[key]
+        return task, zlib.decompress(packed).decode()
+
+
+@lru_cache(maxsize=1)
+def remember_work() -> None:
+    """What the engine works out again and again, in this process only once: translations of games, and the parse of its
+    few templates and conditions, which it asks for with each possible command at each step."""
+    import textworld.logic
+    from textworld.envs.pddl import logic, textgen
+
+    logic.fast_downward.pddl2sas = Translations(logic.fast_downward.pddl2sas)
+    for parser in (textgen._PARSER, textworld.logic._PARSER):
+        parser.parse = lru_cache(maxsize=4096)(parser.parse)
+
+
+class AlfworldGame:
+    """One game at a time, in this process (a ``SyncEnv``; play it in a worker).
+
+    Args:
+        privileged: also give ``admissible_commands``, ``policy_commands`` (what solves the game from here, see
+            ``real_envs.worlds.alfworld_plans``), ``inventory`` and ``entities`` in ``Observation.privileged``.
+    """
+
+    def __init__(self, privileged: bool = False) -> None:
+        self._privileged = privileged
+        self._env: Any = None
+        self._path = ""
+        self._names = Names("")
+        self._goal: Goal | None = None
+        self._running = False
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the game at ``task.spec["path"]``; ``seed`` changes nothing.
+
+        Raises:
+            OSError: there is no such game.
+        """
+        self._running = False
+        if task.spec["path"] != self._path:
+            self.close()
+            import textworld
+
+            remember_work()
+            asked = textworld.EnvInfos(feedback=True, won=True, admissible_commands=self._privileged)
+            self._env = textworld.start(task.spec["path"], asked)
+            problem = json.loads(Path(task.spec["path"]).read_text())["pddl_problem"]
+            self._names, self._goal = Names(problem), read_goal(problem)
+            self._path = task.spec["path"]
+        state = self._env.reset()
+        self._running = True
+        return self._observe(state)
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the game is over.
+        """
+        if not self._running:
+            raise RuntimeError("the game is not running: reset first")
+        state, _, done = self._env.step(self._names.raw(" ".join(action.split())))
+        won = bool(state["won"])
+        self._running = not done
+        return StepResult(self._observe(state), float(won), bool(done), False)
+
+    def close(self) -> None:
+        self._running, self._path = False, ""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _plan(self, state: Mapping[str, Any]) -> list[str]:
+        """What solves the game from here; nothing where no rule knows a way, or it is over."""
+        if self._goal is None or not self._running:
+            return []
+        facts = Facts((fact.name, *(argument.name for argument in fact.arguments)) for fact in state["_facts"])
+        return [self._names.plain(command) for command in commands(self._goal, facts)]
+
+    def _observe(self, state: Mapping[str, Any]) -> Observation:
+        hidden: dict[str, object] = {}
+        if self._privileged:
+            hidden = {
+                "admissible_commands": [self._names.plain(c) for c in state["admissible_commands"]],
+                "policy_commands": self._plan(state),
+                "inventory": "",
+                "entities": self._names.things,
+            }
+        return Observation(clean(self._names.plain(state["feedback"])), hidden)
+
+
+def clean(text: str) -> str:
+    """Without banner, layout, and the coordinates at which one arrives."""
+    lines = (" ".join(_ARRIVAL.sub("", line).split()) for line in text.split("\n"))
+    return "\n".join(line for line in lines if line and not line.startswith("-= Welcome"))
+
+
+def read_game(path: Path) -> str:
+    """The game's ``pddl_problem``.
+
+    Raises:
+        UserError: the file is torn, or no game of ALFWorld.
+    """
+    try:
+        return str(json.loads(path.read_text())["pddl_problem"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is no game of ALFWorld, or torn: {type(error).__name__}: {error}") from error
+
+
+def world_facts(problem: str) -> tuple[str, ...]:
+    """Where each thing is at first, such as ``alarmclock 1 in desk 1``."""
+    names, state = Names(problem), problem.partition("(:goal")[0]
+    inside = {thing: place for kind, thing, place in _IN.findall(state) if kind == "inReceptacle"}
+    return tuple(sorted(f"{names.plain(thing)} in {names.plain(place)}" for thing, place in inside.items()))
+
+
+class Alfworld:
+    """``env=alfworld`` (a ``World``)."""
+
+    name: ClassVar[str] = "alfworld"
+    settings: ClassVar[type[AlfworldSettings]] = AlfworldSettings
+    invalid: ClassVar[str] = INVALID
+
+    def __init__(self) -> None:
+        try:
+            import fast_downward  # noqa: F401  # without it games open, but nothing can be planned
+        except ImportError as error:
+            raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: AlfworldSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
+
+        Raises:
+            UserError: a folder is missing, a file is torn, or a split has not so many games.
+        """
+        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = read_tasks(folder)["splits"]
+        splits = {
+            split: [Task(t["id"], {"path": t["path"]}, world_facts=tuple(t["facts"])) for t in tasks]
+            for split, tasks in data.items()
+        }
+        return PooledTasks(splits, partial(AlfworldGame, privileged=privileged), workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def _drawn(
+    settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[dict[str, Any]]]:
+    splits: dict[str, list[dict[str, Any]]] = {}
+    for split, count in counts.items():
+        found = _games(settings, settings.heldout if split == "heldout" else settings.train)
+        if len(found) < count:
+            raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
+        random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(found)
+        before = sum(map(len, splits.values()))
+        opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
+        if len(opened) < count:
+            raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
+        splits[split] = [
+            {
+                "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
+                "path": str(game),
+                "facts": world_facts(read_game(game)),
+            }
+            for game in opened
+        ]
+    return splits
+
+
+def _advance(progress: Callable[[int, int], None], before: int, total: int, opened: int) -> None:
+    progress(before + opened, total)
+
+
+async def _opened(games: Sequence[Path], count: int, progress: Callable[[int], None]) -> list[Path]:
+    """The first so many that the engine opens."""
+    pool = WorkerPool(AlfworldGame, workers=1)
+    env = pool.make_env()
+    opened: list[Path] = []
+    try:
+        for game in games:
+            if len(opened) == count:
+                break
+            read_game(game)
+            with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
+                await env.reset(Task(game.parent.name, {"path": str(game)}), 0)
+                opened.append(game)
+                progress(len(opened))
+    finally:
+        await env.close()
+        await pool.close()
+    return opened
+
+
+def _games(settings: AlfworldSettings, splits: str) -> list[Path]:
+    found: list[Path] = []
+    for split in splits.split("+"):
+        folder = settings.folder / split
+        if not folder.is_dir():
+            raise UserError(f"{folder} is missing: `alfworld-download` fetches it, or set env.options.data")
+        found += sorted(p for p in folder.rglob(GAME) if p.relative_to(folder).parts[0].startswith(settings.kind))
+    return found

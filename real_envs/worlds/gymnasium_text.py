@@ -1,0 +1,350 @@
+"""Any Gymnasium environment that speaks text, or that a wrapper makes speak, as a real environment.
+
+``env=gymnasium env.options.id=BabyAI-GoToLocal-v0`` plays BabyAI, whose wrapper is ``BabyAIText`` here. For others
+``env.options.wrapper=module:name`` names a callable that takes the environment and returns a ``TextEnv``; without one,
+observations must be text, and actions text or numbers. ``pip install 'imagination[gymnasium]'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from real_envs.env import Agent, StepResult, Task
+from real_envs.errors import UserError
+from real_envs.scripted_agents import Language, mixture
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Observation
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.generated import draw_distinct, read_tasks, write_tasks
+
+UNKNOWN = "Unknown action."
+INVALID = r"Unknown action\."
+# What is said to an environment whose own commands are few and have no names in them; most of it is not understood.
+LANGUAGE = Language(
+    {"go to {a}": 2, "pick up {a}": 2, "open {a}": 1, "drop {a}": 1, "turn around": 1, "go back": 1, "wait": 1}
+)
+_TRIES = 30  # seeds drawn for each task, before the environment is said to have no more that differ
+_FOLDS = 5
+_WRAPPERS = {
+    "BabyAI-": "real_envs.worlds.gymnasium_text:BabyAIText",
+    "MiniGrid-": "real_envs.worlds.gymnasium_text:BabyAIText",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What one action did. ``reward`` totals 1 where a task is solved; ``truncated`` is the environment's own limit."""
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+class TextEnv(Protocol):
+    """A Gymnasium environment that speaks text."""
+
+    def reset(self, seed: int) -> str: ...
+
+    def step(self, action: str) -> Stepped | None:
+        """``None``: there is no such action, and nothing has happened."""
+        ...
+
+    def hidden(self) -> Mapping[str, object]:
+        """What scripted agents read, see ``real_envs.scripted_agents``."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GymnasiumSettings:
+    """Which environment.
+
+    Attributes:
+        id: as ``gymnasium.make`` takes it.
+        wrapper: ``module:name`` of what makes it speak text; empty takes that of BabyAI and MiniGrid for theirs, and
+            for others texts as they are.
+    """
+
+    id: str = "BabyAI-GoToLocal-v0"
+    wrapper: str = ""
+
+
+class Plain:
+    """An environment whose observations are text, and whose actions are text or numbers."""
+
+    def __init__(self, env: Any) -> None:
+        import gymnasium
+
+        self._env, space = env, env.action_space
+        if not isinstance(env.observation_space, gymnasium.spaces.Text):
+            raise UserError(
+                f"{env.spec.id} observes {env.observation_space}, not text: name what makes text of it, "
+                "env.options.wrapper=module:name"
+            )
+        self._numbers: list[str] = []
+        if isinstance(space, gymnasium.spaces.Discrete):
+            self._numbers = [str(k) for k in range(int(space.start), int(space.start) + int(space.n))]
+        elif not isinstance(space, gymnasium.spaces.Text):
+            raise UserError(f"{env.spec.id} acts by {space}, neither text nor numbers: name env.options.wrapper")
+
+    def reset(self, seed: int) -> str:
+        return str(self._env.reset(seed=seed)[0])
+
+    def step(self, action: str) -> Stepped | None:
+        if self._numbers and action not in self._numbers:
+            return None
+        text, reward, terminated, truncated, _ = self._env.step(int(action) if self._numbers else action)
+        return Stepped(str(text), float(reward), bool(terminated), bool(truncated))
+
+    def hidden(self) -> Mapping[str, object]:
+        commands = self._numbers or ["look"]
+        return {"admissible_commands": commands, "policy_commands": [], "inventory": "", "entities": []}
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make(settings: GymnasiumSettings) -> TextEnv:
+    """
+    Raises:
+        ImportError: Gymnasium or the package of the environment is not there.
+        UserError: there is no such environment or wrapper, or it speaks no text.
+    """
+    try:
+        import gymnasium
+    except ImportError as error:
+        raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
+    known = next((target for start, target in _WRAPPERS.items() if settings.id.startswith(start)), "")
+    if known:
+        try:
+            importlib.import_module("minigrid")  # registers its environments
+        except ImportError as error:
+            raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
+    try:
+        env = gymnasium.make(settings.id)
+    except gymnasium.error.Error as error:
+        raise UserError(f"env.options.id={settings.id}: {error}") from error
+    target = settings.wrapper or known
+    if not target:
+        return Plain(env)
+    module, _, name = target.partition(":")
+    try:
+        wrapped: TextEnv = getattr(importlib.import_module(module), name)(env)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"env.options.wrapper={target}: {error}; it wants module:name") from error
+    return wrapped
+
+
+class GymnasiumGame:
+    """One episode at a time, in this process (a ``SyncEnv``; play it in a worker)."""
+
+    def __init__(self, settings: GymnasiumSettings, privileged: bool = False) -> None:
+        self._settings, self._privileged = settings, privileged
+        self._env: TextEnv | None = None
+        self._running = False
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the instance that ``task.spec["seed"]`` makes; ``seed`` changes nothing."""
+        self._env = self._env or make(self._settings)
+        text = self._env.reset(int(task.spec["seed"]))
+        self._running = True
+        return self._observe(text)
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the episode is over.
+        """
+        if not self._running or self._env is None:
+            raise RuntimeError("no episode is running: reset first")
+        done = self._env.step(" ".join(action.split())) or Stepped(UNKNOWN, 0.0, False, False)
+        truncated = done.truncated and not done.terminated
+        self._running = not (done.terminated or truncated)
+        return StepResult(self._observe(done.text), done.reward, done.terminated, truncated)
+
+    def close(self) -> None:
+        self._running = False
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+    def _observe(self, text: str) -> Observation:
+        hidden = self._env.hidden() if self._privileged and self._env is not None else {}
+        return Observation(text, hidden)
+
+
+class GymnasiumText:
+    """``env=gymnasium`` (a ``World``)."""
+
+    name: ClassVar[str] = "gymnasium"
+    settings: ClassVar[type[GymnasiumSettings]] = GymnasiumSettings
+    invalid: ClassVar[str] = INVALID
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: GymnasiumSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Draws seeds until enough of them start differently from all others.
+
+        Raises:
+            UserError: there is no such environment, it speaks no text, or has not so many different starts.
+        """
+        write_tasks(folder, settings, seed, counts, partial(_draw, settings, counts, seed, progress))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = read_tasks(folder)
+        settings = GymnasiumSettings(**data["made_by"]["settings"])
+        splits = {
+            split: [Task(f"{settings.id}-s{number}", {"seed": str(number)}) for number in numbers]
+            for split, numbers in data["splits"].items()
+        }
+        return PooledTasks(splits, partial(GymnasiumGame, settings, privileged), workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def _draw(
+    settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[int]]:
+    env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
+    folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
+    try:
+        return draw_distinct(
+            counts,
+            lambda split, count: (rng.randrange(2**31) for _ in range(_tries(split) * count)),
+            env.reset,
+            progress,
+            lambda split, found: (
+                f"{settings.id} has too few different starts for games.{split}={counts[split]}: {found} found among "
+                f"{_tries(split) * counts[split]} seeds"
+            ),
+            lambda split, start: not folded or (split == "heldout") == is_heldout(start),
+        )
+    finally:
+        env.close()
+
+
+def is_heldout(start: str) -> bool:
+    """Whether a task of BabyAI or MiniGrid that starts so is of the fold by which policies are judged: one in five.
+
+    They have no folds of their own, and another seed can make the same task.
+    """
+    return derive_seed(f"BabyAI fold/{start}") % _FOLDS == 0
+
+
+def _tries(split: str) -> int:
+    return _TRIES * (_FOLDS if split == "heldout" else 1)
+
+
+ACTIONS = {"turn left": 0, "turn right": 1, "go forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
+
+
+class BabyAIText:
+    """One environment of MiniGrid.
+
+    Args:
+        env: as ``gymnasium.make`` returns it.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._bot: Any = None
+        self._done: Any = None  # the last action, for the bot
+
+    def reset(self, seed: int) -> str:
+        with contextlib.redirect_stdout(io.StringIO()):  # it tells of every layout that it rejects
+            self._env.reset(seed=seed)
+        self._bot, self._done = None, None
+        return f"Your task is to {self._env.unwrapped.mission}.\n{self._view()}"
+
+    def step(self, action: str) -> Stepped | None:
+        if action == "look":
+            return Stepped(self._view(), 0.0, False, False)
+        if action not in ACTIONS:
+            return None
+        _, reward, terminated, truncated, _ = self._env.step(ACTIONS[action])
+        if self._bot is not None:
+            self._done = self._env.unwrapped.actions(ACTIONS[action])
+        # MiniGrid takes off up to nine tenths for the time it took; a solved task is worth 1 here
+        return Stepped(self._view(), float(reward > 0), bool(terminated), bool(truncated))
+
+    def hidden(self) -> Mapping[str, object]:
+        """The commands, the bot's next one, and what is in view. The bot is asked at every step once it was asked."""
+        plan: list[str] = []
+        if self._bot is None:
+            from minigrid.utils.baby_ai_bot import BabyAIBot
+
+            with contextlib.suppress(Exception):  # it knows BabyAI's missions and no others of MiniGrid
+                self._bot = BabyAIBot(self._env.unwrapped)
+        if self._bot is not None:
+            with contextlib.suppress(Exception):  # it asserts what an odd step before has broken
+                number = int(self._bot.replan(self._done))
+                plan = [name for name, action in ACTIONS.items() if action == number]
+        named = sorted({f"{thing.color} {thing.type}" for thing, _, _ in self._seen()})
+        return {
+            "admissible_commands": [*ACTIONS, "look"],
+            "policy_commands": plan,
+            "inventory": self._hands(),
+            "entities": named,
+        }
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _seen(self) -> list[tuple[Any, int, int]]:
+        """Things in view, nearest first, with cells ahead and to the right."""
+        grid, visible = self._env.unwrapped.gen_obs_grid()
+        middle, last = grid.width // 2, grid.height - 1
+        found = []
+        for i in range(grid.width):
+            for j in range(grid.height):
+                thing = grid.get(i, j)
+                if thing and visible[i, j] and (i, j) != (middle, last) and thing.type not in ("wall", "floor"):
+                    found.append((thing, last - j, i - middle))
+        return sorted(found, key=lambda seen: (seen[1] + abs(seen[2]), seen[1], seen[2]))
+
+    def _view(self) -> str:
+        lines = [f"{_name(thing)}: {_where(ahead, right)}" for thing, ahead, right in self._seen()]
+        grid, visible = self._env.unwrapped.gen_obs_grid()
+        middle, last = grid.width // 2, grid.height - 1
+        walls = (k for k in range(1, grid.height) if visible[middle, last - k] and _is_wall(grid.get(middle, last - k)))
+        free = next(walls, None)
+        lines.append(f"a wall: {free} ahead" if free else "no wall ahead")
+        return "\n".join([*lines, self._hands()])
+
+    def _hands(self) -> str:
+        carried = self._env.unwrapped.carrying
+        return f"You carry {_name(carried)}." if carried else "You carry nothing."
+
+
+def _is_wall(thing: Any) -> bool:
+    return thing is not None and thing.type == "wall"
+
+
+def _name(thing: Any) -> str:
+    state = ("locked " if thing.is_locked else "open " if thing.is_open else "closed ") if thing.type == "door" else ""
+    words = f"{state}{thing.color} {thing.type}"
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _where(ahead: int, right: int) -> str:
+    parts = [f"{ahead} ahead"] if ahead else []
+    if right:
+        parts.append(f"{abs(right)} {'right' if right > 0 else 'left'}")
+    return ", ".join(parts)

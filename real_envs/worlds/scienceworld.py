@@ -1,0 +1,258 @@
+"""ScienceWorld: thirty families of elementary science in a simulated house, as a real environment.
+
+The simulator (Wang et al., EMNLP 2022, arXiv 2203.07540) runs in Java; ``pip install 'imagination[scienceworld]'``
+brings a Java runtime along. A task is a variation of a family; the benchmark's folds of variations are kept.
+
+The text of a reset is the task and then the room. A reward is what an action added to the score, which is 1 when the
+task is solved; an action that fails the task ends the episode and earns nothing.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from real_envs.env import Agent, StepResult, Task
+from real_envs.errors import UserError
+from real_envs.scripted_agents import Language, mixture
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Observation
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.generated import read_tasks, with_java, without_layout, write_tasks
+
+EXTRA = "scienceworld"
+INVALID = r"No known action matches that input\.|Ambiguous request:|Unknown action\."
+_NO_LIMIT = 1_000_000  # steps of the simulator's own; episodes are cut by the rollout, as in every world
+_META = re.compile(r"reset\b.*|teleport\b.*")  # would start again, or leave the rules
+_PLACE = re.compile(r"\b(?:room|location) is called the (.+?)\.")
+_DOOR = re.compile(r"door to (.+)|(.+) door")
+_HANDS = ("pick up {}", "focus on {}", "look at {}", "activate {}", "open {}", "read {}")
+
+LANGUAGE = Language(
+    {
+        "open door to {a}": 4,
+        "go to {a}": 6,
+        "focus on {a}": 3,
+        "pick up {a}": 5,
+        "move {a} to {b}": 5,
+        "open {a}": 3,
+        "close {a}": 1,
+        "look at {a}": 2,
+        "look in {a}": 1,
+        "activate {a}": 2,
+        "deactivate {a}": 1,
+        "use {a} on {b}": 2,
+        "pour {a} into {b}": 2,
+        "mix {a}": 1,
+        "connect {a} to {b}": 1,
+        "read {a}": 1,
+        "inventory": 0.5,
+        "look around": 0.5,
+        "wait1": 0.5,
+        "take {a}": 0.5,
+    },
+    look="look around",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScienceSettings:
+    """Which families, how hard, and which fold judges.
+
+    Attributes:
+        families: such as ``find-living-thing+boil``, as the benchmark names them; empty takes all thirty.
+        simplifications: ``easy`` opens doors and containers and more; as the benchmark names them, empty for none.
+        heldout_fold: the variations of held-out tasks: ``dev`` to choose by, ``test`` to report.
+    """
+
+    families: str = ""
+    simplifications: str = "easy"
+    heldout_fold: Literal["dev", "test"] = "test"
+
+
+class ScienceGame:
+    """One variation at a time, in this process, with a Java machine of its own (a ``SyncEnv``; play it in a worker).
+
+    Args:
+        privileged: also give ``admissible_commands`` (what may be done with what is in reach; a few of these are
+            refused, as listing exactly those that are not takes a tenth of a second), ``policy_commands`` (what is
+            left of the gold path), ``inventory`` and ``entities`` in ``Observation.privileged``.
+    """
+
+    def __init__(self, privileged: bool = False) -> None:
+        self._privileged = privileged
+        self._java: Any = None
+        self._plans: dict[tuple[str, int, str], list[str]] = {}  # finding one can take a second and more
+        self._running = False
+        self._score = 0.0
+        self._plan: list[str] = []
+        self._room = ""
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the variation that ``task.spec`` names. ``seed`` changes nothing."""
+        self._running = False
+        if self._java is None:
+            self._java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
+        which = (task.spec["family"], int(task.spec["variation"]), task.spec["simplifications"])
+        unknown = self._privileged and which not in self._plans
+        self._java.load(*which, generateGoldPath=unknown)
+        text, _ = self._java.reset()
+        if unknown:
+            self._plans[which] = list(self._java.get_gold_action_sequence())
+        self._plan = self._plans.get(which, [])
+        self._running, self._score, self._room = True, 0.0, _room(text)
+        return self._observe(f"{self._java.get_task_description()}\n{text}")
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the episode is over.
+        """
+        if not self._running:
+            raise RuntimeError("no task is running: reset first")
+        command = " ".join(action.encode("utf-8", "replace").decode().split())
+        server = self._java.server  # the package's own step lists all valid commands, a tenth of a second each time
+        if _META.fullmatch(command.lower()):
+            return StepResult(self._observe("No known action matches that input."), 0.0, False, False)
+        text = str(server.step(command))
+        score = float(server.getScore())
+        ended = bool(server.getCompleted()) or score < 0
+        reward = max(score, 0.0) - self._score if score >= 0 else 0.0
+        self._score, self._running = max(score, 0.0), not ended
+        self._follow(command)
+        return StepResult(self._observe(text), reward, ended, False)
+
+    def close(self) -> None:
+        self._running = False
+        if self._java is not None:
+            self._java.close()
+            self._java = None
+
+    def _follow(self, command: str) -> None:
+        """What is left of the plan: its next command was done, a walk aside is taken back, anything else is ignored."""
+        if not self._privileged:
+            return
+        before, self._room = self._room, _room(str(self._java.server.freeActionLook())) or self._room
+        if self._plan and command == self._plan[0]:
+            self._plan = self._plan[1:]
+        elif before != self._room:
+            self._plan = [f"go to {before}", *self._plan]
+
+    def _observe(self, text: str) -> Observation:
+        hidden: dict[str, object] = {}
+        if self._privileged:
+            things = [str(name) for name in self._java.server.getPossibleObjects() if name not in ("agent", "air")]
+            rooms = sorted({match[1] or match[2] for match in map(_DOOR.fullmatch, things) if match})
+            here = [name for name in things if name not in rooms and not _DOOR.fullmatch(name) and name != self._room]
+            commands = [f"{verb} {room}" for room in rooms for verb in ("go to", "open door to")]
+            commands += [form.format(name) for name in here for form in _HANDS]
+            commands += [f"move {a} to {b}" for a in here for b in here if a != b and b.endswith(("box", "pot"))]
+            hidden = {
+                "admissible_commands": [*commands, "look around", "inventory"],
+                "policy_commands": list(self._plan),
+                "inventory": without_layout(str(self._java.inventory())),
+                "entities": sorted({*here, *rooms}),
+            }
+        return Observation(without_layout(text), hidden)
+
+
+def _room(text: str) -> str:
+    found = _PLACE.search(text)
+    return found[1] if found else ""
+
+
+class ScienceWorld:
+    """``env=scienceworld`` (a ``World``)."""
+
+    name: ClassVar[str] = "scienceworld"
+    settings: ClassVar[type[ScienceSettings]] = ScienceSettings
+    invalid: ClassVar[str] = INVALID
+
+    def __init__(self) -> None:
+        with_java("scienceworld", EXTRA)
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: ScienceSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Draws variations of the folds, from every family as many as from the others while it has some.
+
+        Raises:
+            UserError: there is no such family or simplification, or the families have not so many variations.
+        """
+        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = read_tasks(folder)
+        more = {"simplifications": data["made_by"]["settings"]["simplifications"]}
+        splits = {
+            split: [Task(f"sw-{t['family']}-{t['variation']}", {**t, **more}) for t in tasks]
+            for split, tasks in data["splits"].items()
+        }
+        return PooledTasks(splits, partial(ScienceGame, privileged=privileged), workers)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[str, list[int]]]:
+    """Per fold and family, the benchmark's variations.
+
+    Raises:
+        UserError: there is no such family or simplification.
+    """
+    java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
+    try:
+        known = list(java.get_task_names())
+        families = settings.families.split("+") if settings.families else known
+        if unknown := [name for name in families if name not in known]:
+            raise UserError(f"ScienceWorld has no family '{unknown[0]}'; it has {', '.join(known)}")
+        easier = {"easy", *java.get_possible_simplifications()}
+        if strange := [name for name in settings.simplifications.split(",") if name and name not in easier]:
+            raise UserError(f"ScienceWorld has no simplification '{strange[0]}'; it has {', '.join(sorted(easier))}")
+        found: dict[str, dict[str, list[int]]] = {fold: {} for fold in folds}
+        for family in families:
+            java.load(family, 0, "")
+            for fold in folds:
+                found[fold][family] = list(getattr(java, f"get_variations_{fold}")())
+        return found
+    finally:
+        java.close()
+
+
+def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> list[dict[str, str]]:
+    rng = random.Random(order)
+    left = {family: rng.sample(list(numbers), len(numbers)) for family, numbers in variations.items()}
+    drawn: list[dict[str, str]] = []
+    while len(drawn) < count and any(left.values()):
+        for family, numbers in left.items():
+            if numbers and len(drawn) < count:
+                drawn.append({"family": family, "variation": str(numbers.pop())})
+    return drawn
+
+
+def _drawn(
+    settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[dict[str, str]]]:
+    folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
+    variations = _variations(settings, set(folds.values()))
+    splits: dict[str, list[dict[str, str]]] = {}
+    for split, count in counts.items():
+        splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", seed))
+        if len(splits[split]) < count:
+            raise UserError(
+                f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
+                f"{folds[split]}, not games.{split}={count}"
+            )
+        progress(sum(map(len, splits.values())), sum(counts.values()))
+    return splits

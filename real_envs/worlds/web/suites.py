@@ -1,0 +1,130 @@
+"""Any suite of BrowserGym as a world: WebArena, WorkArena, AssistantBench and their like.
+
+``env=browsergym env.options.suite=webarena`` plays what ``browsergym.webarena`` registers, when its servers and the
+variables that it reads are there (see the suite's own manual). A task is one of the suite's ids, or an id and a seed
+where seeds matter (``env.options.seeds``). ``pip install 'imagination[browsergym]' browsergym-webarena``.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from real_envs.env import Agent, Task
+from real_envs.errors import UserError
+from real_envs.screens import FOLDER
+from real_envs.scripted_agents import mixture
+from real_envs.seeding import derive_seed
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.generated import read_tasks, write_tasks
+from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
+from real_envs.worlds.web.chromium import find_chromium, load_suite
+
+STEP_TIMEOUT, RESET_TIMEOUT = 60.0, 120.0  # seconds; a page from far away may take its time
+
+
+@dataclass(frozen=True, slots=True)
+class BrowserSettings:
+    """Which environments of BrowserGym, and how the browser waits.
+
+    Attributes:
+        suite: ``browsergym.<suite>`` registers them, such as ``webarena``, ``workarena`` or ``miniwob``.
+        match: a regular expression that their ids match from the beginning, without ``browsergym/``; empty takes all.
+        seeds: seeds an id, for suites where they make different tasks; 1 takes each id once.
+        actions: BrowserGym's sets of actions with ``+`` between them.
+        delay: seconds after an action before the page is read.
+        screenshots: whether a PNG file is kept for each turn.
+    """
+
+    suite: str = "webarena"
+    match: str = ""
+    seeds: int = 1
+    actions: str = "bid+nav+tab+chat+infeas"
+    delay: float = 0.5
+    screenshots: bool = True
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+", self.suite):
+            raise ValueError(f"suite wants a name such as webarena, got {self.suite!r}")
+        if self.seeds < 1 or self.delay < 0:
+            raise ValueError("seeds must be at least 1 and delay at least 0")
+        try:
+            re.compile(self.match)
+        except re.error as error:
+            raise ValueError(f"match is no regular expression: {error}") from error
+
+
+class BrowserGym:
+    """``env=browsergym`` (a ``World``)."""
+
+    name: ClassVar[str] = "browsergym"
+    settings: ClassVar[type[BrowserSettings]] = BrowserSettings
+    invalid: ClassVar[str] = INVALID
+    elsewhere: ClassVar[bool] = False  # a number that is right on one page is nothing on another
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: BrowserSettings,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
+
+        Raises:
+            UserError: there is no Chromium, no such suite, or it has not so many tasks.
+        """
+        find_chromium()
+        write_tasks(folder, settings, seed, counts, partial(_deal, settings, counts, seed, progress))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        data = read_tasks(folder)
+        settings = BrowserSettings(**data["made_by"]["settings"])
+        look = BrowserLook(settings.suite, settings.actions, settings.delay)
+        game = partial(BrowserGame, look, None, pictures_of(folder) if settings.screenshots else None, privileged)
+        return PooledTasks(tasks_of(data["splits"]), game, workers, STEP_TIMEOUT, RESET_TIMEOUT)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        return mixture(elsewhere, LANGUAGE)
+
+
+def pictures_of(folder: Path) -> Path:
+    """Where the episodes of the tasks in ``folder`` keep their pictures."""
+    return folder.resolve() / FOLDER
+
+
+def tasks_of(splits: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Task]]:
+    """Tasks of ids and seeds, such as ``miniwob.click-tab/s7``."""
+    return {
+        split: [Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)}) for name, seed in chosen]
+        for split, chosen in splits.items()
+    }
+
+
+def _deal(
+    settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+) -> dict[str, list[tuple[str, int]]]:
+    ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
+    tasks = [(name, k) for name in ids for k in range(settings.seeds)]
+    rng = random.Random(derive_seed(f"browsergym/{settings.suite}", seed))
+    order = {name: rng.random() for name in ids}
+    tasks.sort(key=lambda task: (order[task[0]], task[1]))
+    splits: dict[str, list[tuple[str, int]]] = {}
+    for split, count in counts.items():
+        taken = {name for chosen in splits.values() for name, _ in chosen}
+        left = [task for task in tasks if task[0] not in taken]
+        if len(left) < count:
+            raise UserError(
+                f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
+                f"games.{split}={count}"
+            )
+        splits[split] = left[:count]
+        progress(sum(map(len, splits.values())), sum(counts.values()))
+    return splits

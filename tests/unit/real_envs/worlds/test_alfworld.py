@@ -1,0 +1,196 @@
+"""ALFWorld's own game files, where they lie beside the project. If these fail, other households decide."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from real_envs.check import check_env
+from real_envs.errors import UserError
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.alfworld import (
+    GAME,
+    Alfworld,
+    AlfworldGame,
+    AlfworldSettings,
+    Names,
+    Translations,
+    clean,
+    world_facts,
+)
+from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
+
+DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "alfworld"
+PROBLEM = """(:init (receptacleType Desk_bar__plus_02_dot_32 DeskType)
+(inReceptacle Mug_bar__minus_01 Desk_bar__plus_02_dot_32)
+(inReceptacle Mug_bar__plus_03 Drawer_bar__plus_01) (receptacleAtLocation Desk_bar__plus_02_dot_32 loc_bar_8_bar_2))"""
+
+played = pytest.mark.skipif(not DATA.is_dir(), reason="the games of ALFWorld are not beside this checkout")
+
+
+def generated(folder: Path, counts: dict[str, int], **settings: str) -> PooledTasks:
+    world = Alfworld()
+    world.generate(folder, counts, 0, AlfworldSettings(**settings), lambda done, total: None, 1)
+    return world.open(folder, True, 1)
+
+
+def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None:
+    names = Names(PROBLEM)
+    assert names.things == ["desk 1", "drawer 1", "mug 1", "mug 2"]
+    text = "You arrive at loc_bar_8_bar_2. On the desk_bar__plus_02_dot_32, you see a mug_bar__minus_01."
+    assert clean(names.plain(text)) == "On the desk 1, you see a mug 1."
+    assert names.raw("take mug 2 from drawer 1") == "take mug_bar__plus_03 from drawer_bar__plus_01"
+    assert names.raw("take mug 9 from lake 1") == "take mug 9 from lake 1"  # the game then says that nothing happens
+    asked = PROBLEM + "(:goal (and (inReceptacle ?o ?r)))"
+    assert world_facts(PROBLEM) == world_facts(asked) == ("mug 1 in desk 1", "mug 2 in drawer 1")
+
+
+PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "
+PLACED += "(receptacleType ?r DeskType) {more}"
+HOUSE = [
+    ("objecttype", "mug_1", "mugtype"),
+    ("objecttype", "mug_2", "mugtype"),
+    ("objecttype", "pen_1", "pentype"),
+    ("objecttype", "lamp_1", "desklamptype"),
+    ("receptacletype", "drawer_1", "drawertype"),
+    ("receptacletype", "desk_1", "desktype"),
+    ("receptacletype", "sink_1", "sinkbasintype"),
+    ("receptacleatlocation", "drawer_1", "loc_1"),
+    ("receptacleatlocation", "desk_1", "loc_2"),
+    ("receptacleatlocation", "sink_1", "loc_3"),
+    ("inreceptacle", "mug_1", "drawer_1"),
+    ("inreceptacle", "mug_2", "sink_1"),
+    ("inreceptacle", "lamp_1", "desk_1"),
+    ("openable", "drawer_1"),
+    ("atlocation", "agent", "loc_9"),
+]
+
+
+def test_goals_of_all_shapes_are_read() -> None:
+    assert read_goal(f"(:goal (and {PLACED.format(more='')}") == Goal("mugtype", "desktype")
+    cleaned = read_goal(f"(:goal (and {PLACED.format(more='(isClean ?o)')}")
+    assert cleaned == Goal("mugtype", "desktype", change="clean")
+    two = read_goal(f"(:goal (and {PLACED.format(more='(objectType ?o2 MugType) (receptacleType ?r DeskType)')}")
+    assert two == Goal("mugtype", "desktype", count=2)
+    lit = "(:goal (and (objectType ?ot DeskLampType) (isToggled ?ot) (objectType ?o PenType) (holds ?a ?o)"
+    assert read_goal(lit) == Goal("pentype", lamp="desklamptype")
+    assert read_goal("(:goal (and (opened ?r)))") is None
+
+
+def test_a_plan_is_written_from_any_state() -> None:
+    brought = ["go to sink_1", "take mug_2 from sink_1", "go to desk_1", "put mug_2 in/on desk_1"]
+    assert commands(Goal("mugtype", "desktype"), Facts(HOUSE)) == brought
+    more = ["go to drawer_1", "open drawer_1", "take mug_1 from drawer_1", "go to desk_1", "put mug_1 in/on desk_1"]
+    assert commands(Goal("mugtype", "desktype", count=2), Facts(HOUSE)) == brought + more
+    clean_it = [*brought[:2], "clean mug_2 with sink_1", *brought[2:]]  # it is at the sink already
+    assert commands(Goal("mugtype", "desktype", change="clean"), Facts(HOUSE)) == clean_it
+    # another thing is in the hand, and the drawer stands open before us
+    aside = [fact for fact in HOUSE if fact[0] != "atlocation"]
+    aside += [("atlocation", "agent", "loc_1"), ("opened", "drawer_1"), ("holds", "agent", "pen_1")]
+    assert commands(Goal("mugtype", "desktype"), Facts(aside)) == ["put pen_1 in/on drawer_1", *brought]
+    held = [*HOUSE, ("holds", "agent", "pen_1")]
+    assert commands(Goal("pentype", lamp="desklamptype"), Facts(held)) == ["go to desk_1", "use lamp_1"]
+    assert commands(Goal("pentype", "desktype"), Facts(HOUSE)) == []  # the pen is nowhere
+    assert commands(Goal("mugtype", "bedtype"), Facts(HOUSE)) == []
+
+
+def test_a_game_is_translated_once() -> None:
+    asked: list[str] = []
+
+    def translate(domain: str, problem: str, verbose: bool) -> tuple[str, str]:
+        asked.append(problem)
+        return f"task of {problem}", f"sas of {problem}"
+
+    known = Translations(translate)
+    for _ in range(2):
+        assert known("domain", "a") == known("domain", "a", verbose=False, optimize=True) == ("task of a", "sas of a")
+        assert known("domain", "b")[1] == "sas of b"
+    assert asked == ["a", "b"]
+
+
+def test_what_is_wrong_with_the_games_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)
+    with pytest.raises(UserError, match="where are the games of ALFWorld"):
+        generated(tmp_path / "games", {"train": 1})
+    with pytest.raises(UserError, match="train is missing"):
+        generated(tmp_path / "games", {"train": 1}, data=str(tmp_path))
+    torn = tmp_path / "train" / "pick_and_place_simple-Mug" / "trial_T1" / GAME
+    torn.parent.mkdir(parents=True)
+    torn.write_text('{"pddl_problem": "(define')
+    with pytest.raises(UserError, match=f"{GAME} is no game of ALFWorld, or torn: JSONDecodeError"):
+        generated(tmp_path / "games", {"train": 1}, data=str(tmp_path))
+    torn.write_text(json.dumps({"pddl_problem": PROBLEM}))
+    with pytest.raises(UserError, match=r"has 1 games for 'train', not games\.train=2"):
+        generated(tmp_path / "games", {"train": 2}, data=str(tmp_path))
+    with pytest.raises(ValueError, match="share the split valid_seen"):
+        AlfworldSettings(train="train+valid_seen")
+    assert not (tmp_path / "games" / "games.json").exists()
+
+
+@played
+def test_the_plan_solves_and_splits_do_not_meet(tmp_path: Path) -> None:
+    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
+    tasks = generated(tmp_path, {"train": 3, "heldout": 2}, data=str(DATA), train="train+valid_train")
+    train, heldout = tasks.tasks("train"), tasks.tasks("heldout")
+    asyncio.run(tasks.close())
+    assert len({t.id for t in (*train, *heldout)}) == 5
+    assert all("/valid_seen/" in t.id for t in heldout)
+    assert not any("/valid_seen/" in t.id for t in train)
+    game = AlfworldGame(privileged=True)
+    for task in (train[0], heldout[0]):
+        observation = game.reset(task)
+        assert "Your task is to:" in observation.text
+        assert "_bar_" not in observation.text
+        assert any(fact.partition(" in ")[2] in observation.text for fact in task.world_facts)
+        rewards: list[float | None] = []
+        for _ in range(60):
+            result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
+            observation = result.observation
+            assert "_bar_" not in observation.text
+            rewards.append(result.reward)
+            if result.terminated:
+                break
+        assert result.terminated
+        assert (sum(map(bool, rewards)), rewards[-1]) == (1, 1.0)
+    with pytest.raises(RuntimeError, match="not running"):
+        game.step("look")
+    observation, rng = game.reset(train[1]), random.Random(0)
+    for _ in range(15):  # whatever was done before, the plan is one from where one stands
+        result = game.step(rng.choice(observation.privileged["admissible_commands"]))  # type: ignore[arg-type]
+        observation = result.observation
+    for _ in range(30):
+        result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
+        observation = result.observation
+        if result.terminated:
+            break
+    assert (result.terminated, result.reward) == (True, 1.0)
+    assert game.reset(heldout[0]).text == game.reset(heldout[0]).text
+    assert game.step("dance with mug 1").observation.text == "Nothing happens."
+    game.close()
+
+
+@played
+def test_it_keeps_the_protocol(tmp_path: Path) -> None:
+    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
+    tasks = generated(tmp_path, {"train": 1}, data=str(DATA))
+    task = tasks.tasks("train")[0]
+    game = AlfworldGame(privileged=True)
+    plan: list[str] = []
+    observation = game.reset(task)
+    while commands := observation.privileged["policy_commands"]:
+        plan.append(commands[0])  # type: ignore[index]
+        observation = game.step(plan[-1]).observation
+    game.close()
+
+    async def check() -> list[str]:
+        try:
+            return await check_env(tasks.make_env(), task, ["look", "go to the moon", *plan])
+        finally:
+            await tasks.close()
+
+    assert asyncio.run(check()) == []

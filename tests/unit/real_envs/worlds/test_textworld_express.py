@@ -1,0 +1,162 @@
+"""The real games in Java. If these fail, dreams are compared with something else than TextWorldExpress."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from real_envs.check import check_env
+from real_envs.env import Task
+from real_envs.scripted_agents import Expert, Noisy
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.textworld_express import (
+    FOLDS,
+    INVALID,
+    LANGUAGE,
+    ExpressSettings,
+    TextWorldExpress,
+    TextWorldExpressGame,
+)
+
+pytest.importorskip("textworld_express", reason="pip install 'imagination[textworld-express]'")
+GAMES = ("coin", "mapreader", "twc", "sorting", "arithmetic", "cookingworld")
+SMALL = "numLocations=3,includeDoors=0,numDistractorItems=0"
+
+
+@pytest.fixture(scope="module")
+def game() -> TextWorldExpressGame:
+    return TextWorldExpressGame(privileged=True)
+
+
+def tasks(folder: Path, counts: dict[str, int], seed: int = 0, **settings: str) -> dict[str, list[Task]]:
+    world = TextWorldExpress()
+    world.generate(folder, counts, seed, ExpressSettings(**settings), lambda done, total: None, 1)  # type: ignore[arg-type]
+    opened = world.open(folder, False, 1)
+    return {split: list(opened.tasks(split)) for split in counts}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_gold_path_solves_and_its_rewards_total_one(name: str, game: TextWorldExpressGame) -> None:
+    observation = game.reset(ExpressSettings(game=name).task("train", 3))  # type: ignore[arg-type]
+    total, results = 0.0, []
+    for _ in range(60):
+        result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
+        observation, total = result.observation, total + (result.reward or 0.0)
+        results.append(result)
+        if result.terminated:
+            break
+    assert results[-1].terminated
+    assert total == pytest.approx(1.0)
+    assert all(not r.truncated and (r.reward or 0.0) >= 0 for r in results)
+
+
+def test_a_task_that_is_failed_ends_without_a_reward(game: TextWorldExpressGame) -> None:
+    """Arithmetic with the wrong answer in the box: what was earned before stays below the 1 of a solved task."""
+    start = game.reset(ExpressSettings(game="arithmetic").task("train", 3))
+    right = next(name for name in start.privileged["policy_commands"] if name.startswith("put "))  # type: ignore[attr-defined]
+    wrong = next(
+        name for name in start.privileged["admissible_commands"]  # type: ignore[attr-defined]
+        if name.startswith("take ") and name[5:] not in right and name != "take math problem"
+    )  # fmt: skip
+    game.step(wrong)
+    failed = game.step(f"put {wrong[5:]} in box")
+    assert (failed.terminated, failed.reward) == (True, 0.0)
+    with pytest.raises(RuntimeError, match="reset first"):
+        game.step("look around")
+
+
+def test_an_invalid_action_is_an_ordinary_step_that_says_so(game: TextWorldExpressGame) -> None:
+    start = game.reset(ExpressSettings().task("train", 1))
+    result = game.step("dance with the stove")
+    assert re.match(INVALID, result.observation.text)
+    assert (result.reward, result.terminated, result.truncated) == (0.0, False, False)
+    assert result.observation.privileged["policy_commands"] == start.privileged["policy_commands"]
+
+
+def test_a_step_aside_is_taken_back_by_the_plan(game: TextWorldExpressGame) -> None:
+    start = game.reset(ExpressSettings(params="numLocations=5,includeDoors=0").task("train", 7))
+    plan = list(start.privileged["policy_commands"])  # type: ignore[call-overload]
+    aside = next(c for c in start.privileged["admissible_commands"] if c.startswith("move ") and c != plan[0])  # type: ignore[attr-defined]
+    back = {"north": "south", "south": "north", "east": "west", "west": "east"}[aside.removeprefix("move ")]
+    moved = game.step(aside)
+    assert moved.observation.privileged["policy_commands"] == [f"move {back}", *plan]
+
+
+def test_the_environment_keeps_the_protocol_and_repeats_itself() -> None:
+    task = ExpressSettings(game="twc", params="numLocations=1,numItemsToPutAway=1").task("train", 5)
+
+    async def check() -> list[str]:
+        made = PooledTasks({"train": [task]}, partial(TextWorldExpressGame, privileged=True), workers=2)
+        env = made.make_env()
+        plan = (await env.reset(task, 0)).privileged["policy_commands"]
+        await env.close()
+        fresh = made.make_env()
+        try:
+            return await check_env(fresh, task, plan)  # type: ignore[arg-type]
+        finally:
+            await fresh.close()
+            await made.close()
+
+    assert asyncio.run(check()) == []
+
+
+def test_splits_are_of_their_folds_and_share_no_game(tmp_path: Path, game: TextWorldExpressGame) -> None:
+    made = tasks(tmp_path, {"train": 12, "dev": 4, "heldout": 4}, params=SMALL, heldout_fold="test")
+    for split, fold in (("train", "train"), ("dev", "dev"), ("heldout", "test")):
+        assert all(int(task.spec["seed"]) in FOLDS[fold] and task.spec["fold"] == fold for task in made[split])
+    starts = [game.reset(task).text for of_split in made.values() for task in of_split]
+    assert len(set(starts)) == len(starts) == 20
+    assert all(start.startswith("Your task is to ") for start in starts)
+
+
+def test_tasks_are_the_same_for_the_same_seed_and_kept_where_they_are(tmp_path: Path) -> None:
+    first = tasks(tmp_path / "a", {"train": 3}, params=SMALL)
+    written = (tmp_path / "a" / "games.json").stat().st_mtime_ns
+    assert tasks(tmp_path / "a", {"train": 3}, params=SMALL) == first
+    assert (tmp_path / "a" / "games.json").stat().st_mtime_ns == written
+    assert tasks(tmp_path / "b", {"train": 3}, params=SMALL) == first
+    assert tasks(tmp_path / "c", {"train": 3}, seed=1, params=SMALL) != first
+    assert json.loads((tmp_path / "a" / "games.json").read_text())["made_by"]["settings"]["params"] == SMALL
+
+
+def test_a_game_without_so_many_instances_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"too few different games for 40 .* found among"):
+        tasks(tmp_path, {"train": 40}, params="numLocations=1,includeDoors=0,numDistractorItems=0")
+
+
+@pytest.mark.parametrize("params", ["numLocations", "numLocations=many", "a=1;b=2"])
+def test_parameters_that_cannot_be_read_are_refused(params: str) -> None:
+    with pytest.raises(ValueError, match="params wants"):
+        ExpressSettings(params=params)
+
+
+def test_scripted_agents_differ_in_skill(game: TextWorldExpressGame) -> None:
+    """Over twenty instances: the expert solves all, a very noisy one fewer, and its mistakes are of this world."""
+
+    async def play(agent: Expert | Noisy, seed: int) -> tuple[bool, list[str]]:
+        observation = game.reset(
+            ExpressSettings(game="mapreader", params="numLocations=8,maxDistanceApart=2").task("train", seed)
+        )
+        actor, said, total = agent.start(observation, seed), [], 0.0
+        for _ in range(30):
+            said.append(await actor.act())
+            result = game.step(said[-1])
+            total += result.reward or 0.0
+            if result.terminated:
+                break
+            actor.observe(result.observation)
+        return total > 0.99, said
+
+    def solved(agent: Expert | Noisy) -> tuple[int, list[str]]:
+        played = [asyncio.run(play(agent, seed)) for seed in range(20)]
+        return sum(won for won, _ in played), [action for _, actions in played for action in actions]
+
+    expert, _ = solved(Expert(language=LANGUAGE))
+    noisy, said = solved(Noisy(0.8, None, LANGUAGE))
+    assert expert == 20 > noisy
+    assert any(action.startswith("move ") for action in said)
