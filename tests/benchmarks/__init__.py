@@ -4,14 +4,14 @@
 with ``table``. ``ARGS=--quick`` does everything once and small, to see that it works: its ratios mean nothing. Each
 benchmark is also a command of its own, ``python -m tests.benchmarks.<name>``, with ``--help``.
 
-``rollouts``       dreamed turns against ``generate`` and vLLM, random models (``race``, ``dreaming``, ``limits``)
+``rollouts``       dreamed turns against ``generate`` and vLLM, random models (``race``, ``dreaming``)
 ``dreams``         the same engine with and without drafts, models trained on TextWorld
-``trl_update``     rows to weights, against TRL: ``update_data`` makes rows, ``update_ours`` and ``update_trl`` learn
+``trl_update``     rows to weights, against TRL: ``update_ours`` makes rows and learns, as ``update_trl`` does
 ``trl_iteration``  play and learn, against TRL: ``zoo`` is the world, ``zoo_clone`` the policy that both start from
 ``gpu``            dreams and updates of a model of half a billion parameters
 
 Nothing here is asserted in a test as seconds. Opponents live in environments of their own: vLLM and TRL must not decide
 what we run with; TRL shares torch, transformers and all other pins with us. Each side runs in processes of its own, in
 turns, so that neither suffers what the other left behind (threads, memory, caches). ``measure``, ``machine`` and
-``result`` hold what all share.
+``table`` hold what all share.
 """

@@ -13,7 +13,6 @@ What exists is not done again. Writes ``<out>/table.md`` after every part; ``--t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
@@ -38,7 +37,16 @@ from policy.lm.backbone import load_checkpoint, save_checkpoint
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 from real_envs.world import find_world
-from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
+from tests.benchmarks.study import (
+    DASH,
+    estimate,
+    markdown,
+    options_and_settings,
+    settings_of,
+    skip_failed,
+    study_options,
+    write_files,
+)
 from worldmodel.evaluation.intervals import Estimate, proportion
 from worldmodel.evaluation.transitions import Judged, judge
 
@@ -62,20 +70,17 @@ PART = "base_part.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/base-table"))
+    parser = study_options(__doc__, "outputs/base-table", [0, 1, 2])
     parser.add_argument("--worlds", nargs="+", default=[*WORLDS])
     parser.add_argument("--tokens", type=int, nargs="+", default=BUDGETS)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--models", nargs="+", default=[SCRATCH, "base=base"], help="scratch, or <name>=<checkpoint>")
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
     models = {name: where for name, _, where in (model.partition("=") for model in options.models)}
     failed: list[str] = []
     for world in [] if options.table else options.worlds:
         overrides = settings_of(world, settings, options.worlds)
         config = load_config([*WORLDS[world], *overrides, "worldmodel.rules=off"], Config)
-        with going_on(world, failed):
+        with skip_failed(world, failed):
             source = prepared_run(config, options.out / world, 0, until="collect")
             for seed in options.seeds:
                 for tokens in options.tokens:
@@ -143,23 +148,21 @@ def write_table(out: Path) -> str:
     rows: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for part in parts:
         rows.setdefault((part["world"], part["model"], part["tokens"]), []).append(part)
-    lines = [f"| world | model | tokens | {' | '.join(KINDS)} | seeds | seconds |", "|---" * (len(KINDS) + 5) + "|"]
+    lines = []
     for (world, model, tokens), found in sorted(rows.items()):
         cells = [_cell([part["exact"][kind] for part in found]) for kind in KINDS]
         seconds = fmean(part["seconds"] for part in found)
-        lines.append(f"| {world} | {model} | {tokens:,} | {' | '.join(cells)} | {len(found)} | {seconds:.0f} |")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", "\n".join(lines) + "\n")
-    return "\n".join(lines)
+        lines.append([world, model, f"{tokens:,}", *cells, len(found), f"{seconds:.0f}"])
+    return write_files(out, table=markdown(["world", "model", "tokens", *KINDS, "seeds", "seconds"], lines))
 
 
 def _cell(estimates: Sequence[dict[str, Any]]) -> str:
     """The mean over seeds, and the widest of their intervals over tasks."""
     known = [e for e in estimates if e["value"] is not None]
     if not known:
-        return "–"
-    low, high = (pick(e["ci95"][k] for e in known) for k, pick in enumerate((min, max)))
-    return f"{fmean(e['value'] for e in known):.2f} [{low:.2f}, {high:.2f}]"
+        return DASH
+    ends = [pick(e["ci95"][k] for e in known) for k, pick in enumerate((min, max))]
+    return estimate(fmean(e["value"] for e in known), ends)
 
 
 if __name__ == "__main__":

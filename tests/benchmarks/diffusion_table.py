@@ -22,12 +22,10 @@ again, and a fit that was interrupted goes on where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import json
 import shutil
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -50,9 +48,16 @@ from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
-from real_envs.errors import hides_traceback
 from real_envs.files import write_atomically
-from tests.benchmarks.arguments import options_and_settings, settings_of
+from tests.benchmarks.study import (
+    DASH,
+    markdown,
+    options_and_settings,
+    settings_of,
+    skip_failed,
+    study_options,
+    write_files,
+)
 from worldmodel.diffusion.engine import CanvasEngine
 from worldmodel.diffusion.world_model import DiffusionWorldModel
 
@@ -88,40 +93,31 @@ SIZE = ["fit.steps=500"]
 QUICK = ["games.train=2", "games.heldout=1", "fit.steps=2", "fit.copying_steps=1", "worldmodel.hidden=32"]
 PART = "part.json"
 HEAD = (
-    "| world | kind | seed | fit, s | exact | reward P / R | ECE | ECE calibrated | malformed | exact, new games "
-    "| reward P / R, new games | tokens a turn | dreamed turns/s | without drafts | passes a turn |\n"
-    + "|---" * 15
-    + "|"
+    *("world", "kind", "seed", "fit, s", "exact", "reward P / R", "ECE", "ECE calibrated", "malformed"),
+    *("exact, new games", "reward P / R, new games", "tokens a turn", "dreamed turns/s", "without drafts"),
+    "passes a turn",
 )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/diffusion"))
+    parser = study_options(__doc__, "outputs/diffusion", [0])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(
         parser, "all parts or, such as alfworld:env.options.data=..., of one world"
     )
     torch.set_num_threads(1)
-    failed = 0
+    failed: list[str] = []
     for world, seed in [] if options.table else itertools.product(options.worlds, options.seeds):
         shared = [f"preset={world}", *WORLDS[world], *SIZE, *(QUICK if options.quick else []), f"seed={seed}"]
         shared += settings_of(world, settings, WORLDS)
         for kind in options.kinds:
-            try:
+            with skip_failed(f"{world}, {kind}, seed {seed}", failed):
                 make_part(kind, shared, part_folder(options.out, world, seed))
-            except Exception as error:
-                if not hides_traceback(error):
-                    raise
-                print(f"error: {world}, {kind}, seed {seed}: {error}", file=sys.stderr)
-                failed = 1
             write_table(options.out)
     print(write_table(options.out))
-    return failed
+    return int(bool(failed))
 
 
 def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
@@ -216,17 +212,13 @@ def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"*/seed-*/*/{PART}")]
     worlds, kinds = list(WORLDS), list(KINDS)
-    found = table(
-        sorted(parts, key=lambda part: (worlds.index(part["world"]), part["seed"], kinds.index(part["kind"])))
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", found)
-    return found
+    parts.sort(key=lambda part: (worlds.index(part["world"]), part["seed"], kinds.index(part["kind"])))
+    return write_files(out, table=table(parts))
 
 
 def table(parts: Sequence[Mapping[str, Any]]) -> str:
     """A line a part."""
-    lines = [HEAD]
+    rows, notes = [], []
     for part in parts:
         card, speed = part["world_model"], part["speed"]
         new, sampled = card["heldout_tasks"], card["calibration"]
@@ -247,23 +239,23 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
             f"{speed['without_drafts']:.0f}",
             tenth(speed["passes"]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
     for part in (part for part in parts if "actions" in part):
-        told = part["actions"]
-        lines += [
-            "",
-            f"{part['world']}, {part['kind']}, seed {part['seed']}: {told['right']:.2f} of {told['n']} actions between "
-            f"two held-out turns are named to the letter; the most usual one would be right in {told['usual']:.2f}.",
-        ]
-    return "\n".join(lines) + "\n"
+        found = part["actions"]
+        notes.append(
+            f"\n{part['world']}, {part['kind']}, seed {part['seed']}: {found['right']:.2f} of {found['n']} actions "
+            "between two held-out turns are predicted exactly; "
+            f"the most frequent one would be right in {found['usual']:.2f}.\n"
+        )
+    return "".join([markdown(HEAD, rows), *notes])
 
 
 def tenth(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return DASH if value is None else f"{value:.1f}"
 
 
 def number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return DASH if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from imagination.commands.clone import clone
 from imagination.commands.collect import collect
 from imagination.commands.fit_world_model import fit_world_model
 from tests.benchmarks.measure import arguments, run_worker
-from tests.benchmarks.result import Limit, table_row, write
+from tests.benchmarks.table import Limit, table_row, write
 
 _SHAPE = ("hidden=192", "layers=5", "heads=3", "kv_heads=1", "mlp=512", "context=2048")
 # A small vocabulary makes TextWorld's answers as long in tokens as those of richer worlds.

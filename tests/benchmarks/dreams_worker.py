@@ -25,8 +25,7 @@ from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.env import Task
 from real_envs.trajectory import Source, Trajectory
-from tests.benchmarks.dreaming import GenerateEngine
-from tests.benchmarks.limits import token_seconds
+from tests.benchmarks.dreaming import GenerateEngine, token_seconds
 from tests.benchmarks.measure import worker_files
 from worldmodel.text import TextWorldModel
 

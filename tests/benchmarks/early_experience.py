@@ -13,7 +13,6 @@ into ``<out>`` after every part.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -34,8 +33,17 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
-from tests.benchmarks.arguments import going_on, options_and_settings
-from worldmodel.evaluation.proportions import Proportion, difference_ci95
+from tests.benchmarks.study import (
+    DASH,
+    difference,
+    markdown,
+    options_and_settings,
+    run_once,
+    skip_failed,
+    study_options,
+    write_files,
+)
+from worldmodel.evaluation.proportions import Proportion
 
 REFUSALS = (
     "^(You can't|That's not|That's already|That's plainly|That can't|That doesn't|I didn't|I only|It isn't|What do you"
@@ -87,24 +95,21 @@ ARMS = (
     Arm("observations", "and what the world answers, weight 0.5", ("clone.observation_weight=0.5",)),
 )
 HEAD = (
-    "| policy | compared with | seeds | success, training games | held-out games | n | difference, held-out |\n"
-    "|---|---|---|---|---|---|---|"
+    *("policy", "compared with", "seeds", "success, training games", "held-out games", "n"),
+    "difference, held-out",
 )
 
 
 def main() -> int:
     names = [arm.name for arm in ARMS]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/early-experience"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser = study_options(__doc__, "outputs/early-experience", [0, 1])
     parser.add_argument("--arms", nargs="*", choices=names, default=names, help="none prepares the base alone")
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all arms")
     failed: list[str] = []
     for seed in [] if options.table else options.seeds:
         place = options.out / f"seed-{seed}"
-        with going_on(f"seed {seed}", failed):
-            make_base(part_config(seed, settings), place / "base")
+        with skip_failed(f"seed {seed}", failed):
+            run_once(part_config(seed, settings), place / "base", collect, fit_world_model)
             for arm in (arm for arm in ARMS if arm.name in options.arms):
                 print(f"== seed {seed}: {arm.name}", flush=True)
                 make_part(arm, part_config(seed, [*arm.settings, *settings]), place)
@@ -116,15 +121,6 @@ def main() -> int:
 
 def part_config(seed: int, settings: Sequence[str]) -> Config:
     return load_config([*SETTINGS, *settings, f"seed={seed}"], Config)
-
-
-def make_base(config: Config, folder: Path) -> None:
-    """Games, log and world model, as far as they are not there yet."""
-    for name, stage in (("collect", collect), ("fit_world_model", fit_world_model)):
-        if RunFolder(folder, config.seed).summary.get("done", {}).get(name) != fingerprint(config, name):
-            print(f"== seed {config.seed}: {name.replace('_', ' ')}", flush=True)
-            stage(config, folder)
-            give_back_memory()
 
 
 def make_part(arm: Arm, config: Config, place: Path) -> None:
@@ -153,39 +149,24 @@ def write_table(out: Path) -> str:
         arm.name: [json.loads(p.read_text()) for p in sorted(out.glob(f"seed-*/{arm.name}/result.json"))]
         for arm in ARMS
     }
-    told = table(found)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", told)
-    return told
+    return write_files(out, table=table(found))
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """A line an arm; differences are over the seeds that both arms have, paired by game."""
-    lines = [HEAD]
     titles = {arm.name: arm.title for arm in ARMS}
+    rows = []
     for arm in ARMS:
-        mine = found.get(arm.name, [])
-        seeds = {part["seed"] for part in mine} & {part["seed"] for part in found.get(arm.beside, [])}
+        own = found.get(arm.name, [])
+        seeds = {part["seed"] for part in own} & {part["seed"] for part in found.get(arm.beside, [])}
         one, other = (
-            pooled([p for p in found[name] if p["seed"] in seeds], "heldout") if seeds else Proportion(0, 0)
+            pooled([p for p in found[name] if p["seed"] in seeds], "heldout") if seeds else None
             for name in (arm.name, arm.beside)
         )
-        interval = difference_ci95(one, other)
-        difference = "–"
-        if interval is not None and one.rate is not None and other.rate is not None:
-            difference = f"{one.rate - other.rate:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]"
-        trained, held = pooled(mine, "train"), pooled(mine, "heldout")
-        cells = (
-            titles[arm.name],
-            titles.get(arm.beside, "–"),
-            str(len(mine)),
-            trained.cell,
-            held.cell,
-            str(held.n),
-            difference,
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        trained, held = pooled(own, "train"), pooled(own, "heldout")
+        beside = titles.get(arm.beside, DASH)
+        rows.append((arm.title, beside, len(own), trained.cell, held.cell, held.n, difference(one, other)))
+    return markdown(HEAD, rows)
 
 
 def pooled(parts: Sequence[dict[str, Any]], split: str) -> Proportion:

@@ -19,7 +19,6 @@ in it are those that learned there, each with a ``part.json``. ``table.md``, ``f
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -33,18 +32,15 @@ from imagination.commands.collect import collect
 from imagination.commands.experiments.variants import play_clone, train_arm
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.forecast import measures_of
-from imagination.runs.fingerprint import fingerprint
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from real_envs.errors import hides_traceback
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
-from tests.benchmarks.arguments import options_and_settings
-from tests.benchmarks.fidelity_figure import draw
-from tests.benchmarks.fidelity_table import ARMS, PART, forecast_data, read_parts, table
+from tests.benchmarks.fidelity_table import ARMS, PART, draw, forecast_data, read_parts, table
 from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant, planted
+from tests.benchmarks.study import options_and_settings, run_once, skip_failed, study_options, write_files
 
 SETTINGS = (
     *("preset=gymnasium", "train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1"),
@@ -58,26 +54,18 @@ TOKENIZER = ("vocab_size", "tokenizer_kind")  # of the summary: with these a run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/fidelity"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = study_options(__doc__, "outputs/fidelity", [0, 1, 2, 3, 4])
     names = [variant.name for variant in VARIANTS]
     parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT", help=" ".join(names))
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, overrides = options_and_settings(parser, "all parts")
-    failed = 0
+    failed: list[str] = []
     for seed in [] if options.table else options.seeds:
         for variant in (variant for variant in VARIANTS if variant.name in options.variants):
             print(f"== seed {seed}, {variant.name}", flush=True)
-            try:
+            with skip_failed(f"seed {seed}, {variant.name}", failed):
                 make_parts(options.out, seed, variant, overrides)
-            except Exception as error:
-                if not hides_traceback(error):
-                    raise
-                print(f"error: seed {seed}, {variant.name}: {error}", file=sys.stderr)
-                failed = 1
     print(write_tables(options.out, load_config([*SETTINGS, *overrides], Config)))
-    return failed
+    return int(bool(failed))
 
 
 def make_parts(out: Path, seed: int, variant: Variant, overrides: list[str]) -> None:
@@ -122,8 +110,7 @@ def make_parts(out: Path, seed: int, variant: Variant, overrides: list[str]) -> 
 
 def _base(config: Config, folder: Path) -> dict[str, Any]:
     """The log, the full world model and the clone of a seed; how the clone does in reality (``clone.json``)."""
-    for name, stage in (("collect", collect), ("fit_world_model", fit_world_model), ("clone", clone)):
-        _once(config, folder, name, stage)
+    run_once(config, folder, collect, fit_world_model, clone)
     path = folder / "clone.json"
     if not path.exists():
         write_atomically(path, json.dumps(play_clone(config, folder), indent=1))
@@ -141,7 +128,7 @@ def _world(config: Config, base: Path, folder: Path, variant: Variant) -> None:
         write_log(base / "log", folder / "log", variant, config.seed)
         made = RunFolder(base, config.seed).summary
         run.update({**{key: made[key] for key in TOKENIZER}, "copied": True})
-    _once(config, folder, "fit_world_model", fit_world_model)
+    run_once(config, folder, fit_world_model)
 
 
 def write_log(source: Path, target: Path, variant: Variant, seed: int) -> None:
@@ -153,12 +140,6 @@ def write_log(source: Path, target: Path, variant: Variant, seed: int) -> None:
     TrajectoryStore.create(target, store.splits, store.meta).append([*train, *store.read("heldout")])
 
 
-def _once(config: Config, folder: Path, name: str, stage: Any) -> None:
-    if RunFolder(folder, config.seed).summary.get("done", {}).get(name) != fingerprint(config, name):
-        stage(config, folder)
-        give_back_memory()
-
-
 def _audited(config: Config, folder: Path, policy: Path) -> dict[str, Any]:
     """The audit of the run's world model by what one policy does."""
     config.audit.policies = [str(policy)]
@@ -168,14 +149,14 @@ def _audited(config: Config, folder: Path, policy: Path) -> dict[str, Any]:
 def write_tables(out: Path, config: Config) -> str:
     """``table.md``, ``fidelity.png`` and ``forecast.json`` of all parts that are there; what the first says."""
     parts = read_parts(out)
-    found = table(parts)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", found)
+    files = {"table": table(parts)}
     if parts:
-        known = forecast_data(parts, config.env.name, config.env.options)
-        write_atomically(out / "forecast.json", json.dumps(known, indent=1) + "\n")
+        forecast = forecast_data(parts, config.env.name, config.env.options)
+        files["forecast"] = json.dumps(forecast, indent=1) + "\n"
+    text = write_files(out, **files)
+    if parts:
         draw(parts, out / "fidelity.png")
-    return found
+    return text
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the parts of ``make fidelity`` have found: a line a variant, which measure tells most, and ``forecast.json``.
+"""The tables, the picture and ``forecast.json`` of ``make fidelity``.
 
 A part is one world model and one policy that learned in it, as ``part.json`` in its folder has it.
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 from imagination.evaluation.forecast import MEASURES, Measure
 from tests.benchmarks.fidelity_variants import VARIANTS
-from tests.benchmarks.transfer import pooled
+from tests.benchmarks.study import COLOURS, DASH, difference, estimate, figure, markdown, pooled
 from worldmodel.evaluation.agreement import spearman
 from worldmodel.evaluation.intervals import Estimate, bootstrap, sums_by_cluster
-from worldmodel.evaluation.proportions import Proportion, difference_ci95
+from worldmodel.evaluation.proportions import Proportion
 
 PART = "part.json"
 ARMS = ("guarded", "free")  # with guard and tripwires, without
@@ -27,7 +27,7 @@ POLICIES = ("clone", "trained")  # whose actions are judged
 TOLD = (Measure("exact_heldout", "exact match, logged turns of held-out tasks", ()), *MEASURES)
 ENOUGH = 0.9  # share of runs above a floor that must have gained
 FEWEST = 5  # runs above a floor
-DASH = "–"
+AXES = dict(zip(("full", "log", "reward", "size", "observation", "end", "steps"), COLOURS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +135,12 @@ def table(parts: Sequence[Part]) -> str:
 def _variants(parts: Sequence[Part]) -> str:
     head = ["variant", "seeds", *(measure.title for measure in TOLD), "cloned", "trained", "gain", "stopped"]
     head += ["trained, no guard", "gain, no guard"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for variant in VARIANTS:
         guarded, free = ([p for p in parts if p.variant == variant.name and p.arm == arm] for arm in ARMS)
         if guarded or free:
-            lines.append(f"| {' | '.join([variant.name, *_cells(guarded, free)])} |")
-    return "\n".join(lines) + "\n"
+            rows.append([variant.name, *_cells(guarded, free)])
+    return markdown(head, rows)
 
 
 def _cells(guarded: Sequence[Part], free: Sequence[Part]) -> list[str]:
@@ -156,9 +156,7 @@ def _success(parts: Sequence[Part]) -> list[str]:
     if not parts:
         return [DASH, DASH]
     before, after = _together(parts, "cloned"), _together(parts, "trained")
-    between = difference_ci95(after, before)
-    rise = (after.rate or 0.0) - (before.rate or 0.0)
-    return [after.cell, f"{rise:+.2f}" + (f" [{between[0]:+.2f}, {between[1]:+.2f}]" if between else "")]
+    return [after.cell, difference(after, before)]
 
 
 def _together(parts: Sequence[Part], which: str) -> Proportion:
@@ -175,19 +173,43 @@ def _measures(parts: Sequence[Part]) -> str:
     columns = [(ARMS[0], "clone"), (ARMS[0], "trained"), (ARMS[1], "clone")]
     head = ["measure", "Spearman with the gain, clone's actions", "trained policy's actions", "clone's, no guard"]
     head += ["floor, clone's actions (gained of runs)"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for measure in TOLD:
         cells = [correlated(correlation(pairs(parts, *column, measure.key))) for column in columns]
         found = floor(pairs(parts, *columns[0], measure.key), measure.better)
         sign = "≥" if measure.better > 0 else "≤"
         cells.append(DASH if found is None else f"{sign} {found[0]:.2f} ({found[2]} of {found[1]})")
-        lines.append(f"| {' | '.join([measure.title, *cells])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([measure.title, *cells])
+    return markdown(head, rows)
 
 
 def correlated(found: Estimate) -> str:
     """``+0.61 [+0.20, +0.85] (15)``: the correlation, its interval, and of how many runs."""
-    if found.value is None:
-        return DASH
-    between = "" if found.ci95 is None else f" [{found.ci95[0]:+.2f}, {found.ci95[1]:+.2f}]"
-    return f"{found.value:+.2f}{between} ({found.n})"
+    return DASH if found.value is None else f"{estimate(found.value, found.ci95, '+.2f')} ({found.n})"
+
+
+def draw(parts: Sequence[Part], target: Path) -> None:
+    """One panel a measure of the clone's own actions; hollow points learned without guard and tripwires."""
+    from matplotlib.lines import Line2D
+
+    with figure(target, 2, 4, dpi=110, figsize=(15, 7), sharey=True) as (picture, axes):
+        for panel, measure in zip(axes.flat, TOLD, strict=True):
+            for part in parts:
+                value = part.measures["clone"].get(measure.key)
+                if value is not None:
+                    colour = AXES[part.axis]
+                    fill = colour if part.arm == ARMS[0] else "none"
+                    panel.scatter(
+                        value, part.gain, s=34, facecolors=fill, edgecolors=colour, linewidths=1.3, alpha=0.85
+                    )
+            found = correlation(pairs(parts, ARMS[0], "clone", measure.key))
+            panel.axhline(0, color="#999999", linewidth=1, zorder=0)
+            rank = "" if found.value is None else f"Spearman {estimate(found.value, found.ci95, '+.2f')}"
+            panel.set_title(f"{measure.title}\n{rank}", fontsize=10)
+        for panel in axes[:, 0]:
+            panel.set_ylabel("gain in real success, held-out tasks")
+        marks = [Line2D([], [], marker="o", linestyle="", color=colour, label=axis) for axis, colour in AXES.items()]
+        marks.append(
+            Line2D([], [], marker="o", linestyle="", color="#555555", markerfacecolor="none", label="no guard")
+        )
+        picture.legend(handles=marks, loc="outside lower center", ncols=len(marks), frameon=False)

@@ -24,15 +24,14 @@ from typing import Any
 import torch
 
 from imagination.settings import TrainSettings
-from tests.benchmarks import update_data
-from tests.benchmarks.dreaming import Shape, make_model
-from tests.benchmarks.limits import dream_limits
+from tests.benchmarks.dreaming import Shape, dream_limits, make_model
 from tests.benchmarks.machine import hardware, matmul_rate, nominal_peak
 from tests.benchmarks.measure import arguments, forward_operations
 from tests.benchmarks.race import Race, Side
-from tests.benchmarks.result import Limit, table_row, write
 from tests.benchmarks.rollouts import decode_rows
-from tests.benchmarks.update_ours import add_own_logprobs, learn, rows_to_learn_from
+from tests.benchmarks.table import Limit, table_row, write
+from tests.benchmarks.update_ours import Shape as UpdateShape
+from tests.benchmarks.update_ours import add_own_logprobs, learn, make_rows, rows_to_learn_from
 
 QWEN = Shape("qwen2", hidden=896, layers=24, heads=14, kv_heads=2, mlp=4864, vocab=151936)
 TINY = Shape("qwen2", 128, 2, 2, 1, 128, vocab=512, context=256, episodes=2, turns=2, start=4, action=2, observation=3)
@@ -61,8 +60,8 @@ def update_rows(shape: Shape, device: str, options: Any) -> list[dict[str, Any]]
     """Policy-update tokens per second, and the fraction of the card's peak."""
     tiny = options.tiny
     model = make_model(shape, 0, torch.bfloat16, device)
-    batch = update_data.Shape(vocabulary=shape.vocab)
-    data: list[dict[str, Any]] = update_data.make_rows(replace(batch, groups=1, size=3) if tiny else batch)
+    batch = UpdateShape(vocabulary=shape.vocab)
+    data: list[dict[str, Any]] = make_rows(replace(batch, groups=1, size=3) if tiny else batch)
     add_own_logprobs(model, data)
     experience = rows_to_learn_from(data)
     seconds: dict[int, float] = {}

@@ -11,10 +11,9 @@ import torch
 
 from policy.lm.engine import EngineUnavailable
 from tests.benchmarks import rollouts_worker
-from tests.benchmarks.dreaming import Shape
-from tests.benchmarks.limits import decode_turns, turn_operations
+from tests.benchmarks.dreaming import Shape, decode_turns, turn_operations
 from tests.benchmarks.measure import run_worker
-from tests.benchmarks.result import table_row
+from tests.benchmarks.table import table_row
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ import torch
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.decode import kv_shape
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from tests.benchmarks.dreaming import NEVER, Shape, make_model
-from tests.benchmarks.limits import dream_limits, linear_shapes
+from tests.benchmarks.dreaming import NEVER, Shape, dream_limits, linear_shapes, make_model
 from tests.benchmarks.machine import attention_products, best_in_turns, copy_rate, products
 from tests.benchmarks.measure import arguments
 from tests.benchmarks.race import Race, Side
-from tests.benchmarks.result import Limit, table_row, write
+from tests.benchmarks.table import Limit, table_row, write
 
 
 def decode_rows(

@@ -13,7 +13,6 @@ What exists is not done again. Writes ``<out>/table.md`` after every part; ``--t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -36,7 +35,15 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
-from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
+from tests.benchmarks.study import (
+    DASH,
+    markdown,
+    options_and_settings,
+    settings_of,
+    skip_failed,
+    study_options,
+    write_files,
+)
 from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
 
@@ -51,20 +58,17 @@ PART = "rules_part.json"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/rules"))
+    parser = study_options(__doc__, "outputs/rules", [0, 1])
     parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--training-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "repair"])
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
     failed: list[str] = []
     for seed, world in [] if options.table else [(s, w) for s in options.seeds for w in options.worlds]:
         print(f"== {world}, seed {seed}", flush=True)
         mine = settings_of(world, settings, options.worlds)
         config = load_config([*GAMES.get(world, [f"preset={world}"]), *mine, f"seed={seed}"], Config)
-        with going_on(f"{world}, seed {seed}", failed):
+        with skip_failed(f"{world}, seed {seed}", failed):
             make_part(config, options.out / world, seed, options.modes, options.training_seeds)
         write_table(options.out)
     print(write_table(options.out))
@@ -125,23 +129,16 @@ async def _contradictions(config: Config, run: RunFolder) -> dict[str, Any] | No
 def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
     parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-*/{PART}"))]
-    lines = [
-        "| world | seed | rules (that refuse) | of held-back turns they answer | wrongly | contradicting turns, off / "
-        "refuse / repair | cloned | off | refuse | repair | real games |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    lines += [_line(part) for part in parts]
-    found = "\n".join(lines) + "\n"
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", found)
-    return found
+    head = ["world", "seed", "rules (that refuse)", "of held-back turns they answer", "wrongly"]
+    head += ["contradicting turns, off / refuse / repair", "cloned", "off", "refuse", "repair", "real games"]
+    return write_files(out, table=markdown(head, map(_row, parts)))
 
 
-def _line(part: dict[str, Any]) -> str:
+def _row(part: dict[str, Any]) -> list[object]:
     rules, share = part["rules"], part["rules"]["answered"] / max(1, part["rules"]["turns"])
     rates = [_rate(part["contradictions"].get(mode)) for mode in MODES[:3]]
     arms = [_arms([arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")]) for mode in MODES]
-    cells = [
+    return [
         part["world"],
         part["seed"],
         f"{rules['rules']} ({rules['refusing']})",
@@ -151,20 +148,17 @@ def _line(part: dict[str, Any]) -> str:
         Proportion.from_json(part["clone"]).cell,
         *arms,
     ]
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _rate(found: dict[str, Any] | None) -> str:
     value = found["rate"]["value"] if found else None
-    return "–" if value is None else f"{value:.3f}"
+    return DASH if value is None else f"{value:.3f}"
 
 
 def _arms(arms: Iterable[dict[str, Any]]) -> str:
     """The training seeds pooled, and one by one."""
-    told = [Proportion.from_json(arm["heldout_tasks"]) for arm in arms]
-    if not told:
-        return "–"
-    return f"{pooled(told).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in told)})"
+    rates = [Proportion.from_json(arm["heldout_tasks"]) for arm in arms]
+    return f"{pooled(rates).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in rates)})" if rates else DASH
 
 
 if __name__ == "__main__":

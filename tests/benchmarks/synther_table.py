@@ -14,7 +14,6 @@ every part.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -27,8 +26,10 @@ import torch
 from torch import Tensor
 
 from imagination.commands.clone import clone
+from imagination.commands.collect import collect
 from imagination.commands.experiments.variants import hash_of
 from imagination.commands.fit_critic import transitions_of
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.critic import fit_value_head, squared_errors
@@ -40,8 +41,17 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
-from tests.benchmarks.arguments import going_on, options_and_settings
-from tests.benchmarks.early_experience import REFUSALS, make_base
+from tests.benchmarks.early_experience import REFUSALS
+from tests.benchmarks.study import (
+    DASH,
+    markdown,
+    options_and_settings,
+    run_once,
+    skip_failed,
+    study_options,
+    write_files,
+)
+from tests.benchmarks.study import estimate as estimate_cell
 from worldmodel.evaluation.intervals import Estimate, estimate, ratio
 from worldmodel.synther.transitions import Transitions
 
@@ -71,41 +81,29 @@ ARMS = {
     **{f"{arm}, little decay": f"{title}; hardly any weight decay" for arm, title in MIXED.items()},
 }
 HEAD = (
-    "| training tasks | critic fitted to | squared error, held-out games | difference to logged alone | by seed |\n"
-    "|---|---|---|---|---|"
+    *("training tasks", "critic fitted to", "squared error, held-out games", "difference to logged alone"),
+    "by seed",
 )
-CHECKS = (
-    "| training tasks | beside held-out transitions | marginals | correlations | dynamics error |\n"
-    "|---|---|---|---|---|"
-)
+CHECKS = ("training tasks", "beside held-out transitions", "marginals", "correlations", "dynamics error")
 Part = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/synther"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = study_options(__doc__, "outputs/synther", [0, 1, 2])
     parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all parts")
     failed: list[str] = []
     for seed in [] if options.table else options.seeds:
         config = load_config([*SETTINGS, *settings, f"seed={seed}"], Config)
         there = options.out / f"seed-{seed}"
-        with going_on(f"seed {seed}", failed):
-            make_base(config, there / "base")
-            make_clone(config, there / "base")
+        with skip_failed(f"seed {seed}", failed):
+            run_once(config, there / "base", collect, fit_world_model, clone)
             for share in options.shares:
                 print(f"== seed {seed}: {share:.0%} of the training tasks", flush=True)
                 make_part(config, share, there)
                 write_table(options.out)
     print(write_table(options.out))
     return int(bool(failed))
-
-
-def make_clone(config: Config, base: Path) -> None:
-    if RunFolder(base, config.seed).summary.get("done", {}).get("clone") != fingerprint(config, "clone"):
-        clone(config, base)
 
 
 def make_part(config: Config, share: float, there: Path) -> None:
@@ -163,30 +161,26 @@ def summed(errors: Tensor, tasks: Sequence[str]) -> dict[str, tuple[float, int]]
 
 def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
-    told = table([json.loads(path.read_text()) for path in sorted(out.glob("seed-*/*.json"))])
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", told)
-    return told
+    return write_files(out, table=table([json.loads(path.read_text()) for path in sorted(out.glob("seed-*/*.json"))]))
 
 
 def table(parts: Sequence[Part]) -> str:
     """A line a share and arm; differences are paired by state, intervals at 95 % over held-out tasks of all seeds."""
-    lines, checks = [HEAD], [CHECKS]
+    rows, checks = [], []
     for share in sorted({part["share"] for part in parts}):
-        mine = [part for part in parts if part["share"] == share]
+        own = [part for part in parts if part["share"] == share]
         for arm, title in ARMS.items():
-            difference, by_seed = "–", "–"
+            difference, by_seed = DASH, DASH
             beside = beside_which(arm)
             if beside:
-                difference = cell(error_of(mine, arm, beside), sign="+")
-                by_seed = ", ".join(f"{error_of([part], arm, beside).value:+.4f}" for part in mine)
-            cells = (f"{share:.0%}", title, cell(error_of(mine, arm)), difference, by_seed)
-            lines.append(f"| {' | '.join(cells)} |")
+                difference = cell(error_of(own, arm, beside), sign="+")
+                by_seed = ", ".join(f"{error_of([part], arm, beside).value:+.4f}" for part in own)
+            rows.append((f"{share:.0%}", title, cell(error_of(own, arm)), difference, by_seed))
         for name in ("logged", "synthetic"):
             keys = ("marginal", "correlation", "dynamics_error")
-            means = (sum(part["checks"][name][key] for part in mine) / len(mine) for key in keys)
-            checks.append(f"| {share:.0%} | {name} | {' | '.join(f'{mean:.3f}' for mean in means)} |")
-    return "\n".join(["\n".join(lines), "", "\n".join(checks)]) + "\n"
+            means = (sum(part["checks"][name][key] for part in own) / len(own) for key in keys)
+            checks.append((f"{share:.0%}", name, *(f"{mean:.3f}" for mean in means)))
+    return f"{markdown(HEAD, rows)}\n{markdown(CHECKS, checks)}"
 
 
 def beside_which(arm: str) -> str:
@@ -207,10 +201,7 @@ def error_of(parts: Sequence[Part], arm: str, beside: str = "") -> Estimate:
 
 
 def cell(found: Estimate, sign: str = "") -> str:
-    if found.value is None or found.ci95 is None:
-        return "–"
-    low, high = found.ci95
-    return f"{found.value:{sign}.4f} [{low:{sign}.4f}, {high:{sign}.4f}]"
+    return DASH if found.ci95 is None else estimate_cell(found.value, found.ci95, f"{sign}.4f")
 
 
 if __name__ == "__main__":

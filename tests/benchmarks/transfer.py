@@ -18,18 +18,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
 from imagination.commands.experiments.demo import demo_seed
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
+from tests.benchmarks.study import figure, markdown, pooled, write_files
 from worldmodel.evaluation.proportions import Proportion
 
 ARMS = ("cloned", "dream-trained", "control")
 HEAD = (
-    "| training tasks | facts | seeds | world model exact on held-out tasks (n) | reward precision, recall | cloned | "
-    "dream-trained | control, real steps | n |\n|---|---|---|---|---|---|---|---|---|"
+    *("training tasks", "facts", "seeds", "world model exact on held-out tasks (n)", "reward precision, recall"),
+    *("cloned", "dream-trained", "control, real steps", "n"),
 )
 
 
@@ -56,9 +55,9 @@ def main() -> None:
                 found.append(demo_seed(config, options.out / f"{tasks}-{facts}" / f"seed-{seed}", seed))
             cells.append(cell(tasks, facts, found))
             write_atomically(options.out / "table.json", json.dumps(cells, indent=1))
-            write_atomically(options.out / "table.md", "\n".join([HEAD, *map(line, cells)]) + "\n")
+            text = write_files(options.out, table=markdown(HEAD, map(row, cells)))
     draw(cells, options.out / "transfer.png")
-    print((options.out / "table.md").read_text())
+    print(text)
 
 
 def cell(tasks: int, facts: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -81,57 +80,43 @@ def cell(tasks: int, facts: str, runs: Sequence[Mapping[str, Any]]) -> dict[str,
     }
 
 
-def pooled(found: Sequence[Mapping[str, Any]]) -> Proportion:
-    """One proportion of several seeds; each seed has held-out tasks of its own."""
-    by_task = {
-        f"{k}/{task}": (hits, trials) for k, one in enumerate(found) for task, hits, trials in one.get("by_task", [])
-    }
-    return Proportion(sum(hits for hits, _ in by_task.values()), sum(n for _, n in by_task.values()), by_task=by_task)
-
-
-def line(found: Mapping[str, Any]) -> str:
-    """One cell's line of the table."""
+def row(found: Mapping[str, Any]) -> tuple[object, ...]:
     judged, arms = found["world_model"], [Proportion.from_json(found[name]) for name in ARMS]
     return (
-        f"| {found['tasks']} | {found['facts']} | {found['seeds']} | {judged['exact_match']:.2f} ({judged['n']:,}) "
-        f"| {judged['reward_precision']:.2f}, {judged['reward_recall']:.2f} | {arms[0].cell} | {arms[1].cell} "
-        f"| {arms[2].cell} ({found['real_steps']:,}) | {arms[1].n} |"
+        *(found[key] for key in ("tasks", "facts", "seeds")),
+        f"{judged['exact_match']:.2f} ({judged['n']:,})",
+        f"{judged['reward_precision']:.2f}, {judged['reward_recall']:.2f}",
+        *(arms[0].cell, arms[1].cell, f"{arms[2].cell} ({found['real_steps']:,})", arms[1].n),
     )
 
 
 def draw(cells: Sequence[Mapping[str, Any]], target: Path) -> None:
     """Held-out success and exact match over the number of training tasks."""
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), sharex=True, layout="constrained")
-    for facts, style in (("with", "-"), ("without", "--")):
-        mine = [found for found in cells if found["facts"] == facts]
-        if not mine:
-            continue
-        tasks = [found["tasks"] for found in mine]
-        axes[0].plot(
-            tasks, [found["world_model"]["exact_match"] for found in mine], f"o{style}", label=f"{facts} facts"
-        )
-        for name, colour in zip(ARMS, ("#6e7781", "#7b5cd6", "#1a7f5a"), strict=True):
-            rates = [Proportion.from_json(found[name]) for found in mine]
-            middle = [p.rate or 0.0 for p in rates]
-            spread = [
-                [abs(m - (p.ci95 or (0, 0))[side]) for m, p in zip(middle, rates, strict=True)] for side in (0, 1)
-            ]
-            axes[1].errorbar(
-                tasks, middle, yerr=spread, fmt=f"o{style}", color=colour, capsize=3, label=f"{name}, {facts} facts"
+    with figure(target, 1, 2, dpi=130, figsize=(11, 4.2), sharex=True) as (_, axes):
+        for facts, style in (("with", "-"), ("without", "--")):
+            mine = [found for found in cells if found["facts"] == facts]
+            if not mine:
+                continue
+            tasks = [found["tasks"] for found in mine]
+            axes[0].plot(
+                tasks, [found["world_model"]["exact_match"] for found in mine], f"o{style}", label=f"{facts} facts"
             )
-    axes[0].set(
-        xscale="log", xlabel="training tasks", ylabel="share of turns", title="World model exact, held-out tasks"
-    )
-    axes[1].set(xlabel="training tasks", ylabel="success rate", title="Policy, held-out tasks in the real world")
-    for one in axes:
-        one.set_ylim(0, 1)
-        one.spines[["top", "right"]].set_visible(False)
-        one.legend(frameon=False, fontsize=8)
-    figure.savefig(target, dpi=130, facecolor="white")
-    plt.close(figure)
+            for name, colour in zip(ARMS, ("#6e7781", "#7b5cd6", "#1a7f5a"), strict=True):
+                rates = [Proportion.from_json(found[name]) for found in mine]
+                middle = [p.rate or 0.0 for p in rates]
+                spread = [
+                    [abs(m - (p.ci95 or (0, 0))[side]) for m, p in zip(middle, rates, strict=True)] for side in (0, 1)
+                ]
+                axes[1].errorbar(
+                    tasks, middle, yerr=spread, fmt=f"o{style}", color=colour, capsize=3, label=f"{name}, {facts} facts"
+                )
+        axes[0].set(
+            xscale="log", xlabel="training tasks", ylabel="share of turns", title="World model exact, held-out tasks"
+        )
+        axes[1].set(xlabel="training tasks", ylabel="success rate", title="Policy, held-out tasks in the real world")
+        for one in axes:
+            one.set_ylim(0, 1)
+            one.legend(frameon=False, fontsize=8)
 
 
 if __name__ == "__main__":

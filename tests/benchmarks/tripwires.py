@@ -35,11 +35,12 @@ from typing import Any
 
 from imagination.commands import train as train_stage
 from imagination.commands.evaluate import play_real
+from imagination.evaluation.monitors.monitor import TripwireMonitor
 from imagination.evaluation.monitors.rollout_stats import plain
 from imagination.evaluation.monitors.rules import PREFIX
 from imagination.evaluation.monitors.word_drift import words
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
-from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.play import Episode, Provenance, play_all, replay_all
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
@@ -48,7 +49,6 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.trajectory import Source, Trajectory, Turn
 from real_envs.worlds.textworld import TextWorldTasks
-from tests.benchmarks.payments import earned, is_false, watched
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.world_model import Prediction
 
@@ -297,6 +297,61 @@ def main() -> int:
     sentence, code = conclusion(results)
     print(sentence)
     return code
+
+
+@contextmanager
+def watched() -> Iterator[dict[int, Sequence[Trajectory]]]:
+    """All episodes that the tripwires look at, by update; a run folder keeps one of each group."""
+    seen: dict[int, Sequence[Trajectory]] = {}
+    honest = TripwireMonitor.look
+
+    def look(self: TripwireMonitor, update: int, played: Sequence[Trajectory], *more: Any) -> dict[str, float]:
+        seen[update] = played
+        return honest(self, update, played, *more)
+
+    TripwireMonitor.look = look  # type: ignore[assignment, method-assign]
+    try:
+        yield seen
+    finally:
+        TripwireMonitor.look = honest  # type: ignore[method-assign]
+
+
+def _key(episode: Trajectory, turn: Turn) -> tuple[str, str]:
+    return episode.task_id, turn.action.strip().lower()
+
+
+def _pays(turn: Turn) -> bool:
+    return turn.reward is not None and turn.reward > 0
+
+
+async def earned(dreams: Sequence[Trajectory], log: Sequence[Trajectory], games: Path, workers: int) -> dict[str, int]:
+    """What the dreams paid for actions that no logged episode was paid for, and how often that pays in the real games.
+
+    A dream's last turn counts; a replay has earned it if its own last turn was paid.
+    """
+    logged = {_key(t, turn) for t in log for turn in t.turns if _pays(turn)}
+    odd = {
+        f"replay/{k}": t
+        for k, t in enumerate(dreams)
+        if t.turns and _pays(t.turns[-1]) and _key(t, t.turns[-1]) not in logged
+    }
+    tasks = TextWorldTasks.load(games, workers=workers)
+    real = {task.id: task for split in ("train", "heldout") for task in tasks.tasks(split)}
+    episodes = [Episode(name, real[t.task_id], name, seed=k) for k, (name, t) in enumerate(odd.items())]
+    try:
+        replays = await replay_all(odd, episodes, tasks.make_env)
+    finally:
+        await tasks.close()
+    return {"unlogged": len(odd), "earned": sum(bool(t.turns) and _pays(t.turns[-1]) for t in replays)}
+
+
+def is_false(found: Mapping[str, Any]) -> bool:
+    """Whether an alarm in an honest run was false: at least half of what it was about is earned in the real games, too.
+
+    One about nothing that could be replayed counts as false.
+    """
+    replayed = found["replayed"]
+    return found["stopped_by"] is not None and 2 * replayed["earned"] >= replayed["unlogged"]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 
 from tests.benchmarks.machine import matmul_rate
 from tests.benchmarks.measure import arguments, run_in_turns, run_worker
-from tests.benchmarks.result import Limit, table_row, write
+from tests.benchmarks.table import Limit, table_row, write
 from tests.benchmarks.zoo import TURNS
 from tests.benchmarks.zoo_clone import MODEL
 

@@ -1,6 +1,6 @@
 """Policy update: tokens per second of ``PolicyModule`` against TRL's ``GRPOTrainer`` on the same rows and weights.
 
-A batch of groups of multi-turn episodes (see ``update_data``), with log-probs of the policy itself, as on-policy
+A batch of groups of multi-turn episodes (see ``update_ours``), with log-probs of the policy itself, as on-policy
 rollouts have them. One update is one pass and one optimiser step, AdamW with the same numbers, gradient clipping
 included; the learning rate is so small that every repetition is the same on-policy update. A token counts once per row
 that contains it, whatever a side computes for it. Both sides run in turns, several times.
@@ -32,9 +32,8 @@ from tests.benchmarks.measure import (
     run_worker,
     shared_prefix,
 )
-from tests.benchmarks.result import Limit, table_row, write
-from tests.benchmarks.update_data import FIRST_ID, Shape, make_rows
-from tests.benchmarks.update_ours import add_own_logprobs
+from tests.benchmarks.table import Limit, table_row, write
+from tests.benchmarks.update_ours import FIRST_ID, Shape, add_own_logprobs, make_rows
 
 MODEL = ModelSettings(hidden=192, layers=6, heads=3, kv_heads=3, mlp=512, context=1024)
 SAME_WORK = 1e-3  # largest relative difference of gradients; rounding is far below

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,63 @@ from policy.lm.batch import Row
 from real_envs.trajectory import Source
 from tests.benchmarks.machine import synchronize
 from tests.benchmarks.measure import worker_files
+
+FIRST_ID = 5  # below are the special tokens
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a batch looks like.
+
+    Attributes:
+        groups, size: how many groups of how many rows.
+        turns: shortest and longest episode.
+        action, observation: fewest and most tokens; an action's last one ends it.
+        start: tokens of the first observation.
+        spread: 0 repeats one episode; near 1, no two rows agree in more than their start.
+    """
+
+    groups: int = 4
+    size: int = 12
+    turns: tuple[int, int] = (8, 12)
+    action: tuple[int, int] = (6, 10)
+    observation: tuple[int, int] = (36, 60)
+    start: int = 48
+    spread: float = 0.3
+    vocabulary: int = 2048
+
+
+def make_rows(shape: Shape, seed: int = 0) -> list[dict[str, object]]:
+    """Rows with ``ids``, ``made`` (1 on action tokens), ``prompt`` (length of the start), ``group`` and ``reward``."""
+    rows: list[dict[str, object]] = []
+    for group in range(shape.groups):
+        for k in range(shape.size):
+            chance = random.Random(f"{seed}/{group}/{k}")
+            ids = list(_tokens(f"{seed}/{group}", (shape.start, shape.start), shape.vocabulary))
+            made = [0] * len(ids)
+            state = f"{seed}/{group}"
+            turns = chance.randint(*shape.turns)
+            for turn in range(turns):
+                favourite = 0
+                while chance.random() < shape.spread:
+                    favourite += 1
+                state = f"{state}/{favourite}"  # the whole history, so the world never comes back to a state
+                action = list(_tokens(f"{state}/action", shape.action, shape.vocabulary))
+                ids += action
+                made += [1] * len(action)
+                if turn < turns - 1:  # what follows the last action trains nothing, so neither side gets it
+                    observation = list(_tokens(f"{state}/observation", shape.observation, shape.vocabulary))
+                    ids += observation
+                    made += [0] * len(observation)
+            rows.append(
+                {"ids": ids, "made": made, "prompt": shape.start, "group": group, "reward": round(chance.random(), 6)}
+            )
+    return rows
+
+
+def _tokens(name: str, length: tuple[int, int], vocabulary: int) -> Iterator[int]:
+    chance = random.Random(name)
+    return (chance.randrange(FIRST_ID, vocabulary) for _ in range(chance.randint(*length)))
 
 
 class Clock(Callback):

@@ -17,13 +17,13 @@ again; a part that was interrupted goes on where it stopped, and one that cannot
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import re
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +50,63 @@ from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source, Trajectory
 from real_envs.world import find_world
-from tests.benchmarks.arguments import going_on, options_and_settings, settings_of
-from tests.benchmarks.worlds_table import MEASURED, read_part, table
-from worldmodel.evaluation.proportions import summarise
+from tests.benchmarks.study import (
+    DASH,
+    difference,
+    estimate,
+    markdown,
+    options_and_settings,
+    pooled,
+    settings_of,
+    skip_failed,
+    study_options,
+    write_files,
+)
+from worldmodel.evaluation.proportions import Proportion, summarise
 from worldmodel.evaluation.transitions import judge, outcome_metrics, transition_metrics
 
 WORLDS = ("textworld", "gymnasium", "scienceworld", "alfworld", "miniwob")
 REAL_EPISODES = 24  # whose actions are done again for real, to see how fast that world is
 SCRIPTED = {"random": "random", "expert": "expert"}  # column -> name of the scripted agent
+MEASURED = "world.json"  # in the run folder: what only this benchmark measures
+ARMS = ("random", "cloned", "dream-trained", "expert")
+HEAD = (
+    *("world", "seed", "real steps/s", "dreamed turns/s", "ratio", "world model exact", "reward precision"),
+    *("reward recall", "random", "cloned", "dream-trained", "rise", "expert", "n", "optimism gap"),
+    "Spearman (checkpoints)",
+)
+KINDS_HEAD = ("world", "kind of task", "tasks", *ARMS)
+_INSTANCE = re.compile(r"[-/_.]s?\d+$")  # what tells one task of a kind from the next
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One world and one seed.
+
+    Attributes:
+        report: ``report.json``; ``None`` where it is not there.
+        audit: ``audit.json``, likewise.
+        measured: ``world.json``, likewise.
+    """
+
+    world: str
+    seed: int
+    report: Mapping[str, Any] | None = None
+    audit: Mapping[str, Any] | None = None
+    measured: Mapping[str, Any] | None = None
+
+    def arm(self, name: str) -> Proportion | None:
+        """Success on held-out tasks; ``None`` where it was not measured."""
+        if name in ("random", "expert"):
+            return Proportion.from_json(self.measured[name]) if self.measured else None
+        which = "before" if name == "cloned" else "after"
+        found = (self.report or {}).get("policy", {}).get(which, {}).get("heldout_tasks")
+        return Proportion.from_json(found) if found else None
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("outputs/worlds"))
+    parser = study_options(__doc__, "outputs/worlds", [0, 1, 2])
     parser.add_argument("--worlds", nargs="+", default=[name for name in WORLDS if _preset(name).exists()])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--table", action="store_true", help="only make the table of what is there")
     options, settings = options_and_settings(parser, "all worlds or, such as alfworld:env.options.data=..., of one")
     failed: list[str] = []
     if unknown := [name for name in options.worlds if not _preset(name).exists()]:
@@ -74,7 +115,7 @@ def main() -> int:
     parts = [(world, seed) for seed in options.seeds for world in options.worlds]
     for world, seed in [] if options.table else parts:
         print(f"== {world}, seed {seed}", flush=True)
-        with going_on(f"{world}, seed {seed}", failed):
+        with skip_failed(f"{world}, seed {seed}", failed):
             make_part(part_config(world, seed, settings), part_folder(options.out, world, seed))
         write_table(options.out, parts)
     print(write_table(options.out, parts))
@@ -111,15 +152,13 @@ def make_part(config: Config, folder: Path) -> None:
             give_back_memory()
 
 
-def write_table(out: Path, parts: Iterable[tuple[str, int]]) -> str:
+def write_table(out: Path, made: Iterable[tuple[str, int]]) -> str:
     """``table.md`` of these parts and of all others that are there; what it says."""
     there = {(path.parent.name, int(path.name.removeprefix("seed-"))) for path in out.glob("*/seed-*")}
     known = {name: place for place, name in enumerate(WORLDS)}
-    wanted = sorted({*parts, *there}, key=lambda part: (known.get(part[0], len(known)), *part))
-    found = table([read_part(world, seed, part_folder(out, world, seed)) for world, seed in wanted])
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "table.md", found)
-    return found
+    wanted = sorted({*made, *there}, key=lambda part: (known.get(part[0], len(known)), *part))
+    parts = [read_part(world, seed, part_folder(out, world, seed)) for world, seed in wanted]
+    return write_files(out, table=table(parts))
 
 
 def measure(config: Config, folder: Path) -> None:
@@ -212,6 +251,129 @@ async def _timed(play: Any) -> float:
     begin = time.perf_counter()
     turns = sum(len(t.turns) for t in await play())
     return turns / (time.perf_counter() - begin)
+
+
+def read_part(world: str, seed: int, folder: Path) -> Part:
+    """What is there of a part."""
+    texts = [folder / name for name in ("report.json", "audit.json", MEASURED)]
+    found = [json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in texts]
+    return Part(world, seed, *found)
+
+
+def kind_of(task_id: str) -> str:
+    """What kind of task it is, by its id: the family or type, without what tells one instance from the next.
+
+    Example::
+
+        kind_of("alfworld/valid_seen/pick_and_place_simple-Mug-None-Desk-308/trial_T2019_4")  # pick_and_place_simple
+        kind_of("sw-find-animal-12")                                                          # find-animal
+        kind_of("BabyAI-GoToLocal-v0-s77")                                                    # BabyAI-GoToLocal-v0
+    """
+    family = _INSTANCE.sub("", task_id).split("/")
+    if len(family) > 2:
+        return family[2].partition("-")[0]
+    return family[-1].removeprefix("sw-")
+
+
+def by_kind(found: Proportion) -> dict[str, Proportion]:
+    """A proportion taken apart, kinds in order of their names."""
+    kinds: dict[str, dict[str, tuple[int, int]]] = {}
+    for task, counts in found.by_task.items():
+        kinds.setdefault(kind_of(task), {})[task] = counts
+    return {
+        kind: Proportion(sum(good for good, _ in of.values()), sum(n for _, n in of.values()), by_task=of)
+        for kind, of in sorted(kinds.items())
+    }
+
+
+def table(parts: Sequence[Part]) -> str:
+    """Both tables; where several seeds of a world are there, also a line with all of them."""
+    rows: list[Sequence[object]] = []
+    kinds: list[Sequence[object]] = []
+    for world in dict.fromkeys(part.world for part in parts):
+        own = [part for part in parts if part.world == world]
+        rows += map(_row, own)
+        rows += [_row_of_all(world, own)] if sum(part.report is not None for part in own) > 1 else []
+        kinds += _kind_rows(world, own)
+    return markdown(HEAD, rows) + (f"\n{markdown(KINDS_HEAD, kinds)}" if kinds else "")
+
+
+def _row(part: Part) -> list[object]:
+    measured, audit, report = part.measured or {}, part.audit or {}, part.report or {}
+    speed, judged = measured.get("speed"), measured.get("world_model", {})
+    cells = [DASH] * 3
+    if speed:
+        real, dreamed = speed["real_steps_per_second"], speed["dreamed_turns_per_second"]
+        cells = [_rate(real), _rate(dreamed), f"{dreamed / real:.1f}"]
+    cells += [_estimate(judged.get(key)) for key in ("exact", "reward_precision", "reward_recall")]
+    arms = {name: part.arm(name) for name in ARMS}
+    cells += _arm_cells(arms)
+    gap, ends = (report.get(key, {}).get("after") for key in ("optimism_gap", "optimism_gap_ci95"))
+    cells.append(estimate(gap, ends, "+.2f"))
+    ranks = audit.get("agreement", {}).get("plain", {}).get("spearman")
+    cells.append(f"{_estimate(ranks)} ({ranks['n']})" if ranks else DASH)
+    return [part.world, part.seed, *cells]
+
+
+def _arm_cells(arms: Mapping[str, Proportion | None]) -> list[str]:
+    cells = [_success(arms[name]) for name in ("random", "cloned", "dream-trained")]
+    cells += [difference(arms["dream-trained"], arms["cloned"]), _success(arms["expert"])]
+    return [*cells, str(arms["dream-trained"].n) if arms["dream-trained"] else DASH]
+
+
+def _row_of_all(world: str, parts: Sequence[Part]) -> list[object]:
+    """All seeds of a world: proportions over the tasks of all, means of the rest."""
+    measured = [part.measured for part in parts if part.measured]
+    speeds = [m["speed"]["dreamed_turns_per_second"] / m["speed"]["real_steps_per_second"] for m in measured]
+    cells = [DASH, DASH, _mean(speeds, ".1f")]
+    cells += [
+        _mean([v for m in measured if (v := m["world_model"][key]["value"]) is not None])
+        for key in ("exact", "reward_precision", "reward_recall")
+    ]
+    arms = {name: _pooled(part.arm(name) for part in parts) for name in ARMS}
+    cells += _arm_cells(arms)
+    gaps = [gap for part in parts if part.report and (gap := part.report["optimism_gap"]["after"]) is not None]
+    ranks = [(p.audit or {}).get("agreement", {}).get("plain", {}).get("spearman") for p in parts]
+    cells += [_mean(gaps, "+.2f"), _mean([r["value"] for r in ranks if r and r["value"] is not None])]
+    return [world, "**all**", *cells]
+
+
+def _kind_rows(world: str, parts: Sequence[Part]) -> list[list[object]]:
+    """Success by kind of task, over all seeds; nothing for a world of one kind."""
+    arms: dict[str, dict[str, list[Proportion]]] = {name: {} for name in ARMS}
+    for name, found in arms.items():
+        for whole in filter(None, (part.arm(name) for part in parts)):
+            for kind, some in by_kind(whole).items():
+                found.setdefault(kind, []).append(some)
+    kinds = sorted({kind for found in arms.values() for kind in found})
+    rows: list[list[object]] = []
+    for kind in kinds if len(kinds) > 1 else ():
+        cells = [_pooled(found.get(kind, ())) for found in arms.values()]
+        tasks = max(len(cell.by_task) for cell in cells if cell is not None)
+        rows.append([world, kind, tasks, *map(_success, cells)])
+    return rows
+
+
+def _pooled(found: Iterable[Proportion | None]) -> Proportion | None:
+    """Of several seeds; each has tasks of its own, and where two drew the same one it counts twice."""
+    there = [one.to_json() for one in found if one is not None]
+    return pooled(there) if there else None
+
+
+def _success(found: Proportion | None) -> str:
+    return DASH if found is None else found.cell
+
+
+def _estimate(found: Mapping[str, Any] | None) -> str:
+    return estimate(found["value"], found.get("ci95")) if found else DASH
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _mean(values: Sequence[float], form: str = ".2f") -> str:
+    return f"{sum(values) / len(values):{form}}" if values else DASH
 
 
 if __name__ == "__main__":

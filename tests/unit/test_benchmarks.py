@@ -19,15 +19,14 @@ from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from tests.benchmarks import gpu, limits, machine, measure
+from tests.benchmarks import dreaming, gpu, machine, measure
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
 from tests.benchmarks.machine import nominal_peak
 from tests.benchmarks.measure import Stopwatch, distinct_tokens, forward_operations, run_in_turns, run_worker
 from tests.benchmarks.race import Race, Side
-from tests.benchmarks.result import Limit, ratios, table_row
-from tests.benchmarks.table import table
-from tests.benchmarks.update_data import Shape, make_rows
+from tests.benchmarks.table import Limit, ratios, table, table_row
+from tests.benchmarks.update_ours import Shape, make_rows
 from tests.benchmarks.zoo import DIET, TURNS, Zoo, answer
 
 
@@ -191,10 +190,10 @@ def test_a_worker_that_fails_is_named_at_once_and_the_other_is_ended(
 
 
 def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "copy_rate", lambda *_: 1e6)
-    monkeypatch.setattr(limits, "products_seconds", lambda shapes, n, *_: n * (2.0 if len(shapes) == 1 else 1.0))
+    monkeypatch.setattr(dreaming, "copy_rate", lambda *_: 1e6)
+    monkeypatch.setattr(dreaming, "products_seconds", lambda shapes, n, *_: n * (2.0 if len(shapes) == 1 else 1.0))
     shape = DreamShape(layers=1, turns=2, start=10, action=3, observation=5, episodes=4, context=64)
-    found = limits.dream_limits(shape, torch.float32)
+    found = dreaming.dream_limits(shape, torch.float32)
     # 8 tokens a turn pass two models at 1 s, and 8 logits are made at 2 s
     assert found["limit"].rate == pytest.approx(1 / (8 * (2 * 1.0 + 2.0)))
     # 6 steps of 4 rows, with keys and values of 1 head of 64 in 4 bytes for 10 + 8 tokens; 10 tokens, 2 logits at once
@@ -207,7 +206,7 @@ def test_operations_of_a_turn_counted_by_hand() -> None:
     # two models read 8 tokens: queries, keys, values and outputs, three products of the MLP; and 8 rows of logits
     linear = 2 * 2 * 8 * (4 * 64 * 64 + 3 * 64 * 10) + 2 * 8 * 64 * 7
     # the third turn's tokens see 27 to 34, with two products of 64 each in each model
-    assert limits.turn_operations(shape, 3) == linear + 2 * 2 * 2 * 64 * sum(range(27, 35))
+    assert dreaming.turn_operations(shape, 3) == linear + 2 * 2 * 2 * 64 * sum(range(27, 35))
 
 
 def test_a_race_without_vllm_says_why(tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_every_way_is_tried_and_the_fastest_taken(tmp_path: Path, monkeypatch: p
 
 
 def test_the_gpu_benchmark_runs_through_in_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_BATCHES", (16, 64))  # bf16 products of thousands of rows take a CPU half a minute
+    monkeypatch.setattr(dreaming, "_BATCHES", (16, 64))  # bf16 products of thousands of rows take a CPU half a minute
     gpu.main(["--tiny", "--out", str(tmp_path), "--threads", str(torch.get_num_threads())])
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert result["quick"]

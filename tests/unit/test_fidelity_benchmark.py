@@ -13,8 +13,18 @@ from imagination.evaluation.forecast import MEASURES
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.benchmarks.fidelity import write_log
-from tests.benchmarks.fidelity_figure import COLOURS, draw
-from tests.benchmarks.fidelity_table import PART, Part, correlation, floor, forecast_data, pairs, read_parts, table
+from tests.benchmarks.fidelity_table import (
+    AXES,
+    PART,
+    Part,
+    correlation,
+    draw,
+    floor,
+    forecast_data,
+    pairs,
+    read_parts,
+    table,
+)
 from tests.benchmarks.fidelity_variants import PLANTED, VARIANTS, Variant, planted
 from worldmodel.evaluation.proportions import Proportion
 
@@ -66,7 +76,7 @@ def test_each_axis_has_errors_of_its_kind() -> None:
 
 def test_every_axis_has_an_end_where_nothing_guards_it() -> None:
     assert {variant.axis for variant in VARIANTS} == {variant.axis for variant in VARIANTS if variant.free}
-    assert {variant.axis for variant in VARIANTS} == set(COLOURS)
+    assert {variant.axis for variant in VARIANTS} == set(AXES)
     assert len({variant.name for variant in VARIANTS}) == len(VARIANTS)
 
 

@@ -11,9 +11,20 @@ from imagination.commands.check_train import check as check_train
 from imagination.commands.loop import check
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from tests.benchmarks.loop_arms import ARMS, DREAMS, REAL_ONLY, Arm
-from tests.benchmarks.loop_curves import CURVE, SHOWN, Curve, draw, read_curves, table
-from tests.benchmarks.loop_table import NEW_TASKS, SETTINGS
+from tests.benchmarks.loop_table import (
+    ARMS,
+    CURVE,
+    DREAMS,
+    NEW_TASKS,
+    REAL_ONLY,
+    SETTINGS,
+    SHOWN,
+    Arm,
+    Curve,
+    draw,
+    read_curves,
+    table,
+)
 from worldmodel.evaluation.proportions import Proportion
 
 

@@ -11,8 +11,7 @@ import pytest
 from imagination.evaluation.monitors.monitor import TripwireMonitor
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from real_envs.worlds.textworld import GameSettings, TextWorldTasks
-from tests.benchmarks.payments import earned, watched
-from tests.benchmarks.tripwires import CAUGHT, MISSED, OTHER, conclusion, named, verdict
+from tests.benchmarks.tripwires import CAUGHT, MISSED, OTHER, conclusion, earned, named, verdict, watched
 
 CONTRADICTED = "the dream pays where the log says that the same actions earn less, in 4 of 9 groups"
 FAVOURITE = "'take folder', which never paid in the log, is paid for in 4 of 9 groups that the dream pays"
