@@ -1,8 +1,8 @@
-"""How often is the world model right when it is so sure? From its own probabilities to those of being right.
+"""Calibration: from the world model's own probabilities to those of being right.
 
 A map is fitted (``worldmodel.evaluation.calibration``) on predictions of real turns that no model was trained on, once
-for the whole prediction and once for its outcome (reward and end). It lies as ``calibration.json`` beside the weights
-that it belongs to.
+for the whole prediction and once for its outcome (reward and end). It is stored as ``calibration.json`` beside
+the weights that it belongs to.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def fit_isotonic(pairs: Sequence[tuple[float, bool]]) -> Isotonic:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """One number from the model's own probability and, where it has one, its disagreement; higher is surer.
+    """One number from the model's own probability and, where it has one, its disagreement; higher is likelier right.
 
     ``sure * logit(confidence) - unsure * disagreement``, both weights at least 0, as a logistic regression found them
     (Platt 1999, with a second input). ``unsure`` of 0 leaves the order of the probabilities as it is.
@@ -156,7 +156,7 @@ class Calibration:
 
     def probability(self, prediction: Prediction) -> float:
         """That the prediction is exactly right."""
-        return self.exact(self.score(prediction.confidence, disagreement_of(prediction)))
+        return self.exact(self.score(prediction.confidence, prediction.disagreement))
 
     def outcome_probability(self, prediction: Prediction) -> float:
         """That its reward and end are right."""
@@ -189,9 +189,3 @@ class Calibration:
             int(data["n"]),
             str(data.get("goal", "")),
         )
-
-
-def disagreement_of(prediction: Prediction) -> float | None:
-    """``Prediction.disagreement`` of kinds of world models that have one, ``None`` for the others."""
-    found: float | None = getattr(prediction, "disagreement", None)
-    return found

@@ -28,8 +28,8 @@ def diff_f1(before: str, predicted: str, true: str) -> float:
 
         diff_f1("a\\nb", "a\\nc", "a\\nd")     # true: -b +d; predicted: -b +c; one of two each: 0.5
     """
-    old, mine, real = _lines(before), _lines(predicted), _lines(true)
-    pairs = [(mine - old, real - old), (old - mine, old - real)]  # added, removed
+    old, new, real = _lines(before), _lines(predicted), _lines(true)
+    pairs = [(new - old, real - old), (old - new, old - real)]  # added, removed
     matched = sum(sum((a & b).values()) for a, b in pairs)
     changes = sum(sum(a.values()) + sum(b.values()) for a, b in pairs)
     return 2 * matched / changes if changes else 1.0

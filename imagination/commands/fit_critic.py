@@ -22,8 +22,8 @@ from imagination.settings import Config, UserError
 from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
-from worldmodel.diffusers_folders import need_diffusers
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras import need_diffusers
+from worldmodel.extras.synther.transitions import Transitions
 
 SYNTHER = "synther"  # of the folder under models/
 
@@ -89,8 +89,8 @@ def _upsample(
     run: RunFolder, config: Config, real: Transitions, held: Transitions | None
 ) -> tuple[Transitions, dict[str, Any]]:
     """Synthetic transitions, and how like those kept back they and the logged ones are."""
-    from worldmodel.synther.checks import similarity
-    from worldmodel.synther.upsample import Upsampler
+    from worldmodel.extras.synther.model import Upsampler
+    from worldmodel.extras.synther.transitions import similarity
 
     settings = config.critic.synther
     upsampler = Upsampler.fit(real, settings, config.seed)

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.fit_screens import fit_screens
 from imagination.commands.rules import find_rules, rules_sentence
+from imagination.commands.screens import fit_screens
 from imagination.data.batches import copying_answers, fit_batches, fitting
 from imagination.data.examples import WorldModelExamples
 from imagination.data.initial_model import check_texts, chosen_model, initial_model
@@ -35,8 +35,7 @@ from policy.lm.batch import Row
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
-from worldmodel.diffusion.canvas import check_canvases
-from worldmodel.diffusion.checkpoint import make_inverse, mark, mask_of
+from worldmodel.diffusion.checkpoint import check_canvases, make_inverse, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 
 

@@ -19,7 +19,7 @@ from policy.lm.forward import encode, split
 from policy.value import ValueHead
 from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras.synther.transitions import Transitions
 
 NAME = "critic"  # of the folder under models/
 _WEIGHTS, _MADE_FOR = "model.safetensors", "critic.json"

@@ -22,7 +22,7 @@ from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import encode, split
 from policy.lm.render import ChatFormat, render_for_policy
 from real_envs.trajectory import Owner, StopReason, Trajectory
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras.synther.transitions import Transitions
 
 
 def logged_rows(chat: ChatFormat, episodes: Sequence[Trajectory], pay: RewardShaping, limit: int) -> list[Row]:

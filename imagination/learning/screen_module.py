@@ -14,10 +14,10 @@ from imagination.learning.supervised import BETAS, Record, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
 from real_envs.seeding import derive_seed
-from worldmodel.screen.frames import Frames, Transition
-from worldmodel.screen.model import Conditions, ScreenModel
-from worldmodel.screen.objective import Noise, draw_noise, shortcut_forcing_loss
-from worldmodel.screen.settings import ScreenSettings
+from worldmodel.extras.screen.data import Frames, ScreenTransition
+from worldmodel.extras.screen.model import Conditions, ScreenModel
+from worldmodel.extras.screen.objective import Noise, draw_noise, shortcut_forcing_loss
+from worldmodel.extras.screen.settings import ScreenSettings
 
 Window = tuple[int, int, int, int]  # top, left, height, width
 NEAR = 0.75  # share of the windows that are drawn around an action's element
@@ -56,7 +56,7 @@ class ScreenBatches:
 
     def __init__(
         self,
-        turns: Sequence[Transition],
+        turns: Sequence[ScreenTransition],
         frames: Frames,
         model: ScreenModel,
         *,
@@ -86,13 +86,13 @@ class ScreenBatches:
         drawn = torch.multinomial(self._weights, size, replacement=True, generator=rng)
         turns = [self._turns[k] for k in drawn.tolist()]
         after = self._model.to_data([self._frames[turn.after] for turn in turns])
-        told = self._model.conditions([self._frames[turn.before] for turn in turns], turns)
+        conditions = self._model.conditions([self._frames[turn.before] for turn in turns], turns)
         if settings.crop and not whole:
             windows = [self._window(turn.place, rng) for turn in turns]
-            after, before, maps = (cut(pictures, windows) for pictures in (after, told.before, told.maps))
-            told = replace(told, before=before, maps=maps)
+            after, before, maps = (cut(pictures, windows) for pictures in (after, conditions.before, conditions.maps))
+            conditions = replace(conditions, before=before, maps=maps)
         return ScreenBatch(
-            told,
+            conditions,
             after,
             draw_noise(after, self._model.shape.finest, settings.bootstrap, rng),
         )
@@ -100,7 +100,7 @@ class ScreenBatches:
     def _window(self, place: Place | None, rng: torch.Generator) -> Window:
         """Mostly one that the centre of the action's element is in, anywhere in it; otherwise any.
 
-        It is drawn from what the model is told, never from what changes: that would give away where something does.
+        It depends on what the model reads, never on what changes: that would give away where something does.
         """
         near, *chance = torch.rand(3, generator=rng).tolist()
         window = []

@@ -8,8 +8,8 @@ from typing import Literal, Self
 
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
+from worldmodel.extras.screen.settings import ScreenSettings
 from worldmodel.goal import Goal
-from worldmodel.screen.settings import ScreenSettings
 
 Option = str | int | float | bool | list[str] | list[int]
 

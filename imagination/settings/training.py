@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from worldmodel.synther.settings import SyntherSettings
+from worldmodel.extras.synther.settings import SyntherSettings
 
 
 @dataclass

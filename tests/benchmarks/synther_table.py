@@ -53,7 +53,7 @@ from tests.benchmarks.study import (
 )
 from tests.benchmarks.study import estimate as estimate_cell
 from worldmodel.evaluation.intervals import Estimate, estimate, ratio
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras.synther.transitions import Transitions
 
 SETTINGS = (
     *("preset=textworld", "logger=none", "games.train=90", "games.heldout=40", "collect.episodes=8"),
@@ -133,8 +133,8 @@ def make_part(config: Config, share: float, there: Path) -> None:
 
 def judge_arms(config: Config, real: Transitions, unseen: Transitions) -> tuple[dict[str, Tensor], Part]:
     """Squared errors on unseen transitions, ``[n]`` of each arm, and the checks of the synthetic ones."""
-    from worldmodel.synther.checks import similarity
-    from worldmodel.synther.upsample import Upsampler
+    from worldmodel.extras.synther.model import Upsampler
+    from worldmodel.extras.synther.transitions import similarity
 
     settings, seed = config.critic.synther, config.seed
     upsampler = Upsampler.fit(real, settings, seed)

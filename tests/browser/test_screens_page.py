@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from imagination.report.screens.page import render_screens
+from imagination.report.screens_page import render_screens
 from real_envs.screens import keep
 from tests.support.chromium import Chromium
 

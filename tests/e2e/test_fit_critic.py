@@ -19,7 +19,7 @@ from imagination.learning.critic import load_critic, made_for
 from imagination.runs.models import load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from worldmodel.synther.settings import SyntherSettings
+from worldmodel.extras.synther.settings import SyntherSettings
 
 
 @pytest.fixture

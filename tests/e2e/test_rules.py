@@ -12,8 +12,7 @@ from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.world_models import rules_of
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
-from worldmodel.rules.check import check_rules
-from worldmodel.rules.rule_set import FILE, RuleSet
+from worldmodel.rules.rule_set import FILE, RuleSet, check_rules
 
 pytest.importorskip("textworld_express", reason="pip install 'imagination[textworld-express]'")
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from policy.lm.engine import UnsupportedModel
+from policy.lm.forward import attention_window, decoder, evaluating
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import MASK
 from real_envs.errors import UserError
-from worldmodel.diffusion.canvas import Inverse
+from worldmodel.diffusion.objective import Canvas, InverseQuestion, canvas_states, lay_out
 from worldmodel.diffusion.settings import DiffusionSettings
 
 _BLOCK = "diffusion_block"  # in the config
@@ -47,22 +50,23 @@ def mark(model: Any, settings: DiffusionSettings) -> None:
     setattr(model.config, _INVERSE, asked)
 
 
-def make_inverse(places: int, told: int, chat: ChatFormat) -> Inverse:
+def make_inverse(action_tokens: int, answer_tokens: int, chat: ChatFormat) -> InverseQuestion:
     """How actions are asked for in chats of this format."""
-    return Inverse(places, told, chat.to_assistant, chat.to_user)
+    return InverseQuestion(action_tokens, answer_tokens, chat.to_assistant, chat.to_user)
 
 
-def inverse_of(model: Any, chat: ChatFormat) -> Inverse | None:
+def inverse_of(model: Any, chat: ChatFormat) -> InverseQuestion | None:
     """How the model was trained to be asked for actions; ``None`` where it was not."""
     asked = getattr(model.config, _INVERSE, None)
     if not asked:
         return None
-    places, told = asked
-    return make_inverse(places, told, chat)
+    action_tokens, answer_tokens = asked
+    return make_inverse(action_tokens, answer_tokens, chat)
 
 
 def check_trained(model: Any, where: object, block: int) -> None:
-    """
+    """Checks that a model was trained to fill in such canvases.
+
     Raises:
         UserError: the model was trained to predict next tokens, or for another length of the canvas.
     """
@@ -79,4 +83,32 @@ def check_trained(model: Any, where: object, block: int) -> None:
         )
 
 
-__all__ = ["check_trained", "inverse_of", "make_inverse", "mark", "mask_of", "with_mask"]
+@torch.no_grad()
+def check_canvases(model: Any, context: int) -> None:
+    """Checks that canvases can stand beside a text in this model, by a pass over a few tokens.
+
+    The text must not depend on them, and they must see all of themselves.
+
+    Raises:
+        UnsupportedModel: they cannot.
+    """
+    window = attention_window(model.config)
+    if window is not None and window < context:
+        raise UnsupportedModel(
+            f"{model.config.model_type} attends to {window} tokens: lower worldmodel.context to that for diffusion"
+        )
+    text = torch.arange(1, 5, device=model.device)[None]
+    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0, 2)])
+    other = layout.ids.clone()
+    other[0, -1] = 1
+    with evaluating(model):
+        alone = decoder(model)(input_ids=text, use_cache=False).last_hidden_state[0].float()
+        beside, changed = (canvas_states(model, layout, ids)[0].float() for ids in (layout.ids, other))
+    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 5e-2
+    text_same = (beside[:4] - alone).norm() <= tolerance * alone.norm()
+    canvas_seen = (changed[4] - beside[4]).norm() > 0
+    if not (text_same and canvas_seen and torch.equal(beside[:4], changed[:4])):
+        raise UnsupportedModel(
+            f"{model.config.model_type} does not follow the attention mask, which worldmodel.kind=diffusion needs: "
+            "choose a model with standard attention"
+        )

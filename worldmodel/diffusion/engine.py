@@ -22,9 +22,8 @@ from policy.lm.engines.inprocess.feed import Feed
 from policy.lm.engines.inprocess.queue import SlotQueue
 from policy.lm.engines.inprocess.requests import DeviceScheduler
 from policy.lm.engines.inprocess.slot_table import common_prefix, within
-from worldmodel.diffusion.editing import Edit, draft_of
 from worldmodel.diffusion.objective import without_mask
-from worldmodel.diffusion.sampling import make_sampler
+from worldmodel.diffusion.sampling import CanvasEdit, draft_of, make_sampler
 from worldmodel.diffusion.settings import DiffusionSettings
 
 _STEP_TOKENS = 8192  # texts are read in pieces of this size at most: it bounds the memory of a step
@@ -92,7 +91,7 @@ class _Request:
     passes: int = 0
     passed: int = 0
     asked: int = 0
-    edit: Edit | None = None
+    edit: CanvasEdit | None = None
 
     def shown(self) -> np.ndarray:
         """What the next pass reads."""
@@ -224,7 +223,7 @@ class CanvasEngine:
         """A canvas behind a text of so many tokens, all hidden."""
         return np.full(min(size, self.context - length), self.mask, dtype=np.int64)
 
-    def _draft(self, text: Sequence[int], stop: int) -> Edit | None:
+    def _draft(self, text: Sequence[int], stop: int) -> CanvasEdit | None:
         """What stood on the last page where the next canvas begins."""
         if not self._edit:
             return None
@@ -297,7 +296,7 @@ class CanvasEngine:
             return False
         request.passes += 1
         if request.edit is not None:
-            if request.edit.look(logits):
+            if request.edit.score(logits):
                 where, logprobs = request.edit.likely(self._edit)
                 request.canvas[where], request.own[where] = request.edit.draft[where], logprobs[where]
                 request.edit, request.passes, request.passed = None, 0, request.passed + request.passes

@@ -11,13 +11,19 @@ Sahoo et al. 2024, arXiv 2406.07524, equation 10 with the linear schedule :math:
 t = 0.003 weighs 300 times what others do, and the few canvases of a step never even that out. The model gives the mask
 itself no probability (MDLM, section 3.2.3: zero masking probabilities).
 
-Beside it the text may be told token by token, from the same pass: what canvases see of the past is then read by a
+Beside it the text may be predicted token by token, from the same pass: what canvases see of the past is then read by a
 network that has to make something of every token of it, not only of what was hidden this time.
+
+What a model reads is the text as a causal model reads it, so its keys and values are those of any other prompt and can
+be kept from turn to turn. Canvases stand beside the text: each sees all of the text before its first token and all of
+itself, and nothing sees a canvas but itself. So one pass trains every canvas of an episode, as in block diffusion
+(Arriola et al. 2025, arXiv 2503.09573, section 3.3), where the clean text and its noisy blocks are one sequence.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +31,176 @@ import torch
 from torch import Tensor
 
 from policy.lm.batch import RowBatch
-from policy.lm.forward import token_logits
-from worldmodel.diffusion.canvas import Canvas, Inverse, canvas_states, canvases, lay_out
+from policy.lm.forward import decoder, token_logits
+
+TEXT, NOWHERE = -1, -2  # where columns of a layout belong that are of no canvas
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """A canvas and what belongs in it.
+
+    Attributes:
+        row: whose text it is of.
+        start: the position of its first token; it sees the text before that.
+        ids: what is right; behind the end of an answer, further ends.
+        weight: of the turn.
+        asked: how many of its first tokens are to be filled in; the rest is given.
+    """
+
+    row: int
+    start: int
+    ids: tuple[int, ...]
+    weight: float
+    asked: int
+
+
+def canvases(
+    row: int, ids: Sequence[int], weights: Sequence[float], block: int, stop: int, context: int
+) -> list[Canvas]:
+    """The answers of a text, cut into canvases.
+
+    An answer is a run of tokens with a weight; it is over behind ``stop``. The last canvas of an answer is filled up
+    with ``stop``. A run that does not end in ``stop`` was cut, and only its full canvases are taken: the rest would
+    teach where the cut was.
+
+    Args:
+        ids, weights: of the text, ``[time]``.
+        block: tokens of a canvas.
+        context: canvases that reach beyond it are left out.
+
+    Example::
+
+        canvases(0, [7, 5, 6, 2, 7], [0, 1, 1, 1, 0], block=2, stop=2, context=8)
+        # [Canvas(0, 1, (5, 6), 1, 2), Canvas(0, 3, (2, 2), 1, 2)]
+    """
+    cut: list[Canvas] = []
+    at = 0
+    while at < len(ids):
+        if not weights[at]:
+            at += 1
+            continue
+        begin = at
+        while at < len(ids) and weights[at] and ids[at] != stop:
+            at += 1
+        ended = at < len(ids) and bool(weights[at])
+        at += ended
+        for start in range(begin, at, block):
+            piece = tuple(ids[start : min(start + block, at)])
+            if (len(piece) == block or ended) and start + block <= context:
+                cut.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start], block))
+    return cut
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasLayout:
+    """Texts with their canvases behind them, as one rectangle: its ``n`` columns are the longest text's and the most
+    tokens that the canvases of a row have.
+
+    Attributes:
+        ids, positions: ``[rows, n]``; the canvases hold what is right.
+        seen: ``[rows, n, n]``, which columns each one sees.
+        row, column: ``[tokens]``, where the tokens of the canvases stand, one canvas after the other.
+    """
+
+    ids: Tensor
+    positions: Tensor
+    seen: Tensor
+    row: Tensor
+    column: Tensor
+
+
+def lay_out(input_ids: Tensor, chosen: Sequence[Canvas]) -> CanvasLayout:
+    """
+    Args:
+        input_ids: ``[rows, time]``, padded on the right.
+        chosen: canvases of these rows; none of a row is fine.
+    """
+    rows, time = input_ids.shape
+    device = input_ids.device
+    begins: list[int] = []  # of each canvas behind its text
+    behind = [0] * rows  # tokens of the canvases of each row
+    for canvas in chosen:
+        begins.append(behind[canvas.row])
+        behind[canvas.row] += len(canvas.ids)
+
+    def per_token(values: Iterable[int]) -> Tensor:
+        repeated = [v for value, canvas in zip(values, chosen, strict=True) for v in [value] * len(canvas.ids)]
+        return torch.tensor(repeated, dtype=torch.long, device=device)
+
+    def whole(value: int) -> Tensor:
+        return torch.full((rows, n), value, dtype=torch.long, device=device)
+
+    n = time + max(behind)
+    row, start = per_token(canvas.row for canvas in chosen), per_token(canvas.start for canvas in chosen)
+    inside = torch.tensor([k for canvas in chosen for k in range(len(canvas.ids))], dtype=torch.long, device=device)
+    column = time + per_token(begins) + inside
+    ids, positions, past, group = whole(0), whole(0), whole(0), whole(NOWHERE)
+    ids[:, :time] = input_ids
+    ids[row, column] = torch.tensor([i for canvas in chosen for i in canvas.ids], dtype=torch.long, device=device)
+    positions[:, :time] = torch.arange(time, device=device)
+    positions[row, column] = start + inside
+    past[:, :time] = torch.arange(time, device=device) + 1  # how much of the text each column sees
+    past[row, column] = start
+    group[:, :time] = TEXT
+    group[row, column] = per_token(range(len(chosen)))
+    of_text = torch.arange(time, device=device) < past[:, :, None]
+    of_canvas = group[:, :, None] == group[:, None, time:]  # what is nowhere sees what is nowhere: none sees nothing
+    return CanvasLayout(ids, positions, torch.cat([of_text, of_canvas], 2), row, column)
+
+
+def canvas_states(model: Any, layout: CanvasLayout, ids: Tensor) -> Tensor:
+    """Final hidden states ``[rows, n, hidden]`` of a layout that holds ``ids``: the canvases, some of it masked."""
+    seen = layout.seen[:, None]
+    if model.config._attn_implementation == "eager":  # it adds the mask to the scores
+        seen = torch.where(seen, 0.0, torch.finfo(model.dtype).min).to(model.dtype)
+    states: Tensor = decoder(model)(
+        input_ids=ids, attention_mask=seen, position_ids=layout.positions, use_cache=False
+    ).last_hidden_state
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class InverseQuestion:
+    """The question which action led here, as a canvas behind the past: places for the action, filled up with ends, and
+    what came of it.
+
+    Attributes:
+        action_tokens: places for the action with an end behind it.
+        answer_tokens: of what came of it that are given at most, the first ones.
+        between: what stands between an action and its answer.
+        before: what stands between the end of an answer and the next action.
+    """
+
+    action_tokens: int
+    answer_tokens: int
+    between: tuple[int, ...]
+    before: tuple[int, ...]
+
+    def canvas(self, action: Sequence[int], answer: Sequence[int], stop: int) -> tuple[int, ...]:
+        """An action longer than its places is cut."""
+        places = (*action, *[stop] * self.action_tokens)[: self.action_tokens]
+        return (*places, *self.between, *answer[: self.answer_tokens])
+
+    def canvases(self, row: int, ids: list[int], weights: Sequence[float], stop: int, context: int) -> list[Canvas]:
+        """One for each action between two answers of a text that has its places; arguments as of ``canvases``.
+
+        The first action of a text is left out: it has no answer before it, by whose end it would be found.
+        """
+        asked: list[Canvas] = []
+        next_user = (stop, *self.before)  # alone, a stop may also end what users say
+        stops = (at for at, token in enumerate(ids) if token == stop)
+        starts = [at + len(next_user) for at in stops if tuple(ids[at : at + len(next_user)]) == next_user]
+        for start, behind in zip(starts, [*starts[1:], len(ids)], strict=False):
+            begin = next((at for at in range(start, behind) if weights[at]), None)
+            if begin is None or stop not in ids[begin:behind]:
+                continue
+            action, between = ids[start : begin - len(self.between)], ids[begin - len(self.between) : begin]
+            if tuple(between) == self.between and 0 < len(action) < self.action_tokens:
+                piece = self.canvas(action, ids[begin : ids.index(stop, begin) + 1], stop)
+                if start + len(piece) <= context:
+                    asked.append(Canvas(row, start, piece, weights[begin], self.action_tokens))
+        return asked
 
 
 def hide(sizes: Tensor, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -95,34 +269,34 @@ class DiffusionStep:
         """The share of some rows in the loss, and how many of their hidden tokens are the likeliest."""
         ids = self.batch.input_ids[rows]
         first, last = rows.start, rows.start + len(ids)
-        mine = [i for i, canvas in enumerate(self.canvases) if first <= canvas.row < last]
-        if not mine:
+        own = [i for i, canvas in enumerate(self.canvases) if first <= canvas.row < last]
+        if not own:
             trained = next(p for p in model.parameters() if p.requires_grad)
             return trained.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
-        chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in mine)]
+        chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in own)]
         layout = lay_out(ids, chosen)
         each = torch.tensor([len(canvas.ids) for canvas in chosen])
-        hidden = self.hidden[mine][torch.arange(self.hidden.shape[1]) < each[:, None]].to(ids.device)
+        hidden = self.hidden[own][torch.arange(self.hidden.shape[1]) < each[:, None]].to(ids.device)
         at = layout.row[hidden], layout.column[hidden]
         truth, noisy = layout.ids[at], layout.ids.clone()
         noisy[at] = self.mask
         states = canvas_states(model, layout, noisy)
         logits = without_mask(token_logits(model, states[at]), self.mask)
         logprobs = logits.log_softmax(-1).gather(-1, truth[:, None])[:, 0]
-        per_canvas = self.shares[mine], torch.tensor([canvas.weight for canvas in chosen])
+        per_canvas = self.shares[own], torch.tensor([canvas.weight for canvas in chosen])
         shares, weights = (x.repeat_interleave(each).to(ids.device)[hidden] for x in per_canvas)
         loss = weighted_nll(logprobs, shares, weights) / self.denominator
         if self.causal_weight:
-            loss = loss + self.causal_weight * self._told(model, states, rows)
+            loss = loss + self.causal_weight * self._next_token_loss(model, states, rows)
         return loss, (logits.detach().argmax(-1) == truth).sum()
 
-    def _told(self, model: Any, states: Tensor, rows: slice) -> Tensor:
+    def _next_token_loss(self, model: Any, states: Tensor, rows: slice) -> Tensor:
         """The share of some rows in the mean cross-entropy of the text's next tokens."""
         ids, weight = self.batch.input_ids[rows], self.batch.ce_weight[rows]
-        told = weight[:, 1:] != 0
-        logits = without_mask(token_logits(model, states[:, : ids.shape[1] - 1][told]), self.mask)
-        logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:][told][:, None])[:, 0]
-        return -(weight[:, 1:][told] * logprobs).sum() / self.batch.ce_weight.sum()
+        predicted = weight[:, 1:] != 0
+        logits = without_mask(token_logits(model, states[:, : ids.shape[1] - 1][predicted]), self.mask)
+        logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:][predicted][:, None])[:, 0]
+        return -(weight[:, 1:][predicted] * logprobs).sum() / self.batch.ce_weight.sum()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +318,7 @@ class MaskedDiffusion:
     stop: int
     context: int
     causal_weight: float = 0.0
-    inverse: Inverse | None = None
+    inverse: InverseQuestion | None = None
     inverse_share: float = 0.0
 
     def canvases(self, batch: RowBatch) -> list[Canvas]:
@@ -160,11 +334,11 @@ class MaskedDiffusion:
         """Those of a step; none where actions are not asked for."""
         if self.inverse is None:
             return []
-        found: list[Canvas] = []
+        asked: list[Canvas] = []
         for row, (ids, weights) in enumerate(zip(batch.input_ids.tolist(), batch.ce_weight.tolist(), strict=True)):
-            found += self.inverse.canvases(row, ids, weights, self.stop, self.context)
-        drawn = torch.rand(len(found), generator=generator) < self.inverse_share
-        return [canvas for canvas, taken in zip(found, drawn.tolist(), strict=True) if taken]
+            asked += self.inverse.canvases(row, ids, weights, self.stop, self.context)
+        drawn = torch.rand(len(asked), generator=generator) < self.inverse_share
+        return [canvas for canvas, taken in zip(asked, drawn.tolist(), strict=True) if taken]
 
     def step(self, batch: RowBatch, seed: int) -> DiffusionStep:
         """The loss of a step on ``batch``, divided by the tokens of its canvases, each with the weight of its turn.
@@ -173,19 +347,19 @@ class MaskedDiffusion:
             seed: all that decides which tokens are hidden, whatever the device.
         """
         generator = torch.Generator().manual_seed(seed)
-        found = self.canvases(batch) + self.inverse_canvases(batch, generator)
-        asked = torch.tensor([canvas.asked for canvas in found], dtype=torch.long)
-        hidden, shares = hide(asked, max((len(canvas.ids) for canvas in found), default=0), generator)
+        drawn = self.canvases(batch) + self.inverse_canvases(batch, generator)
+        asked = torch.tensor([canvas.asked for canvas in drawn], dtype=torch.long)
+        hidden, shares = hide(asked, max((len(canvas.ids) for canvas in drawn), default=0), generator)
         beside = Counter[int]()
-        for canvas in found:
+        for canvas in drawn:
             beside[canvas.row] += len(canvas.ids)
         return DiffusionStep(
             batch,
-            found,
+            drawn,
             hidden,
             shares,
             self.mask,
             batch.input_ids.shape[1] + max(beside.values(), default=0),
-            max(1e-9, sum(canvas.weight * canvas.asked for canvas in found)),
+            max(1e-9, sum(canvas.weight * canvas.asked for canvas in drawn)),
             self.causal_weight,
         )

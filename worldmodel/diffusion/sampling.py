@@ -11,20 +11,25 @@ probable tokens, so above temperature 0 it writes likely words more often than t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from worldmodel.diffusers_folders import need_diffusers
+from policy.lm.engines.inprocess.drafts import Drafts
 from worldmodel.diffusion.settings import DiffusionSettings
+from worldmodel.extras import need_diffusers
 
 MASK = 0  # stands for a hidden token in what schedulers are shown, which is nothing but hidden tokens
+EDIT_PASSES = 2
+_LAST_PAGE = Drafts()  # it knows the text itself alone, in which the latest place wins
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FilledTokens:
     """What a pass has decided, ``[hidden]`` each: which places are filled, with what, and its log-probability."""
 
     where: Tensor
@@ -33,7 +38,7 @@ class Kept:
 
 
 class Sampler(Protocol):
-    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> Kept:
+    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> FilledTokens:
         """
         Args:
             logits: ``[hidden, vocabulary]`` of the places that are still hidden.
@@ -62,14 +67,14 @@ class EntropySampler:
         # one temperature throughout: logits come divided by it
         self._scheduler: Any = EntropyBoundScheduler(settings.entropy_bound, t_max=1.0, t_min=1.0)
 
-    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> Kept:
+    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> FilledTokens:
         logits = logits / (temperature or 1.0)
         hidden = torch.full((1, len(logits)), MASK, device=logits.device)
-        found = self._scheduler.step(logits[None], 0, hidden, generator=generator)
-        tokens, probabilities = found.sampled_tokens[0], found.sampled_probs[0]
+        output = self._scheduler.step(logits[None], 0, hidden, generator=generator)
+        tokens, probabilities = output.sampled_tokens[0], output.sampled_probs[0]
         if temperature == 0:  # which places are kept does not depend on what was sampled there
             probabilities, tokens = logits.softmax(-1).max(-1)
-        return Kept(found.accepted_index[0], tokens, probabilities.log())
+        return FilledTokens(output.accepted_index[0], tokens, probabilities.log())
 
 
 class ConfidenceSampler:
@@ -81,9 +86,76 @@ class ConfidenceSampler:
         self._scheduler: Any = BlockRefinementScheduler(settings.block, settings.steps, settings.threshold)
         self._scheduler.set_timesteps(settings.steps)
 
-    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> Kept:
+    def __call__(self, logits: Tensor, temperature: float, step: int, generator: torch.Generator) -> FilledTokens:
         hidden = torch.full((1, len(logits)), MASK, device=logits.device)
-        found = self._scheduler.step(
+        output = self._scheduler.step(
             logits[None], step, hidden, mask_token_id=MASK, temperature=temperature, generator=generator
         )
-        return Kept(found.transfer_index[0], found.sampled_tokens[0], found.sampled_probs[0].log())
+        return FilledTokens(output.transfer_index[0], output.sampled_tokens[0], output.sampled_probs[0].log())
+
+
+@dataclass(slots=True)
+class CanvasEdit:
+    """A canvas that begins as what stood at its place on the last page; what is likely to change is hidden again.
+
+    A model that was trained to fill in knows how likely a token is given all others only where it does not see that
+    token. So two passes read the canvas with every other of its tokens hidden in turn, which gives each token's
+    probability given its neighbours, as they were. What is then unlikely is hidden and filled in like anything else.
+    The neighbours are those of the old page: a change that shows only in several tokens at once, each of which follows
+    from the others, can be overlooked.
+
+    Attributes:
+        draft: ``[size]``, what stood there; the mask behind it where that was shorter.
+        mask: the id that hides a token.
+        logprobs: ``[size]``, of the tokens of the draft, as far as passes have scored them.
+        passes: how many there were.
+    """
+
+    draft: np.ndarray
+    mask: int
+    logprobs: np.ndarray = field(init=False)
+    passes: int = 0
+
+    def __post_init__(self) -> None:
+        self.logprobs = np.full(len(self.draft), -np.inf)
+
+    @property
+    def shown(self) -> np.ndarray:
+        """What the next pass reads: every other token is hidden."""
+        shown = self.draft.copy()
+        shown[self.passes :: EDIT_PASSES] = self.mask
+        return shown
+
+    def score(self, logits: Tensor) -> bool:
+        """Takes in the log-probs of a pass.
+
+        Args:
+            logits: ``[hidden, vocabulary]`` of the places that were hidden in ``shown``.
+
+        Returns:
+            Whether that was the last.
+        """
+        places = np.flatnonzero(self.shown == self.mask)
+        draft = torch.from_numpy(self.draft[places]).to(logits.device)
+        logprobs = logits.log_softmax(-1).gather(-1, draft[:, None])[:, 0].cpu().numpy()
+        scored = (places % EDIT_PASSES == self.passes) & (self.draft[places] != self.mask)
+        self.logprobs[places[scored]] = logprobs[scored]
+        self.passes += 1
+        return self.passes == EDIT_PASSES
+
+    def likely(self, least: float) -> tuple[np.ndarray, np.ndarray]:
+        """Places whose token has at least this probability, and all log-probs, ``[size]`` each."""
+        return self.logprobs >= np.log(least), self.logprobs
+
+
+def draft_of(text: Sequence[int], size: int, mask: int, stop: int) -> CanvasEdit | None:
+    """What followed where the last tokens of a text stood in it before; ``None`` where they are new, or a canvas has
+    room for one token alone, which has no neighbours to be known by.
+
+    Behind the end of what is found there are further ends.
+    """
+    draft = _LAST_PAGE.propose(np.asarray(text, dtype=np.int64), stop, size)
+    if draft is None or size < EDIT_PASSES:
+        return None
+    behind = stop if draft.ids[-1] == stop else mask
+    return CanvasEdit(np.concatenate([draft.ids, np.full(size - len(draft.ids), behind, dtype=np.int64)]), mask)

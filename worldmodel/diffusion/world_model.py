@@ -16,8 +16,8 @@ from policy.lm.engine import Engine
 from policy.lm.render import ChatFormat
 from real_envs.errors import UserError
 from real_envs.trajectory import Turn
-from worldmodel.diffusion.canvas import Inverse
 from worldmodel.diffusion.engine import Filler
+from worldmodel.diffusion.objective import InverseQuestion
 from worldmodel.formats.full import TransitionFormat, prompt_tokens
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction
@@ -49,7 +49,7 @@ class DiffusionWorldModel(TextWorldModel):
         max_tokens: int = 160,
         temperature: float = 0.0,
         form: TransitionFormat | None = None,
-        inverse: Inverse | None = None,
+        inverse: InverseQuestion | None = None,
     ) -> None:
         super().__init__(engine, chat, version, max_tokens, temperature, form)
         self._filler, self._inverse = engine, inverse
@@ -115,15 +115,12 @@ class DiffusionWorldModel(TextWorldModel):
                 "this world model was not trained to be asked for actions: fit it with "
                 "worldmodel.diffusion.inverse_share above 0"
             )
-        chat, places = self.chat, self._inverse.places
+        chat, places = self.chat, self._inverse.action_tokens
         prompt = prompt_tokens(chat, self.form, start, history, "").ids[: -len(chat.to_assistant) or None]
         answer = (*chat.encode(self.form.answers(start, [*history, after])[-1]), chat.stop)
         canvas = self._inverse.canvas((), answer, chat.stop)
         given = dict(list(enumerate(canvas))[places:])
         sampling = replace(self.sampling, max_tokens=len(canvas))
-        told = await self._filler.fill(prompt, given, sampling, seed, session, asked=places)
-        ids = told.ids[:-1] if told.stopped else told.ids
-        return chat.decode(ids), math.exp(sum(told.logprobs))
-
-
-__all__ = ["DiffusionWorldModel", "FillingEngine"]
+        completion = await self._filler.fill(prompt, given, sampling, seed, session, asked=places)
+        ids = completion.ids[:-1] if completion.stopped else completion.ids
+        return chat.decode(ids), math.exp(sum(completion.logprobs))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from real_envs.seeding import derive_seed
-from worldmodel.calibration import Calibration, disagreement_of, fit_isotonic, fit_score
+from worldmodel.calibration import Calibration, fit_isotonic, fit_score
 from worldmodel.evaluation.intervals import SHARE, Estimate, estimate
 from worldmodel.world_model import Prediction
 
@@ -73,10 +73,10 @@ def fit_calibration(judged: Sequence[Judged], temperature: float, goal: str = ""
     seen = [(j.predicted, j.exact, j.outcome_right) for j in judged if j.predicted is not None]
     if not seen:
         return None
-    score = fit_score([(p.confidence, disagreement_of(p), exact) for p, exact, _ in seen])
+    score = fit_score([(p.confidence, p.disagreement, exact) for p, exact, _ in seen])
     return Calibration(
         score,
-        fit_isotonic([(score(p.confidence, disagreement_of(p)), exact) for p, exact, _ in seen]),
+        fit_isotonic([(score(p.confidence, p.disagreement), exact) for p, exact, _ in seen]),
         fit_isotonic([(p.outcome_confidence, right) for p, _, right in seen]),
         temperature,
         len(seen),

@@ -49,7 +49,8 @@ class Condition:
         _check_types(self, int, "slot", "other", "negated")
 
     def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
-        """
+        """Whether it holds before an action.
+
         Args:
             source: when the text was seen that the answer copies.
         """
@@ -66,8 +67,8 @@ class Condition:
         if kind == "missing":
             return any(f" {filler} " not in episode.text(self.scope) for filler in action.fillers)
         if not self.slot:  # the words of the condition stand for themselves, or for what the first text mentions
-            said = " ".join(episode.mentions.get(word, word) for word in self.value.split())
-            return f" {said} " in episode.text(self.scope)
+            phrase = " ".join(episode.mentions.get(word, word) for word in self.value.split())
+            return f" {phrase} " in episode.text(self.scope)
         filler = action.fillers[self.slot - 1]
         if kind == "text":
             return f" {self.value.replace('_', filler)} " in episode.text(self.scope)
@@ -94,13 +95,13 @@ class Condition:
         if self.kind == "paid":
             return f"it was {no}paid for before"
         deed = self.value.replace(f"{{{self.other}}}", thing) if self.other else self.value
-        said = {
+        texts = {
             "last_deed": f'{no}"{deed}" is the last thing done with {thing}',
             "did": f'"{deed}" was {no or ""}done before',
             "done": f'"{deed}" was {no or ""}done before',
             "since": f'"{deed}" was {no or ""}done since',
         }
-        return said[self.kind]
+        return texts[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +144,16 @@ class Copy:
             return None if text is None else (text, episode.time)
         if self.kind in ("last", "line"):
             seen = episode.segments.get(self.text)
-            found = seen[-1] if seen else None
+            source = seen[-1] if seen else None
         else:
             name = episode.way(self.text, action.text) if self.kind == "way" else self.target(episode, action)
-            found = episode.named(self.text, name) if name else None
-        if found is None:
+            source = episode.named(self.text, name) if name else None
+        if source is None:
             return None
-        text = found.text.split("\n", 1)[0] if self.kind == "line" else found.text
+        text = source.text.split("\n", 1)[0] if self.kind == "line" else source.text
         if self.without:
-            text = without_sentences(text, episode.done_to(self.without, found.time))
-        return text, found.time
+            text = without_sentences(text, episode.done_to(self.without, source.time))
+        return text, source.time
 
     @property
     def change(self) -> Change:
@@ -237,7 +238,8 @@ class Rule:
         return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
 
     def check(self, language: Language) -> None:
-        """
+        """Checks the rule against a language.
+
         Raises:
             ValueError: it speaks of a template, a slot or a kind of text that the language does not have.
         """
@@ -287,6 +289,3 @@ def _check_types(part: Condition | Copy, kind: type, *names: str) -> None:
 
 def _slots(text: str) -> set[int]:
     return {int(slot) for slot in re.findall(r"\{(\d)\}", text)}
-
-
-__all__ = ["Condition", "Copy", "Rule", "share_right"]

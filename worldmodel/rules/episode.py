@@ -1,16 +1,22 @@
-"""What an episode's own words say before an action: texts by kind, what was done to things, the way between places."""
+"""What the texts of a log are made of, found by counting (``Language``), and what an episode has said so far."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
+from real_envs.trajectory import Trajectory
 from worldmodel.rules.pages import page_of
-from worldmodel.rules.templates import NEWLINE, Action, Templates, flat, words
+from worldmodel.rules.search import LEAST_TURNS
+from worldmodel.rules.templates import NEWLINE, OTHER, Action, Templates, flat, words
 
 SCOPES = ("start", "last", "state", "seen")  # texts of an episode that are of no kind
 _MOST_NAME = 6  # words
+_KINDS = 6  # at most, in a language
+_MENTIONS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,33 +65,38 @@ class Language:
 
     def mentioned(self, start: str) -> dict[str, str]:
         """By placeholder, the names that a first text mentions."""
-        head, found = self.head(start), {}
-        for words_ in self.mentions:
-            if name := name_after(head, words_):
-                found[f"{{{words_.replace(' ', '_')}}}"] = name
-        return found
+        head, names = self.head(start), {}
+        for phrase in self.mentions:
+            if name := name_after(head, phrase):
+                names[placeholder_of(phrase)] = name
+        return names
 
     def segments(self, text: str, time: int) -> dict[str, Segment]:
         """The last segment of each kind in a text."""
         if not self.kinds:
             return {}
-        found: dict[str, Segment] = {}
+        segments: dict[str, Segment] = {}
         lines = text.strip().split("\n")
         for k, line in enumerate(lines):
             begin = flat(line)
             for kind in self.kinds:
                 if begin.startswith(f" {kind} "):
                     rest = "\n".join(lines[k:])
-                    found[kind] = Segment(rest, flat(rest), name_of(rest, kind), time)
+                    segments[kind] = Segment(rest, flat(rest), name_of(rest, kind), time)
                     break
-        return found
+        return segments
 
 
-def name_after(text: str, words_: str) -> str:
+def placeholder_of(mention: str) -> str:
+    """``{located_in}`` for ``located in``: stands for the name after these words, see ``Language``."""
+    return f"{{{mention.replace(' ', '_')}}}"
+
+
+def name_after(text: str, phrase: str) -> str:
     """What follows these words in a flat text, up to the next punctuation; empty where they do not stand there."""
-    _, found, after = text.partition(f" {words_} ")
+    _, match, after = text.partition(f" {phrase} ")
     name: list[str] = []
-    for word in after.split()[: _MOST_NAME + 1] if found else ():
+    for word in after.split()[: _MOST_NAME + 1] if match else ():
         if not (word[0].isalnum() or word[0] == "_"):
             break
         name.append(word)
@@ -131,15 +142,15 @@ class Episode:
         self._paid: set[str] = set()
         self._accepted: dict[str, int] = {}  # by template, and by action: when it was last accepted
         self._ways: dict[tuple[str, str, str], str] = {}  # kind, name, action -> name
-        self._keep(start)
+        self._add_text(start)
 
-    def _keep(self, text: str) -> dict[str, Segment]:
-        found = self.language.segments(text, self.time)
-        for kind, segment in found.items():
+    def _add_text(self, text: str) -> dict[str, Segment]:
+        segments = self.language.segments(text, self.time)
+        for kind, segment in segments.items():
             self.segments.setdefault(kind, []).append(segment)
         if self.language.notices is not None:
             self.page = page_of(text, self.language.notices)[1]
-        return found
+        return segments
 
     def add(self, action: Action, observation: str, reward: float | None = None) -> None:
         """The next turn."""
@@ -147,7 +158,7 @@ class Episode:
         if reward:
             self._paid.add(action.text)
         before = {kind: seen[-1].name for kind, seen in self.segments.items()}
-        found = self._keep(observation)
+        segments = self._add_text(observation)
         self.last = flat(observation)
         self.seen += self.last
         self.written += f"\n{observation}"
@@ -160,7 +171,7 @@ class Episode:
         for slot, filler in enumerate(action.fillers, start=1):
             self._last_deed[filler] = action.template, slot
             self._deeds.add((action.template, slot, filler))
-        for kind, segment in found.items():
+        for kind, segment in segments.items():
             if kind in before and self.last.startswith(f" {kind} "):
                 self._ways[kind, before[kind], action.text] = segment.name
                 if back := self.language.inverses.get(action.text):
@@ -232,13 +243,116 @@ def without_sentences(text: str, names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-__all__ = [
-    "SCOPES",
-    "Episode",
-    "Language",
-    "Segment",
-    "name_after",
-    "name_of",
-    "split_sentences",
-    "without_sentences",
-]
+def fold_refused(templates: Templates, log: Sequence[Trajectory]) -> Templates:
+    """Without those that always get the same answer, where actions of no template get it too, or most of those do.
+
+    All of them are then one case: what the world has no words for.
+    """
+    answers: dict[str, Counter[str]] = {}
+    for trajectory in log:
+        for turn in trajectory.turns:
+            answers.setdefault(templates.read(turn.action).template, Counter())[turn.observation.strip()] += 1
+    usual = Counter(answers.get(OTHER, ()))
+    for name, counts in answers.items():
+        if len(counts) == 1 and name != OTHER:
+            usual.update(counts)
+    if not usual:
+        return templates
+    answer, _ = usual.most_common(1)[0]
+    shared = sum(answer in counts for counts in answers.values())
+    if shared < 2:
+        return templates
+    return Templates([text for text in templates.texts if set(answers.get(text, ())) - {answer}])
+
+
+def find_kinds(log: Sequence[Trajectory]) -> tuple[str, ...]:
+    """Openings of three words, or fewer, that many observations share, which differ in what follows."""
+    texts: Counter[str] = Counter(turn.observation.strip() for t in log for turn in t.turns)
+    total, grouped, kinds = sum(texts.values()), set[str](), dict[str, int]()
+    for length in (3, 2, 1):
+        openings: dict[str, list[str]] = {}
+        for text in texts:
+            if text not in grouped and len(words(text)) > length:
+                openings.setdefault(" ".join(words(text)[:length]), []).append(text)
+        for opening, of in openings.items():
+            times = sum(texts[text] for text in of)
+            if times >= max(20, total / 200) and len(of) >= 10:
+                kinds[opening] = sum(texts[text] * len(words(text)) for text in of)
+                grouped.update(of)
+    return tuple(sorted(kinds, key=lambda kind: -kinds[kind])[:_KINDS])
+
+
+def find_mentions(log: Sequence[Trajectory], language: Language) -> tuple[str, ...]:
+    """Two words after which most first texts name what a later text of a kind is about; where there are none, after
+    which they name something else that differs from task to task and that later texts speak of, such as a goal."""
+    before_names: Counter[str] = Counter()  # two words with a name after them
+    spoken_of: dict[str, list[str]] = {}  # by two words, the names after them that texts of the task speak of
+    names: set[str] = set()
+    later: dict[str, str] = {}
+    for trajectory in log:
+        texts = [turn.observation for turn in trajectory.turns]
+        names |= {s.name for text in texts for s in language.segments(text, 1).values() if s.name}
+        later[trajectory.start] = later.get(trajectory.start, "") + "".join(map(flat, texts))
+    heads = list(dict.fromkeys((t.task_id, t.start) for t in log))
+    for _, start in heads:
+        head = language.head(start)
+        for two in dict.fromkeys(map(" ".join, pairwise(head.split()))):
+            name = name_after(head, two)
+            before_names[two] += name in names
+            if name and f" {name} " in later[start]:
+                spoken_of.setdefault(two, []).append(name)
+    often = [two for two, n in before_names.most_common() if n >= 0.9 * len(heads)]
+    if not often:
+        most = 0.9 * len(heads)
+        differ = {two: all_ for two, all_ in spoken_of.items() if len(all_) >= most and len(set(all_)) >= 5}
+        often = sorted(differ, key=lambda two: (-sum(len(name.split()) for name in differ[two]), two))[:1]
+    return tuple(often[:_MENTIONS])
+
+
+def find_removing(log: Sequence[Trajectory], language: Language) -> list[str]:
+    """Templates of actions after which the text of the same name no longer has a sentence on what they were done to."""
+    removed: Counter[str] = Counter()
+    for trajectory in log:
+        episode = Episode(language, trajectory.start)
+        waiting: dict[tuple[str, str], list[tuple[str, str]]] = {}  # of a text by kind and name: template, filler
+        for turn in trajectory.turns:
+            action, before = language.templates.read(turn.action), episode.segments
+            here = {kind: seen[-1] for kind, seen in before.items()}
+            episode.add(action, turn.observation, turn.reward)
+            if episode.accepted_at(action.template) != episode.time:
+                continue
+            for kind, seen in episode.segments.items():
+                if seen[-1].time == episode.time:
+                    for name, filler in waiting.pop((kind, seen[-1].name), ()):
+                        removed[name] += f" {filler} " not in seen[-1].flat
+            for kind, segment in here.items():
+                for filler in action.fillers:
+                    if f" {filler} " in segment.flat:
+                        waiting.setdefault((kind, segment.name), []).append((action.template, filler))
+    return [name for name, n in removed.most_common(2) if n >= LEAST_TURNS]
+
+
+def find_inverses(log: Sequence[Trajectory], language: Language) -> dict[str, str]:
+    """Actions that lead back: after the one, the other brings the text of a kind that was seen before the first."""
+    tried: Counter[tuple[str, str]] = Counter()
+    back: Counter[tuple[str, str]] = Counter()
+    for trajectory in log:
+        names: list[tuple[str, str, str]] = []  # before, action, after
+        here: dict[str, str] = {}
+        for time, text in enumerate([trajectory.start, *(turn.observation for turn in trajectory.turns)]):
+            segments = language.segments(text, time)
+            if time and segments:
+                kind, segment = next(iter(segments.items()))
+                action = trajectory.turns[time - 1].action
+                if kind in here and here[kind] != segment.name:
+                    if names and names[-1][2] == here[kind]:
+                        pair = names[-1][1], action
+                        tried[pair] += 1
+                        back[pair] += names[-1][0] == segment.name
+                    names.append((here[kind], action, segment.name))
+            here |= {kind: segment.name for kind, segment in segments.items()}
+    best: dict[str, str] = {}
+    for (one, other), times in tried.most_common():
+        if times >= LEAST_TURNS and back[one, other] >= 0.95 * times:
+            best.setdefault(one, other)
+    return best

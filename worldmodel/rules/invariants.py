@@ -7,20 +7,22 @@ and says ``to the east you see {here}`` if {1} is west. A world model is asked a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy, share_right
-from worldmodel.rules.episode import Episode, name_of
-from worldmodel.rules.templates import ANY, Action, flat
+from worldmodel.rules.episode import Episode, name_of, split_sentences, without_sentences
+from worldmodel.rules.templates import ANY, NEWLINE, Action, flat
 
 _SLOT = re.compile(r"\{\d\}")
 LONGEST = 7  # words of a phrase
 REFUSAL = "{refusal}"  # in place of a phrase: any answer that refuses
 OPENING = "{opening}"  # in place of a phrase: that the answer is of the kind at all
 OUTCOME = "{outcome}"  # in place of a phrase: what the answer pays, and whether it ends the episode
+_MEND_ROUNDS = 4
+_NAME = r"[\w' -]+?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class Invariant:
         named = with_name(action, answer, self.kind)
         if not all(c.holds(episode, named) for c in self.conditions):
             return False
-        phrase = spoken(self.phrase, names_of(episode, named, self.kind, self.link))
+        phrase = fill_placeholders(self.phrase, names_of(episode, named, self.kind, self.link))
         if phrase is None:
             return False
         return text.count(f" {phrase} ") > 1 if self.once else (f" {phrase} " in text) != self.required
@@ -112,29 +114,34 @@ class Invariant:
 
 def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action) -> str:
     """The words that an answer surely begins with, as they are written in this episode; empty where none are known."""
-    for sure in invariants:
-        seen = episode.segments.get(sure.kind) if sure.phrase == OPENING else None
-        if not seen or not all(c.holds(episode, action) for c in sure.conditions):
+    for beginning in invariants:
+        seen = episode.segments.get(beginning.kind) if beginning.phrase == OPENING else None
+        if not seen or not all(c.holds(episode, action) for c in beginning.conditions):
             continue
-        before = surface(seen[-1].text, sure.kind)
+        before = as_written(seen[-1].text, beginning.kind)
         for named in invariants:
-            first, _, rest = named.phrase.removeprefix(f"{sure.kind} ").partition(" ")
-            if named.kind != sure.kind or not named.required or named.conditions or first not in ("{there}", "{here}"):
+            first, _, rest = named.phrase.removeprefix(f"{beginning.kind} ").partition(" ")
+            if (
+                named.kind != beginning.kind
+                or not named.required
+                or named.conditions
+                or first not in ("{there}", "{here}")
+            ):
                 continue
-            if not named.phrase.startswith(f"{sure.kind} {{") or len(rest.split()) > 1:
+            if not named.phrase.startswith(f"{beginning.kind} {{") or len(rest.split()) > 1:
                 continue
-            name = names_of(episode, with_name(action, "", sure.kind), sure.kind, named.link).get(first)
-            if name and (known := surface(seen[-1].text, name)):
-                return f"{before} {known}{rest}"
+            name = names_of(episode, with_name(action, "", beginning.kind), beginning.kind, named.link).get(first)
+            if name and (written := as_written(seen[-1].text, name)):
+                return f"{before} {written}{rest}"
         return before
     return ""
 
 
-def surface(text: str, phrase: str) -> str:
+def as_written(text: str, phrase: str) -> str:
     """How a text writes a phrase of lower-case words; empty where it does not."""
     pattern = r"\s*".join(re.escape(word) for word in phrase.split())
-    found = re.search(rf"(?<!\w){pattern}(?!\w)", text, flags=re.IGNORECASE)
-    return found[0] if found else ""
+    match = re.search(rf"(?<!\w){pattern}(?!\w)", text, flags=re.IGNORECASE)
+    return match[0] if match else ""
 
 
 def with_name(action: Action, answer: str, kind: str) -> Action:
@@ -145,16 +152,16 @@ def with_name(action: Action, answer: str, kind: str) -> Action:
 def names_of(episode: Episode, named: Action, kind: str, link: Copy | None) -> dict[str, str]:
     """What the placeholders of a phrase stand for; those that stand for nothing are not there."""
     here = episode.segments.get(kind)
-    found = {"{here}": here[-1].name if here else None}
+    names = {"{here}": here[-1].name if here else None}
     plain = Action(named.template, named.fillers[:-1], named.text)
-    found["{there}"] = link.target(episode, plain) if link is not None else None
-    found["{name}"] = named.fillers[-1]
-    found |= {placeholder: name for placeholder, name in episode.mentions.items() if name not in found.values()}
-    found |= {f"{{{slot}}}": filler for slot, filler in enumerate(plain.fillers, start=1)}
-    return {placeholder: name for placeholder, name in found.items() if name}
+    names["{there}"] = link.target(episode, plain) if link is not None else None
+    names["{name}"] = named.fillers[-1]
+    names |= {placeholder: name for placeholder, name in episode.mentions.items() if name not in names.values()}
+    names |= {f"{{{slot}}}": filler for slot, filler in enumerate(plain.fillers, start=1)}
+    return {placeholder: name for placeholder, name in names.items() if name}
 
 
-def spoken(phrase: str, names: Mapping[str, str]) -> str | None:
+def fill_placeholders(phrase: str, names: Mapping[str, str]) -> str | None:
     """The phrase with names in place of placeholders, ``None`` where one stands for nothing."""
     words = []
     for word in phrase.split():
@@ -175,15 +182,69 @@ def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
             yield " ".join(words[begin : begin + length])
 
 
-__all__ = [
-    "OPENING",
-    "OUTCOME",
-    "REFUSAL",
-    "Invariant",
-    "names_of",
-    "opening_of",
-    "phrases",
-    "spoken",
-    "surface",
-    "with_name",
-]
+def mend(
+    answer: str, check: Callable[[str], Sequence[Invariant]], episode: Episode, action: Action
+) -> tuple[str, Sequence[Invariant]]:
+    """The answer with as few words changed as mend it.
+
+    Where a required phrase stands there with another name (``to the east you see the driveway`` for the way back to
+    the greenhouse), the name is put right; a sentence that says what may not be said is left out. A change is kept
+    only if fewer invariants are broken afterwards.
+
+    Args:
+        check: the invariants that a text breaks.
+        episode: before the answer.
+
+    Returns:
+        The text that breaks fewest, and what it breaks; the answer itself where no change helps.
+    """
+    broken = check(answer)
+    for _ in range(_MEND_ROUNDS):
+        better = [(text, check(text)) for text in dict.fromkeys(_changes(answer, broken, episode, action))]
+        better = [(text, left) for text, left in better if len(left) < len(broken)]
+        if not better:
+            break
+        answer, broken = min(better, key=lambda item: len(item[1]))
+    return answer, broken
+
+
+def _changes(answer: str, broken: Sequence[Invariant], episode: Episode, action: Action) -> Iterator[str]:
+    for invariant in broken:
+        if invariant.phrase in (OPENING, OUTCOME, REFUSAL):
+            continue
+        names = names_of(episode, with_name(action, answer, invariant.kind), invariant.kind, invariant.link)
+        words = invariant.phrase.split()
+        if invariant.once:
+            yield from _without_one(answer, fill_placeholders(invariant.phrase, names) or "")
+            continue
+        if not invariant.required:
+            phrase = fill_placeholders(invariant.phrase, names) or ""
+            yield without_sentences(answer, [phrase.strip(f" .,;:!?{NEWLINE}")])
+            continue
+        for k, word in enumerate(words):
+            name = names.get(word)
+            if name is None or not k:
+                continue
+            before, after = (fill_placeholders(" ".join(part), names) for part in (words[:k], words[k + 1 :]))
+            if before is None or after is None:
+                continue
+            end = _pattern(after) if after else r"[.,;:!?\n]|$"
+            written = as_written(episode.written, name) or name
+            for match in re.finditer(rf"{_pattern(before)}\s+({_NAME})(?=\s*(?:{end}))", answer, flags=re.IGNORECASE):
+                yield answer[: match.start(1)] + written + answer[match.end(1) :]
+
+
+def _without_one(answer: str, phrase: str) -> Iterator[str]:
+    """The text without one of the sentences that have a phrase."""
+    lines = [split_sentences(line) for line in answer.split("\n")]
+    for row, line in enumerate(lines):
+        for k, sentence in enumerate(line):
+            if f" {phrase} " in flat(sentence):
+                rest = [*line[:k], *line[k + 1 :]]
+                yield "\n".join(
+                    " ".join(rest if r == row else other) for r, other in enumerate(lines) if r != row or rest
+                )
+
+
+def _pattern(phrase: str) -> str:
+    return r"\s*".join(r"\n" if word == NEWLINE else re.escape(word) for word in phrase.split())

@@ -16,22 +16,31 @@ import numpy as np
 
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
-from worldmodel.rules.episode import SCOPES, Episode, Language, name_of
-from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
-from worldmodel.rules.language import (
-    LEAST,
+from worldmodel.rules.episode import (
+    SCOPES,
+    Episode,
+    Language,
     find_inverses,
     find_kinds,
     find_mentions,
     find_removing,
     fold_refused,
-    judging_half,
+    name_of,
+    placeholder_of,
 )
+from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
 from worldmodel.rules.mine_invariants import PhraseTable, find_link
 from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.refusals import learn_refusals
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.search import PRECISION, Found, find_conjunctions
+from worldmodel.rules.search import (
+    LEAST_TURNS,
+    PRECISION,
+    Conjunction,
+    conjunctions,
+    find_conjunctions,
+    judging_half,
+)
 from worldmodel.rules.templates import ANY, OTHER, Action, blank, find_templates, flat, words
 
 _PATTERNS = 4  # answers with slots, of a template
@@ -58,24 +67,26 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     texts: dict[tuple[str, str], PhraseTable] = {}
     for _, episode, action, turn in _turns(log, language):
         for name in _tables_of(action):
-            tables[name].survey(episode, action, turn)
+            tables[name].count(episode, action, turn)
     removing = find_removing(log, language)
     for table in tables.values():
-        table.settle(templates.texts, removing)
+        table.choose(templates.texts, removing)
     for trajectory, episode, action, turn in _turns(log, language):
         for name in _tables_of(action):
-            tables[name].note(episode, action, turn, trajectory.id in held)
+            tables[name].record(episode, action, turn, trajectory.id in held)
         if kind := _kind_of(turn, language):
             key = (action.template, kind)
             if key not in texts:
-                texts[key] = PhraseTable(*key, LEAST, link=find_link(tables[action.template].links, kind, LEAST))
+                texts[key] = PhraseTable(
+                    *key, LEAST_TURNS, link=find_link(tables[action.template].links, kind, LEAST_TURNS)
+                )
             name = name_of(turn.observation, kind)
-            texts[key].survey(episode, action, turn, _contexts(episode.start, name) if name else iter(()))
+            texts[key].count(episode, action, turn, _contexts(episode.start, name) if name else iter(()))
     for text in texts.values():
-        text.settle([f"{{{mention.replace(' ', '_')}}}" for mention in language.mentions])
+        text.choose([placeholder_of(mention) for mention in language.mentions])
     for trajectory, episode, action, turn in _turns(log, language):
         if kind := _kind_of(turn, language):
-            texts[action.template, kind].note(episode, action, turn, trajectory.id in held)
+            texts[action.template, kind].record(episode, action, turn, trajectory.id in held)
     rules: list[Rule] = []
     invariants: list[Invariant] = []
     total = len(tables) + len(texts)
@@ -130,18 +141,18 @@ class _Table:
     conditions: list[Condition] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
     _kinds: tuple[str, ...] = ()
-    _noted: list[list[bool]] = field(default_factory=list)
+    _condition_rows: list[list[bool]] = field(default_factory=list)
     _accepted: list[list[int]] = field(default_factory=list)
     _right: list[list[int]] = field(default_factory=list)  # by copy: -1 where there is none, else when it was seen
     _equal: list[list[bool]] = field(default_factory=list)
     _outcome: list[int] = field(default_factory=list)
     _held: list[bool] = field(default_factory=list)
     _refused: list[bool] = field(default_factory=list)
-    _said: list[str] = field(default_factory=list)  # the kind of the answer
+    _answer_kind: list[str] = field(default_factory=list)  # the kind of the answer
 
     # first pass: which conditions and answers are worth a look
 
-    def survey(self, episode: Episode, action: Action, turn: Turn) -> None:
+    def count(self, episode: Episode, action: Action, turn: Turn) -> None:
         self.turns += 1
         shape = blank(turn.observation.strip(), action.fillers)
         self.patterns[shape] += 1
@@ -159,37 +170,37 @@ class _Table:
         if self.turns > _SAMPLE or self.template == ANY:
             return
         for placeholder, name in episode.mentions.items():
-            told = dict.fromkeys(context.replace("_", placeholder) for context in _contexts(episode.state, name, 4))
-            self.paying.update((context, bool(turn.reward)) for context in ("", *told))
+            near = dict.fromkeys(context.replace("_", placeholder) for context in _contexts(episode.state, name, 4))
+            self.paying.update((context, bool(turn.reward)) for context in ("", *near))
         for slot, filler in enumerate(action.fillers, start=1):
             self.values.setdefault(slot, Counter())[filler] += 1
             if deed := episode.last_deed(filler):
                 self.deeds.setdefault(slot, Counter())[deed] += 1
             for scope in ("start", "last", "state", *self._kinds):
-                found = dict.fromkeys(_contexts(episode.text(scope), filler))
-                self.contexts.setdefault((slot, scope), Counter()).update((context, refused) for context in found)
+                near = dict.fromkeys(_contexts(episode.text(scope), filler))
+                self.contexts.setdefault((slot, scope), Counter()).update((context, refused) for context in near)
             if not refused:
-                self._survey_link(episode, slot, filler, turn.observation)
+                self._count_link(episode, slot, filler, turn.observation)
 
-    def _survey_link(self, episode: Episode, slot: int, filler: str, observation: str) -> None:
+    def _count_link(self, episode: Episode, slot: int, filler: str, observation: str) -> None:
         """The words between the filler and the name of the text that came, in the last text of its kind."""
         for kind in self._kinds:
             if not " ".join(words(observation)).startswith(f"{kind} "):
                 continue
             name = name_of(observation, kind)
-            _, found, after = episode.text(kind).partition(f" {filler} ")
-            between, at, _ = after.partition(f" {name} ")
-            if name and found and at and 0 < len(between.split()) <= 5:
+            _, has_filler, after = episode.text(kind).partition(f" {filler} ")
+            between, has_name, _ = after.partition(f" {name} ")
+            if name and has_filler and has_name and 0 < len(between.split()) <= 5:
                 self.links[kind, slot, between.strip()] += 1
 
-    def settle(self, templates: Sequence[str], removing: Sequence[str]) -> None:
+    def choose(self, templates: Sequence[str], removing: Sequence[str]) -> None:
         """Chooses the conditions and answers from what was seen.
 
         Args:
             removing: templates of actions after which texts may no longer name what they were done to.
         """
         self._templates = list(templates)
-        self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST]
+        self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST_TURNS]
         if self.template == ANY:
             self.conditions = [Condition("missing", scope=scope) for scope in (*SCOPES, *self._kinds)]
             return
@@ -214,53 +225,51 @@ class _Table:
         self.conditions += [Condition("text", 0, context, "state") for context in ranked]
         self.conditions += [Condition("done", value=name) for name in self._templates]
         self.conditions.append(Condition("paid"))
-        if self.turns >= LEAST:
+        if self.turns >= LEAST_TURNS:
             kinds = self._kinds
             hows: tuple[CopyKind, ...] = ("last", "line", "way")
             places = [Copy(how, kind) for how in hows for kind in kinds]
             places += [Copy("link", k, slot, of) for (k, slot, of), n in self.links.most_common(2) if n >= enough]
             less = [replace(copy, without=name) for copy in places if copy.kind != "line" for name in removing]
             self.copies += [Copy("again"), *places, *less]
-            self.copies += [copy for copy, n in self.changes.most_common(_CHANGES) if n >= LEAST]
+            self.copies += [copy for copy, n in self.changes.most_common(_CHANGES) if n >= LEAST_TURNS]
 
     # second pass: what held, and what was right
 
-    def note(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
+    def record(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
         if not self.copies:
             return
-        self._noted.append([c.holds(episode, action) for c in self.conditions])
+        self._condition_rows.append([c.holds(episode, action) for c in self.conditions])
         self._accepted.append([episode.accepted_at(name) for name in self._templates])
         made = [copy.make(episode, action) for copy in self.copies]
         truth = turn.observation.strip()
         self._right.append([-1 if m is None else m[1] for m in made])
         self._equal.append([m is not None and m[0].strip() == truth for m in made])
         outcomes = [o for o, _ in self.outcomes.most_common(4)]
-        mine = ((turn.reward or 0.0), turn.terminated)
-        self._outcome.append(
-            next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, mine[0]) and e == mine[1]), -1)
-        )
+        reward, end = turn.reward or 0.0, turn.terminated
+        self._outcome.append(next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, reward) and e == end), -1))
         self._held.append(held)
-        self._said.append(_kind_of(turn, episode.language) or "")
+        self._answer_kind.append(_kind_of(turn, episode.language) or "")
         self._refused.append(episode.language.refuses(turn.action, turn.observation))
 
     def rules(self) -> list[Rule]:
         """The rules of this template, those that answer most turns first."""
-        if not self._noted:
+        if not self._condition_rows:
             return []
-        base, held = np.array(self._noted, dtype=bool), np.array(self._held)
+        base, held = np.array(self._condition_rows, dtype=bool), np.array(self._held)
         accepted, outcome = np.array(self._accepted), np.array(self._outcome)
         times, equal = np.array(self._right), np.array(self._equal)
-        outcomes = [o for o, n in self.outcomes.most_common(4) if n >= LEAST]
+        outcomes = [o for o, n in self.outcomes.most_common(4) if n >= LEAST_TURNS]
         covered = np.zeros(len(held), dtype=bool)
-        found: list[Rule] = []
+        rules: list[Rule] = []
         open_ = [(c, o) for c in range(len(self.copies)) for o in range(len(outcomes))]
-        open_ = [(c, o) for c, o in open_ if (equal[:, c] & (outcome == o)).sum() >= LEAST]
+        open_ = [(c, o) for c, o in open_ if (equal[:, c] & (outcome == o)).sum() >= LEAST_TURNS]
         while open_:
-            best: Found | None = None
+            best: Conjunction | None = None
             best_of: tuple[int, int, list[Condition]] | None = None
             for c, o in list(open_):
                 right = equal[:, c] & (outcome == o)
-                if (right & ~covered).sum() < LEAST:
+                if (right & ~covered).sum() < LEAST_TURNS:
                     open_.remove((c, o))
                     continue
                 here = times[:, c] >= 0
@@ -268,7 +277,7 @@ class _Table:
                 if self.copies[c].kind != "say":
                     extra, since = self._since(accepted, times[:, c], right, here)
                     table, conditions = np.hstack([base, extra]), [*self.conditions, *since]
-                candidate = find_conjunctions(table, right, here, covered, held, LEAST)
+                candidate = find_conjunctions(table, right, here, covered, held, LEAST_TURNS)
                 if candidate is None:
                     open_.remove((c, o))
                 elif best is None or candidate.gain > best.gain:
@@ -276,65 +285,47 @@ class _Table:
             if best is None or best_of is None:
                 break
             c, o, conditions = best_of
-            chosen = tuple(replace(conditions[k], negated=negated) for k, negated in best.literals)
             reward, terminated = outcomes[o]
             refuses = (
                 self.copies[c].kind == "say" and self.copies[c].text in self.refusing and not (reward or terminated)
             )
-            counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
-            found.append(Rule(self.template, chosen, self.copies[c], reward, terminated, refuses, *counts))
+            rule = Rule(self.template, (), self.copies[c], reward, terminated, refuses)
+            rules.append(best.proves(rule, conditions))
             covered |= best.covers
-        return found + self._words(base, times, equal, covered, held)
+        return rules + self._words(base, times, equal, covered, held)
 
     def _words(
         self, base: np.ndarray, times: np.ndarray, equal: np.ndarray, covered: np.ndarray, held: np.ndarray
     ) -> list[Rule]:
         """Where the page after an action is known, whatever it pays."""
-        found: list[Rule] = []
+        rules: list[Rule] = []
         for c, copy in enumerate(self.copies):
             if copy.kind not in ("page", "edit"):
                 continue
-            while True:
-                best = find_conjunctions(base, equal[:, c], times[:, c] >= 0, covered, held, LEAST)
-                if best is None:
-                    break
-                chosen = tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals)
-                counts = (best.turns, best.exceptions, best.held_turns, best.held_exceptions)
-                found.append(Rule(self.template, chosen, copy, None, False, False, *counts))
-                covered = covered | best.covers
-        return found
+            for best in conjunctions(base, equal[:, c], times[:, c] >= 0, covered, held, LEAST_TURNS):
+                rules.append(best.proves(Rule(self.template, (), copy, None, False, False), self.conditions))
+        return rules
 
     def always(self) -> list[Invariant]:
         """When an action of the template is not refused, what it pays and ends, and what kind of text answers it."""
-        if not self._noted or self.template == OTHER:
+        if not self._condition_rows or self.template == OTHER:
             return []
-        base, held = np.array(self._noted, dtype=bool), np.array(self._held)
-        said, outcome = np.array(self._said), np.array(self._outcome)
+        base, held = np.array(self._condition_rows, dtype=bool), np.array(self._held)
+        answer_kind, outcome = np.array(self._answer_kind), np.array(self._outcome)
         cases = [(Invariant(self.template, "", (), REFUSAL, False), ~np.array(self._refused))]
         for k, (reward, terminated) in enumerate(o for o, _ in self.outcomes.most_common(4)):
-            paid = bool(reward or terminated)
-            wanted = Invariant(self.template, "", (), OUTCOME, paid, reward=reward, terminated=terminated)
+            rewarded = bool(reward or terminated)
+            wanted = Invariant(self.template, "", (), OUTCOME, rewarded, reward=reward, terminated=terminated)
             cases.append((wanted, outcome == k))
-        cases += [(Invariant(self.template, kind, (), OPENING, True), said == kind) for kind in self._kinds]
-        found: list[Invariant] = []
+        cases += [(Invariant(self.template, kind, (), OPENING, True), answer_kind == kind) for kind in self._kinds]
+        invariants: list[Invariant] = []
         for invariant, right in cases:
+            if right.sum() < LEAST_TURNS:
+                continue
             covered = np.zeros(len(held), dtype=bool)
-            while (right & ~covered).sum() >= LEAST:
-                best = find_conjunctions(base, right, np.ones_like(held), covered, held, LEAST)
-                if best is None:
-                    break
-                found.append(
-                    replace(
-                        invariant,
-                        conditions=tuple(replace(self.conditions[k], negated=negated) for k, negated in best.literals),
-                        turns=best.turns,
-                        exceptions=best.exceptions,
-                        held_turns=best.held_turns,
-                        held_exceptions=best.held_exceptions,
-                    )
-                )
-                covered |= best.covers
-        return found
+            for best in conjunctions(base, right, np.ones_like(held), covered, held, LEAST_TURNS):
+                invariants.append(best.proves(invariant, self.conditions))
+        return invariants
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray
@@ -378,6 +369,3 @@ def _contexts(text: str, filler: str, most: int = 2) -> Iterator[str]:
         if before and after:
             yield f"{before[-1]} _ {after[0]}"
         begin = text.find(f" {filler} ", begin + 1)
-
-
-__all__ = ["mine_rules"]

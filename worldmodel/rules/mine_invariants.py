@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from real_envs.trajectory import Turn
 from worldmodel.rules.conditions import Condition, Copy
 from worldmodel.rules.episode import Episode
-from worldmodel.rules.invariants import Invariant, names_of, phrases, spoken, with_name
-from worldmodel.rules.search import PRECISION, find_conjunctions, lower_bound
+from worldmodel.rules.invariants import Invariant, fill_placeholders, names_of, phrases, with_name
+from worldmodel.rules.search import PRECISION, conjunctions, lower_bound
 from worldmodel.rules.templates import Action, flat
 
 _SAMPLE = 3000  # turns in which phrases are looked for
@@ -38,11 +39,11 @@ class PhraseTable:
     conditions: list[Condition] = field(default_factory=list)
     phrases: list[str] = field(default_factory=list)
     _rows: list[list[bool]] = field(default_factory=list)
-    _said: list[list[int]] = field(default_factory=list)  # by phrase: 1 it stands there, 0 not, -1 a name is missing
+    _stands: list[list[int]] = field(default_factory=list)  # by phrase: 1 it stands there, 0 not, -1 a name is missing
     _held: list[bool] = field(default_factory=list)
     _twice: list[list[bool]] = field(default_factory=list)  # by phrase
 
-    def survey(self, episode: Episode, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
+    def count(self, episode: Episode, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
         """First pass. ``contexts``: of the name of the answer in the first text."""
         self.turns += 1
         if self.turns > _SAMPLE:
@@ -55,7 +56,7 @@ class PhraseTable:
             self.values.setdefault(slot, Counter())[filler] += 1
         self.done.update(episode.accepted_actions())
 
-    def settle(self, mentions: Sequence[str]) -> None:
+    def choose(self, mentions: Sequence[str]) -> None:
         """Chooses the conditions and phrases that are tried.
 
         Args:
@@ -81,24 +82,24 @@ class PhraseTable:
         never = [p.replace("{here}", other) for p in named if "{here}" in p for other in ("{there}", "{name}")]
         self.phrases = list(dict.fromkeys([*named, *never, *plain[:_PLAIN]]))
 
-    def note(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
+    def record(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
         """Second pass."""
         if not self.phrases:
             return
         named = with_name(action, turn.observation, self.kind)
         names, text = names_of(episode, named, self.kind, self.link), flat(turn.observation)
         self._rows.append([c.holds(episode, named) for c in self.conditions])
-        said = [spoken(phrase, names) for phrase in self.phrases]
-        self._twice.append([phrase is not None and text.count(f" {phrase} ") > 1 for phrase in said])
-        self._said.append([-1 if phrase is None else int(f" {phrase} " in text) for phrase in said])
+        filled = [fill_placeholders(phrase, names) for phrase in self.phrases]
+        self._twice.append([phrase is not None and text.count(f" {phrase} ") > 1 for phrase in filled])
+        self._stands.append([-1 if phrase is None else int(f" {phrase} " in text) for phrase in filled])
         self._held.append(held)
 
     def invariants(self) -> list[Invariant]:
         """Those that hold, required phrases first."""
         if not self._rows:
             return []
-        table, said, held = np.array(self._rows), np.array(self._said), np.array(self._held)
-        _, first = np.unique(said, axis=1, return_index=True)
+        table, stands, held = np.array(self._rows), np.array(self._stands), np.array(self._held)
+        _, first = np.unique(stands, axis=1, return_index=True)
         kept: list[tuple[Invariant, np.ndarray]] = []
         for required in (True, False):
             # of phrases within phrases the longest is required, and the shortest is forbidden
@@ -107,47 +108,39 @@ class PhraseTable:
                 key=lambda k: (-len(self.phrases[k].split()) if required else len(self.phrases[k].split()), k),
             )
             for k in order:
-                for invariant, covers in self._of(k, required, table, said[:, k], held):
+                for invariant, covers in self._of(k, required, table, stands[:, k], held):
                     within = [
                         c for i, c in kept if i.required == required and _implies(i.phrase, invariant.phrase, required)
                     ]
                     if not any((covers & ~c).sum() < self.least for c in within):
                         kept.append((invariant, covers))
-        return [*(invariant for invariant, _ in kept), *self._once(said, held)]
+        return [*(invariant for invariant, _ in kept), *self._once(stands, held)]
 
-    def _once(self, said: np.ndarray, held: np.ndarray) -> Iterator[Invariant]:
+    def _once(self, stands: np.ndarray, held: np.ndarray) -> Iterator[Invariant]:
         """Phrases of three words without a name that stand in many answers, and in none twice."""
         twice = np.array(self._twice).any(axis=0).reshape(-1)
-        taken: list[np.ndarray] = []
+        used: list[np.ndarray] = []
         for k, phrase in enumerate(self.phrases):
-            has = said[:, k] == 1
+            has = stands[:, k] == 1
             plain = "{" not in phrase and len(phrase.split()) == 3 and all(word.isalpha() for word in phrase.split())
-            if twice[k] or not plain or any((has == other).all() for other in taken):
+            if twice[k] or not plain or any((has == other).all() for other in used):
                 continue
             counts = int((has & ~held).sum()), int((has & held).sum())
             if counts[0] >= self.least and lower_bound(counts[1], counts[1]) >= PRECISION:
-                taken.append(has)
+                used.append(has)
                 yield Invariant(self.template, self.kind, (), phrase, False, None, True, counts[0], 0, counts[1], 0)
 
     def _of(
-        self, k: int, required: bool, table: np.ndarray, said: np.ndarray, held: np.ndarray
+        self, k: int, required: bool, table: np.ndarray, stands: np.ndarray, held: np.ndarray
     ) -> Iterator[tuple[Invariant, np.ndarray]]:
-        here, right = said >= 0, said == int(required)
-        if required and (said == 1).sum() < self.least:
+        here, right = stands >= 0, stands == int(required)
+        if required and (stands == 1).sum() < self.least:
             return
+        link = self.link if "{there}" in self.phrases[k] else None
         covered = np.zeros(len(held), dtype=bool)
-        for _ in range(_PER_PHRASE):
-            found = find_conjunctions(table, right, here, covered, held, self.least)
-            if found is None:
-                return
-            conditions = tuple(replace(self.conditions[j], negated=no) for j, no in found.literals)
-            counts = (found.turns, found.exceptions, found.held_turns, found.held_exceptions)
-            uses_link = self.link if "{there}" in self.phrases[k] else None
-            yield (
-                Invariant(self.template, self.kind, conditions, self.phrases[k], required, uses_link, False, *counts),
-                found.covers,
-            )
-            covered |= found.covers
+        for conjunction in islice(conjunctions(table, right, here, covered, held, self.least), _PER_PHRASE):
+            invariant = Invariant(self.template, self.kind, (), self.phrases[k], required, link)
+            yield conjunction.proves(invariant, self.conditions), conjunction.covers
 
 
 def _implies(one: str, other: str, required: bool) -> bool:
@@ -163,6 +156,3 @@ def find_link(links: Counter[tuple[str, int, str]], kind: str, enough: float) ->
         return None
     (_, slot, between), _ = best[0]
     return Copy("link", kind, slot, between)
-
-
-__all__ = ["PhraseTable", "find_link"]

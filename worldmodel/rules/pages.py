@@ -73,11 +73,11 @@ def read_element(line: str) -> Element | None:
         return None
     rest, attributes, at = match["rest"], [], 0
     while at < len(rest):
-        found = _ATTRIBUTE.match(rest, at)
-        if found is None:
+        attribute = _ATTRIBUTE.match(rest, at)
+        if attribute is None:
             return None
-        attributes.append((found[1], found[2] or ""))
-        at = found.end()
+        attributes.append((attribute[1], attribute[2] or ""))
+        at = attribute.end()
     return Element(match["id"], match["role"], (match["name"] or "''")[1:-1], match["head"], tuple(attributes))
 
 
@@ -94,7 +94,7 @@ def find_notices(log: Sequence[Trajectory]) -> tuple[str, ...] | None:
     texts = [turn.observation for t in log for turn in t.turns]
     if sum(map(has_elements, texts)) < _SHARE * len(texts):
         return None
-    found: Counter[str] = Counter()
+    openings: Counter[str] = Counter()
     for trajectory in log:
         before = trajectory.start.strip()
         for turn in trajectory.turns:
@@ -103,9 +103,9 @@ def find_notices(log: Sequence[Trajectory]) -> tuple[str, ...] | None:
                 first, _, rest = longer.partition("\n")
                 other, _, behind = shorter.partition("\n")
                 if rest and (rest == shorter or (rest == behind and first != other)):
-                    found[opening(first)] += 1
+                    openings[opening(first)] += 1
             before = after
-    return tuple(sorted(name for name, n in found.items() if n >= _LEAST and name))
+    return tuple(sorted(name for name, n in openings.items() if n >= _LEAST and name))
 
 
 def opening(line: str) -> str:
@@ -206,8 +206,8 @@ def _changed(element: Element, sets: str, drops: str) -> str | None:
         if key not in attributes:
             return None
         del attributes[key]
-    for found in _ATTRIBUTE.finditer(f" {sets}" if sets else ""):
-        key, value = found[1], found[2] or ""
+    for attribute in _ATTRIBUTE.finditer(f" {sets}" if sets else ""):
+        key, value = attribute[1], attribute[2] or ""
         if not value and key in attributes:
             return None
         attributes[key] = value

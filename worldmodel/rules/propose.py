@@ -16,9 +16,8 @@ from real_envs.chat_server import ChatServer
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.rules.conditions import Rule
-from worldmodel.rules.language import LEAST, judging_half
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.search import PRECISION, lower_bound
+from worldmodel.rules.search import LEAST_TURNS, PRECISION, judging_half, lower_bound
 from worldmodel.rules.templates import ANY
 
 _EXAMPLES = 12  # turns that a question shows
@@ -47,7 +46,7 @@ Words in conditions are lower case, with a space before punctuation. Propose wha
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Proposals:
     """What became of proposals.
 
     Attributes:
@@ -64,11 +63,13 @@ class Asked:
     invalid: int
 
 
-def ask_for_rules(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int) -> Asked:
+def ask_for_rules(
+    rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int
+) -> Proposals:
     """Shows a language model turns that no rule answers, and keeps those of its rules that hold on the log."""
-    open_turns = unanswered(rules, log)
+    open_turns = unanswered_turns(rules, log)
     rng = random.Random(derive_seed("propose rules", seed))
-    found: dict[Rule, None] = {}
+    proposed: dict[Rule, None] = {}
     failed = invalid = asked = 0
     reason = ""
     for _ in range(questions if open_turns else 0):
@@ -79,25 +80,25 @@ def ask_for_rules(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer,
             failed, reason = failed + 1, reply.reason
             continue
         read, wrong = read_proposals(rules, reply.text)
-        found |= dict.fromkeys(read)
+        proposed |= dict.fromkeys(read)
         invalid += wrong
-    kept = judged(rules, list(found), log)
-    return Asked(tuple(kept), asked, failed, reason, len(found), invalid)
+    kept = holding(rules, list(proposed), log)
+    return Proposals(tuple(kept), asked, failed, reason, len(proposed), invalid)
 
 
-def unanswered(rules: RuleSet, log: Sequence[Trajectory]) -> list[tuple[Trajectory, int]]:
+def unanswered_turns(rules: RuleSet, log: Sequence[Trajectory]) -> list[tuple[Trajectory, int]]:
     """Turns of the half that rules are found in which no rule answers."""
     held = judging_half(log)
-    found = []
+    turns = []
     for trajectory in log:
         if trajectory.id in held:
             continue
         for k, turn in enumerate(trajectory.turns):
             history = trajectory.turns[:k]
             if rules.answer(trajectory.start, history, turn.action, trajectory.id) is None:
-                found.append((trajectory, k))
+                turns.append((trajectory, k))
         rules.release(trajectory.id)
-    return found
+    return turns
 
 
 def _described(rules: RuleSet, shown: Iterable[tuple[Trajectory, int]]) -> str:
@@ -116,7 +117,7 @@ def _described(rules: RuleSet, shown: Iterable[tuple[Trajectory, int]]) -> str:
 
 def read_proposals(rules: RuleSet, text: str) -> tuple[list[Rule], int]:
     """The rules in an answer, and how many of its objects are none that this log's language can say."""
-    found, wrong = [], 0
+    rules_read, invalid = [], 0
     for line in text.splitlines():
         begin = line.find("{")
         if begin < 0:
@@ -126,15 +127,15 @@ def read_proposals(rules: RuleSet, text: str) -> tuple[list[Rule], int]:
             rule = Rule.from_json(_filled(data))
             rule.check(rules.language)
         except (ValueError, KeyError, TypeError, AttributeError):
-            wrong += 1
+            invalid += 1
             continue
-        said = rule.copy.text if rule.copy.kind == "say" else ""
-        found.append(replace(rule, refuses=bool(said) and rules.language.refuses(rule.template, said)))
-    return found, wrong
+        answer = rule.copy.text if rule.copy.kind == "say" else ""
+        rules_read.append(replace(rule, refuses=bool(answer) and rules.language.refuses(rule.template, answer)))
+    return rules_read, invalid
 
 
 def _filled(data: dict[str, Any]) -> dict[str, Any]:
-    """With what a proposal need not say. Numbers of evidence are ours to count."""
+    """With what a proposal need not say. Numbers of evidence are counted here."""
     kept = {key: data[key] for key in ("template", "conditions", "copy")}
     return kept | {
         "reward": float(data.get("reward", 0.0)),
@@ -143,10 +144,12 @@ def _filled(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def judged(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) -> list[Rule]:
-    """The proposals that hold, by the test of those that are counted (``mine.py``): on turns that no rule before them
-    answers, they answer ``LEAST`` of the one half, and are right on the other with a precision whose lower bound is
-    at least ``PRECISION``."""
+def holding(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) -> list[Rule]:
+    """The proposals that hold, by the test of those that are mined (``mine.py``).
+
+    On turns that no rule before them answers, they answer ``LEAST_TURNS`` of the one half, and are right on the other
+    with a precision whose lower bound is at least ``PRECISION``.
+    """
     held = judging_half(log)
     answered: dict[Rule, dict[tuple[str, int], bool]] = {rule: {} for rule in proposed}  # by turn: right or wrong
     for trajectory in log:
@@ -169,9 +172,9 @@ def judged(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory]) 
         if not good:
             break
         kept.append(max(good, key=lambda rule: rule.turns))
-        taken = next(turns for rule, turns in answered.items() if _same(rule, kept[-1]))
+        covered = next(turns for rule, turns in answered.items() if _same(rule, kept[-1]))
         answered = {
-            rule: {at: right for at, right in turns.items() if at not in taken}
+            rule: {at: right for at, right in turns.items() if at not in covered}
             for rule, turns in answered.items()
             if not _same(rule, kept[-1])
         }
@@ -192,8 +195,8 @@ def _counted(rule: Rule, turns: Mapping[tuple[str, int], bool], held: Container[
 
 def _holds(rule: Rule) -> bool:
     right = rule.held_turns - rule.held_exceptions
-    sure = rule.exceptions <= (1 - PRECISION) / 2 * rule.turns
-    return rule.turns >= LEAST and sure and lower_bound(right, rule.held_turns) >= PRECISION
+    fits = rule.exceptions <= (1 - PRECISION) / 2 * rule.turns
+    return rule.turns >= LEAST_TURNS and fits and lower_bound(right, rule.held_turns) >= PRECISION
 
 
 def _same(one: Rule, other: Rule) -> bool:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from real_envs.files import write_atomically
-from real_envs.trajectory import Turn
+from real_envs.trajectory import Trajectory, Turn
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import Episode, Language
-from worldmodel.rules.invariants import Invariant, opening_of
-from worldmodel.rules.mend import mend
+from worldmodel.rules.invariants import Invariant, mend, opening_of
 from worldmodel.rules.refusals import Refusals
 from worldmodel.rules.templates import ANY, Action, Templates
 
@@ -67,7 +67,7 @@ class RuleSet:
         return self._first(list(answering), start, history, action, session)
 
     def words(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> Answer | None:
-        """What the world says, where a rule knows the words and not what they pay."""
+        """What the world says, where a rule knows the words and not the reward."""
         return self._first([r for r in self._of(action) if r.reward is None], start, history, action, session)
 
     def _of(self, action: str) -> Sequence[Rule]:
@@ -86,37 +86,37 @@ class RuleSet:
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
         read = self.language.templates.read(answer.action)
-        mine = _of(self._invariants, read)
-        if not mine:
+        invariants = _of(self._invariants, read)
+        if not invariants:
             return []
         episode = self.episode(start, history, session)
-        return [invariant for invariant in mine if invariant.broken(episode, read, answer)]
+        return [invariant for invariant in invariants if invariant.broken(episode, read, answer)]
 
     def mended(
         self, start: str, history: Sequence[Turn], answer: Turn, session: object = None
     ) -> tuple[str, Sequence[Invariant]]:
         """The observation of the last turn with as few words changed as mend it, and what it still breaks."""
         read = self.language.templates.read(answer.action)
-        mine = _of(self._invariants, read)
+        invariants = _of(self._invariants, read)
         episode = self.episode(start, history, session)
 
         def check(text: str) -> list[Invariant]:
             turn = replace(answer, observation=text)
-            return [invariant for invariant in mine if invariant.broken(episode, read, turn)]
+            return [invariant for invariant in invariants if invariant.broken(episode, read, turn)]
 
         return mend(answer.observation, check, episode, read)
 
     def opening(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> str:
         """The words that the answer surely begins with; empty where none are known."""
         read = self.language.templates.read(action)
-        mine = _of(self._invariants, read)
-        return opening_of(mine, self.episode(start, history, session), read) if mine else ""
+        invariants = _of(self._invariants, read)
+        return opening_of(invariants, self.episode(start, history, session), read) if invariants else ""
 
     def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
         """The words of an episode after ``history``."""
-        kept = self._episodes.get(session) if session is not None else None
-        if kept is not None and kept[0] == start and list(history[: len(kept[1])]) == kept[1]:
-            _, turns, episode = kept
+        cached = self._episodes.get(session) if session is not None else None
+        if cached is not None and cached[0] == start and list(history[: len(cached[1])]) == cached[1]:
+            _, turns, episode = cached
         else:
             turns, episode = [], Episode(self.language, start)
         for turn in history[len(turns) :]:
@@ -187,4 +187,48 @@ def _without_words(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "in_words"}
 
 
-__all__ = ["FILE", "Answer", "RuleSet", "RulesInvalid"]
+def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any]:
+    """How rules do on real episodes that they were not mined from.
+
+    Returns:
+        ``rules``, ``refusing``: how many there are; ``turns`` with a known reward, ``answered`` of them by a rule,
+        ``wrong`` of those (text, reward or end); ``worded`` further ones whose words a rule knows and not the outcome,
+        ``misworded`` of those; ``refused`` turns and ``refused_by_rule``; ``by_rule``: turns and
+        errors of each that answered.
+    """
+    turns = answered = wrong = refused = refused_by_rule = worded = misworded = 0
+    used, errors = Counter[str](), Counter[str]()
+    for trajectory in episodes:
+        for k, turn in enumerate(trajectory.turns):
+            if turn.reward is None:
+                continue
+            turns += 1
+            refuses = rules.language.refuses(turn.action, turn.observation)
+            refused += refuses
+            before = (trajectory.start, trajectory.turns[:k], turn.action, trajectory.id)
+            answer = rules.answer(*before)
+            if answer is None:
+                if (wording := rules.words(*before)) is not None:
+                    worded += 1
+                    misworded += not wording.rule.is_right(wording.observation, turn)
+                continue
+            answered += 1
+            rule = answer.rule
+            used[str(rule)] += 1
+            right = rule.is_right(answer.observation, turn)
+            wrong += not right
+            errors[str(rule)] += not right
+            refused_by_rule += refuses and rule.refuses
+        rules.release(trajectory.id)
+    return {
+        "rules": len(rules.rules),
+        "refusing": sum(rule.refuses for rule in rules.rules),
+        "turns": turns,
+        "answered": answered,
+        "wrong": wrong,
+        "worded": worded,
+        "misworded": misworded,
+        "refused": refused,
+        "refused_by_rule": refused_by_rule,
+        "by_rule": {text: {"turns": n, "wrong": errors[text]} for text, n in used.most_common()},
+    }

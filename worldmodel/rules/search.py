@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from real_envs.trajectory import Trajectory
+
+if TYPE_CHECKING:  # conditions are about episodes, whose language is found with these counts
+    from worldmodel.rules.conditions import Condition, Rule
+    from worldmodel.rules.invariants import Invariant
+
+Claim = TypeVar("Claim", "Rule", "Invariant")
+LEAST_TURNS = 30  # that a rule must answer in the half that it is found in
 PRECISION = 0.99  # least, at the lower end of the interval
 _Z = 1.6449  # one-sided 95 %
-_CONDITIONS = 60  # the most telling ones, from which pairs and triples are made
+_CONDITIONS = 60  # the most informative ones, from which pairs and triples are made
 _BEAM = 40
 _COST = 0.9  # what a further condition must be worth: a longer rule has to answer a ninth more turns
 _TRIES = 40
+_FEW_TASKS = 10
+
+
+def judging_half(log: Sequence[Trajectory]) -> set[str]:
+    """Ids of the episodes that rules are judged by: those of half of the tasks, of half of all where tasks are few."""
+    few = len({t.task_id for t in log}) < _FEW_TASKS
+
+    def side(name: str) -> bool:
+        return hashlib.sha256(name.encode()).digest()[0] % 2 == 1
+
+    return {t.id for t in log if side(t.id if few else t.task_id)}
 
 
 def lower_bound(right: float, turns: float) -> float:
@@ -28,7 +50,7 @@ def lower_bound(right: float, turns: float) -> float:
 
 
 @dataclass(frozen=True)
-class Found:
+class Conjunction:
     """A conjunction that holds what was asked of it.
 
     Attributes:
@@ -46,10 +68,34 @@ class Found:
     held_turns: int
     held_exceptions: int
 
+    def proves(self, claim: Claim, conditions: Sequence[Condition]) -> Claim:
+        """The rule or invariant under these conditions, with the counts.
+
+        Args:
+            conditions: of the columns.
+        """
+        return replace(
+            claim,
+            conditions=tuple(replace(conditions[k], negated=negated) for k, negated in self.literals),
+            turns=self.turns,
+            exceptions=self.exceptions,
+            held_turns=self.held_turns,
+            held_exceptions=self.held_exceptions,
+        )
+
+
+def conjunctions(
+    table: np.ndarray, right: np.ndarray, here: np.ndarray, covered: np.ndarray, held: np.ndarray, least: int
+) -> Iterator[Conjunction]:
+    """All that ``find_conjunctions`` finds one after the other; ``covered`` grows by the turns of each."""
+    while (best := find_conjunctions(table, right, here, covered, held, least)) is not None:
+        covered |= best.covers
+        yield best
+
 
 def find_conjunctions(
     table: np.ndarray, right: np.ndarray, here: np.ndarray, covered: np.ndarray, held: np.ndarray, least: int
-) -> Found | None:
+) -> Conjunction | None:
     """The conjunction that answers most turns that are not answered yet, and holds on the other half.
 
     Args:
@@ -61,12 +107,12 @@ def find_conjunctions(
         least: turns that it must answer in the other half.
     """
     fit = here & ~held
-    if fit.sum() < least:
+    if fit.sum() < least or (right & ~covered)[fit].sum() < least:
         return None
     literals = np.hstack([table, ~table])[fit]
     y, new = right[fit], (right & ~covered)[fit]
     n_conditions = table.shape[1]
-    ranked = _telling(literals, y)
+    ranked = _informative(literals, y)
     X = literals[:, ranked].astype(np.float32)
     candidates: list[tuple[float, tuple[int, ...]]] = []
 
@@ -99,22 +145,22 @@ def find_conjunctions(
         covers = here.copy()
         for k, negated in named:
             covers &= ~table[:, k] if negated else table[:, k]
-        there, mine = covers & held, covers & ~held
+        there, fitted = covers & held, covers & ~held
         held_right = int((there & right).sum())
         if lower_bound(held_right, int(there.sum())) >= PRECISION:
-            return Found(
+            return Conjunction(
                 named,
                 covers,
                 gain,
-                int(mine.sum()),
-                int((mine & ~right).sum()),
+                int(fitted.sum()),
+                int((fitted & ~right).sum()),
                 int(there.sum()),
                 int(there.sum()) - held_right,
             )
     return None
 
 
-def _telling(literals: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _informative(literals: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Columns that differ, those that tell right from wrong best first (by the difference of their shares)."""
     X = literals.astype(np.float32)
     positives, negatives = max(1.0, float(y.sum())), max(1.0, float((~y).sum()))

@@ -104,12 +104,12 @@ class Templates:
         self._read: dict[str, Action] = {}
 
     def read(self, action: str) -> Action:
-        found = self._read.get(action)
-        if found is None:
+        parsed = self._read.get(action)
+        if parsed is None:
             if len(self._read) > 1 << 15:
                 self._read.clear()
-            found = self._read[action] = self._match(action)
-        return found
+            parsed = self._read[action] = self._match(action)
+        return parsed
 
     def _match(self, action: str) -> Action:
         tokens = words(action)

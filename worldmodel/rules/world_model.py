@@ -23,7 +23,7 @@ class RuledWorldModel(WorldModelWrapper):
 
     What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
     of an answer are known, the model goes on from them. What breaks an invariant is mended in as few words as
-    possible (``worldmodel/rules/mend.py``), or sampled again; an outcome that stays wrong is put right. A dream then
+    possible (``invariants.mend``), or sampled again; an outcome that stays wrong is put right. A dream then
     keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
 
     Args:
@@ -53,13 +53,13 @@ class RuledWorldModel(WorldModelWrapper):
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
         """See ``WorldModel``; raises what the model raises."""
-        found = self.rules.answer(start, history, action, session, refusals_only=self.mode == "refuse")
-        if found is None:
+        answer = self.rules.answer(start, history, action, session, refusals_only=self.mode == "refuse")
+        if answer is None:
             return await self._repaired(start, history, action, seed, session)
-        rule = found.rule
+        rule = answer.rule
         assert rule.reward is not None  # of those that answer
         return Prediction(
-            observation=found.observation,
+            observation=answer.observation,
             reward=rule.reward,
             terminated=rule.terminated,
             confidence=rule.precision,
@@ -74,23 +74,23 @@ class RuledWorldModel(WorldModelWrapper):
     ) -> Prediction:
         if self.mode == "refuse":
             return await self.model.predict(start, history, action, seed, session)
-        sure = self.rules.words(start, history, action, session)
-        opening = sure.observation if sure is not None else self.rules.opening(start, history, action, session)
-        known: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
-        told = await self.model.predict(start, history, action, seed, session, **known)
-        best, broken = self._mended(start, history, action, told, session, sure)
+        known = self.rules.words(start, history, action, session)
+        opening = known.observation if known is not None else self.rules.opening(start, history, action, session)
+        begun: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
+        prediction = await self.model.predict(start, history, action, seed, session, **begun)
+        best, broken = self._mended(start, history, action, prediction, session, known)
         tries = 0
         while broken and tries < self.resamples:
             again = derive_seed("resample", seed, tries)
             tries += 1
             try:
-                told = await self._sampled.predict(start, history, action, again, session, **known)
+                prediction = await self._sampled.predict(start, history, action, again, session, **begun)
             except PredictionInvalid:
                 continue
-            other, left = self._mended(start, history, action, told, session, sure)
+            other, left = self._mended(start, history, action, prediction, session, known)
             if len(left) < len(broken):
                 best, broken = other, left
-        if broken and all(invariant.phrase == OUTCOME for invariant in broken):  # the words are as they should be
+        if broken and all(invariant.phrase == OUTCOME for invariant in broken):  # the words are right
             best, broken = self._outcome_of(broken[0], start, history, action, best, broken, session)
         return replace(best, resampled=tries, broken=tuple(map(str, broken)))
 
@@ -117,25 +117,24 @@ class RuledWorldModel(WorldModelWrapper):
         start: str,
         history: Sequence[Turn],
         action: str,
-        told: Prediction,
+        prediction: Prediction,
         session: object,
-        sure: Answer | None,
+        known: Answer | None,
     ) -> tuple[Prediction, Sequence[Invariant]]:
         """The prediction with as few words changed as mend it, and the invariants that it still breaks.
 
         Args:
-            sure: the words, where a rule knows them; the outcome is then the model's.
+            known: the words, where a rule knows them; the outcome is then the model's.
         """
-        if sure is not None:
-            turn = Turn(action, sure.observation, told.reward, told.terminated)
+        if known is not None:
+            turn = Turn(action, known.observation, prediction.reward, prediction.terminated)
             left = self.rules.broken(start, history, turn, session)
-            mended = told.observation.strip() != sure.observation.strip()
-            told = replace(told, observation=sure.observation, mended=mended, rule=str(sure.rule))
-            return told, left
-        turn = Turn(action, told.observation, told.reward, told.terminated)
+            mended = prediction.observation.strip() != known.observation.strip()
+            return replace(prediction, observation=known.observation, mended=mended, rule=str(known.rule)), left
+        turn = Turn(action, prediction.observation, prediction.reward, prediction.terminated)
         text, broken = self.rules.mended(start, history, turn, session)
-        mended = text != told.observation
-        return replace(told, observation=text, mended=mended) if mended else told, broken
+        mended = text != prediction.observation
+        return replace(prediction, observation=text, mended=mended) if mended else prediction, broken
 
     def release(self, session: object) -> None:
         self.rules.release(session)

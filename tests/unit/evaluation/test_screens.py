@@ -11,31 +11,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from imagination.evaluation.screens.compare import compared
-from imagination.evaluation.screens.dreams import by_episode
-from imagination.evaluation.screens.measure import alikeness, pairs_of, sensitivity
-from imagination.evaluation.screens.pages import dream_pages
-from imagination.evaluation.screens.probe import Screens, marked, probed, questions_of, square
+from imagination.evaluation.screen_probe import Screens, marked, probed, questions_of, square
+from imagination.evaluation.screens import alikeness, by_episode, compared, dream_pages, pairs_of, sensitivity
 from real_envs.screens import Place
 from real_envs.trajectory import Turn
 from tests.support.square_pages import CELLS, SQUARE, episode, page
-from worldmodel.screen.frames import Frames, Transition, transitions_of
+from worldmodel.extras.screen.data import Frames, ScreenTransition, transitions_of
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 
 @pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Transition], Frames]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[ScreenTransition], Frames]:
     folder, rng = tmp_path_factory.mktemp("screens"), random.Random(0)
     turns = transitions_of([episode(f"t{k}/0", f"t{k}", folder, rng) for k in range(12)])
     return turns, Frames([name for turn in turns for name in (turn.before, turn.after)], [folder], 1)
 
 
-def real(log: tuple[list[Transition], Frames]) -> tuple[list[Tensor], list[Tensor]]:
+def real(log: tuple[list[ScreenTransition], Frames]) -> tuple[list[Tensor], list[Tensor]]:
     turns, frames = log
     return [frames[turn.before] for turn in turns], [frames[turn.after] for turn in turns]
 
 
-def test_a_perfect_dream_a_copy_and_a_wrong_square(log: tuple[list[Transition], Frames]) -> None:
+def test_a_perfect_dream_a_copy_and_a_wrong_square(log: tuple[list[ScreenTransition], Frames]) -> None:
     turns, _ = log
     before, after = real(log)
     perfect = alikeness(turns, before, after, after, 0)
@@ -62,7 +59,7 @@ def test_a_perfect_dream_a_copy_and_a_wrong_square(log: tuple[list[Transition], 
     assert spoilt["changed_region_iou"]["dream"]["value"] < 0.8
 
 
-def test_pairs_of_actions_at_one_screen(log: tuple[list[Transition], Frames]) -> None:
+def test_pairs_of_actions_at_one_screen(log: tuple[list[ScreenTransition], Frames]) -> None:
     turns, frames = log
     _, after = real(log)
     pairs = pairs_of(turns)
@@ -98,7 +95,7 @@ def test_the_state_of_an_element_is_read_off_its_line(line: str, state: bool | N
     assert marked(f"some text\n{line}\nmore", 2) is state
 
 
-def test_the_probe_reads_real_screens_and_tells_a_dream_from_a_copy(log: tuple[list[Transition], Frames]) -> None:
+def test_the_probe_reads_real_screens_and_tells_a_dream_from_a_copy(log: tuple[list[ScreenTransition], Frames]) -> None:
     turns, _ = log
     before, after = real(log)
     half = len(turns) // 2
@@ -127,7 +124,7 @@ def test_a_square_is_cut_around_the_element_also_at_the_edge() -> None:
     assert square(screen, Place(9000, -50, 1, 1), 1).shape == (3, 24, 24)
 
 
-def test_where_a_dream_parts_from_reality(log: tuple[list[Transition], Frames]) -> None:
+def test_where_a_dream_parts_from_reality(log: tuple[list[ScreenTransition], Frames]) -> None:
     turns, frames = log
     first, second = list(by_episode(turns).values())[:2]
     truth = [[frames[turn.after] for turn in e] for e in (first, second)]

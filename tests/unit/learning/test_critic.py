@@ -11,8 +11,8 @@ from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.critic import fit_value_head, load_critic, made_for, save_critic, squared_errors
 from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.value import ValueHead
-from worldmodel.synther.settings import SyntherSettings
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras.synther.settings import SyntherSettings
+from worldmodel.extras.synther.transitions import Transitions
 
 PLAIN = CriticSettings(steps=300, batch=64, lr=0.05, weight_decay=0.0, synther=SyntherSettings(ratio=0.5))
 

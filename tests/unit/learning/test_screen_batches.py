@@ -16,9 +16,9 @@ import torch
 from imagination.learning.screen_module import ScreenBatches
 from imagination.settings import UserError
 from tests.support.square_pages import SQUARE, episode
-from worldmodel.screen.frames import Frames, Transition, transitions_of
-from worldmodel.screen.model import ScreenModel
-from worldmodel.screen.settings import ScreenSettings
+from worldmodel.extras.screen.data import Frames, ScreenTransition, transitions_of
+from worldmodel.extras.screen.model import ScreenModel
+from worldmodel.extras.screen.settings import ScreenSettings
 
 SETTINGS = ScreenSettings(shrink=1, patch=4, channels=[8, 8], words=4, word_features=32, finest=4, crop=16)
 
@@ -27,7 +27,7 @@ def batches(
     folder: Path, crop: int = 16, unchanged: float | None = None, only: Sequence[bool] = (True, False)
 ) -> ScreenBatches:
     rng = random.Random(0)
-    turns: list[Transition] = transitions_of([episode(f"t{k}/0", f"t{k}", folder, rng) for k in range(10)])
+    turns: list[ScreenTransition] = transitions_of([episode(f"t{k}/0", f"t{k}", folder, rng) for k in range(10)])
     turns = [turn for turn in turns if turn.changes in only]
     frames = Frames([name for turn in turns for name in (turn.before, turn.after)], [folder], 1)
     model = ScreenModel.create(SETTINGS, frames.size)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from imagination.report.screens.page import render_screens
-from imagination.report.screens.text import audit_table
+from imagination.report.screens_page import audit_table, render_screens
 from real_envs.screens import keep
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"

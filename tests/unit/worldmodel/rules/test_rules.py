@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from tests.support.rooms_world import BACK, NO, ROOMS, RoomsWorld, rooms_log
 from worldmodel.evaluation.dreams import Contradiction, contradiction_metrics, contradictions_of
-from worldmodel.rules.check import check_rules
 from worldmodel.rules.conditions import Condition, Copy, Rule
 from worldmodel.rules.invariants import REFUSAL
 from worldmodel.rules.mine import mine_rules
-from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid
+from worldmodel.rules.rule_set import FILE, RuleSet, RulesInvalid, check_rules
 from worldmodel.rules.search import find_conjunctions, lower_bound
 from worldmodel.rules.templates import ANY, OTHER, blank, fill, find_templates, words
 from worldmodel.rules.world_model import RuledWorldModel

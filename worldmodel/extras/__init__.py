@@ -1,4 +1,7 @@
-"""The optional package diffusers, and folders of its models; nothing heavy is imported here."""
+"""World models that no policy dreams in: screens, and synthetic transitions of a critic (SynthER). They need diffusers.
+
+Nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ from real_envs.errors import UserError
 
 
 def need_diffusers(wanted: str) -> None:
-    """
+    """Checks that diffusers is installed.
+
     Args:
         wanted: the setting that takes it.
 
@@ -23,25 +27,24 @@ def need_diffusers(wanted: str) -> None:
 
 
 @contextmanager
-def opening(folder: Path, what: str, command: str) -> Iterator[None]:
-    """What fails within is a folder that holds no model.
+def loading(folder: Path, what: str, command: str) -> Iterator[None]:
+    """Turns errors of the libraries into one that says that the folder holds no model.
 
     Args:
-        what: the model should be of.
+        what: that the model should be of.
         command: makes one.
 
     Raises:
-        UserError: in place of what the libraries raise for a folder that is not there, not whole, or of pickles, which
-            can hold code and are not opened.
+        UserError: the folder is not there, not whole, or of pickles, which can hold code and are not opened.
     """
     try:
         yield
     except (OSError, TypeError, ValueError) as error:
-        said = str(error).strip().splitlines()
+        lines = str(error).strip().splitlines()
         raise UserError(
-            f"{folder} holds no model of {what} that can be opened ({said[0] if said else type(error).__name__}); "
+            f"{folder} holds no model of {what} that can be opened ({lines[0] if lines else type(error).__name__}); "
             f"fit one with `{command}`"
         ) from error
 
 
-__all__ = ["need_diffusers", "opening"]
+__all__ = ["loading", "need_diffusers"]

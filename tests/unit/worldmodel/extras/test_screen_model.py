@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytest.importorskip("diffusers", reason="pip install 'imagination[diffusion]'")
+
 import json
 import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("diffusers", reason="pip install 'imagination[diffusion]'")
-
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor
 
 from real_envs.errors import UserError
 from real_envs.screens import AFTER, BEFORE, Place, keep
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.screen.conditioning import action_map, news, word_features
-from worldmodel.screen.frames import Frames, Transition, transitions_of
-from worldmodel.screen.model import ScreenModel
-from worldmodel.screen.settings import ScreenSettings
+from worldmodel.extras.screen.data import Frames, ScreenTransition, action_map, new_lines, transitions_of, word_features
+from worldmodel.extras.screen.model import ScreenModel, make_scheduler, sample
+from worldmodel.extras.screen.settings import ScreenSettings
 
 SETTINGS = ScreenSettings(shrink=1, patch=4, channels=[8, 8], words=4, word_features=32, finest=4, crop=8)
 
@@ -37,8 +37,8 @@ def model() -> ScreenModel:
     return made.eval()
 
 
-def turn(action: str, goal: str, place: Place | None = None, page: str = "", answer: str = "") -> Transition:
-    return Transition("e", 0, "t", goal, action, place, "a", "b", page, answer, 0.0, False)
+def turn(action: str, goal: str, place: Place | None = None, page: str = "", answer: str = "") -> ScreenTransition:
+    return ScreenTransition("e", 0, "t", goal, action, place, "a", "b", page, answer, 0.0, False)
 
 
 def screens(count: int) -> list[torch.Tensor]:
@@ -145,7 +145,7 @@ def test_words_are_told_apart_by_letters_kind_and_place() -> None:
 
 
 def test_a_model_that_reads_pages_draws_from_what_is_new_there_and_no_other_does(model: ScreenModel) -> None:
-    assert news("a\nb\nb", "b\nc 1\na\nd") == "c 1\nd"
+    assert new_lines("a\nb\nb", "b\nc 1\na\nd") == "c 1\nd"
     features, present = word_features("go", "", 2, 64, "c 1\nd", 4)
     assert features.shape == (8, 64)
     assert present.tolist() == [True, False, False, False, True, True, True, False]
@@ -203,3 +203,44 @@ def test_only_turns_between_two_screens_are_learned_from() -> None:
     assert (first.page, first.answer, first.changes) == ("Goal: g\nthe page", "x", True)
     assert (last.turn, last.before, last.after, last.place, last.changes) == (3, c, c, None, False)
     assert (last.page, last.reward, last.terminated) == ("z", None, True)
+
+
+WIDE = (slice(None), None, None, None)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 16])
+def test_the_scheduler_takes_equal_steps_from_noise_to_picture(steps: int) -> None:
+    seen: list[tuple[float, float]] = []
+
+    def velocity(x: Tensor, t: Tensor, d: Tensor) -> Tensor:
+        seen.append((float(t[0]), float(d[0])))
+        return torch.cos(x) - t[WIDE]
+
+    start = torch.randn(2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    scheduler = make_scheduler()
+    found = sample(velocity, start, steps, scheduler)
+    x = start.double()
+    for k in range(steps):
+        x = x + (torch.cos(x) - k / steps) / steps
+    torch.testing.assert_close(found.double(), x, atol=1e-5, rtol=1e-5)
+    assert seen == [(k / steps, 1 / steps) for k in range(steps)]
+    again = sample(velocity, start, steps, scheduler)
+    assert torch.equal(found, again), "a scheduler counts its steps, and must begin anew"
+    scheduler.set_timesteps(sigmas=[1 - k / steps for k in range(steps)])
+    assert scheduler.timesteps.tolist() == pytest.approx([1000 * (steps - k) / steps for k in range(steps)])
+
+
+def test_the_velocity_of_a_known_gaussian_gives_its_mean_and_variance() -> None:
+    """x1 ~ N(m, s²): the best guess of x1 - x0 from x_t = (1 - t) x0 + t x1, by the formula for joint Gaussians."""
+    m, s = 0.7, 0.3
+
+    def velocity(x: Tensor, t: Tensor, d: Tensor) -> Tensor:
+        t = t[WIDE]
+        spread = (1 - t) ** 2 + t**2 * s**2
+        return m + (t * s**2 - (1 - t)) / spread * (x - t * m)
+
+    noise = torch.randn(4, 1, 64, 64, generator=torch.Generator().manual_seed(0))
+    found = sample(velocity, noise, 128, make_scheduler())
+    assert float(found.mean()) == pytest.approx(m, abs=0.01)
+    assert float(found.std()) == pytest.approx(s, abs=0.01)
+    assert float(torch.corrcoef(torch.stack([found.flatten(), noise.flatten()]))[0, 1]) > 0.999, "a map, no new chance"

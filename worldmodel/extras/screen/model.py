@@ -13,15 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from real_envs.files import write_atomically
-from worldmodel.diffusers_folders import opening
-from worldmodel.screen.conditioning import MAPS, action_map, news, word_features
-from worldmodel.screen.frames import Transition, padded
-from worldmodel.screen.objective import velocity_to
-from worldmodel.screen.sampling import TRAIN_STEPS, make_scheduler, sample
-from worldmodel.screen.settings import HEADS, ScreenSettings
+from worldmodel.extras import loading
+from worldmodel.extras.screen.data import MAPS, ScreenTransition, action_map, new_lines, padded, word_features
+from worldmodel.extras.screen.objective import Velocity, velocity_to
+from worldmodel.extras.screen.settings import HEADS, ScreenSettings
 
 SHAPE = "screen.json"
-UNTOUCHED = -2.0  # log-odds that a pixel is drawn anew, before anything is learned
+MASK_LOGIT = -2.0  # log-odds that a pixel is drawn anew, before anything is learned
+TRAIN_STEPS = 1000  # diffusers counts noise in thousandths
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class ScreenModel(nn.Module):
     A window that closes leaves nothing of its text behind, which a network that adds to the last screen would have to
     know to the pixel; and what stays is not touched (masks beside contents, as in the two streams of Vondrick et al.,
     arXiv 1609.02612). An untrained model predicts that hardly anything changes: its last layer starts at 0, and its
-    masks at ``UNTOUCHED``.
+    masks at ``MASK_LOGIT``.
     """
 
     def __init__(
@@ -114,12 +113,14 @@ class ScreenModel(nn.Module):
         nn.init.zeros_(unet.conv_out.weight)
         nn.init.zeros_(unet.conv_out.bias)
         with torch.no_grad():
-            unet.conv_out.bias[3 * area :] = UNTOUCHED
-        kept = {k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest", "page_words")}
-        return cls(unet, make_scheduler(), ScreenShape(*size, **kept, levels=levels))
+            unet.conv_out.bias[3 * area :] = MASK_LOGIT
+        shared = {
+            k: getattr(settings, k) for k in ("shrink", "patch", "words", "word_features", "finest", "page_words")
+        }
+        return cls(unet, make_scheduler(), ScreenShape(*size, **shared, levels=levels))
 
-    def conditions(self, before: Sequence[Tensor], turns: Sequence[Transition]) -> Conditions:
-        """What is told of these turns.
+    def conditions(self, before: Sequence[Tensor], turns: Sequence[ScreenTransition]) -> Conditions:
+        """The conditions of these turns.
 
         Args:
             before: the screens before them, uint8 ``[3, height, width]`` each.
@@ -131,7 +132,7 @@ class ScreenModel(nn.Module):
                 turn.goal,
                 shape.words,
                 shape.word_features,
-                news(turn.page, turn.answer) if shape.page_words else "",
+                new_lines(turn.page, turn.answer) if shape.page_words else "",
                 shape.page_words,
             )
             for turn in turns
@@ -160,7 +161,7 @@ class ScreenModel(nn.Module):
 
         Args:
             x_t: ``[batch, 3, height, width]``.
-            t, d: ``[batch]``, see ``worldmodel.screen.objective``.
+            t, d: ``[batch]``, see ``worldmodel.extras.screen.objective``.
         """
         patches = F.pixel_unshuffle(torch.cat([x_t, conditions.before, conditions.maps], dim=1), self.shape.patch)
         drawn = self.unet(
@@ -202,10 +203,34 @@ class ScreenModel(nn.Module):
             UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
                 are not opened.
         """
-        with opening(folder, "screens", "imagine fit-world-model worldmodel.kind=screen"):
+        with loading(folder, "screens", "imagine fit-world-model worldmodel.kind=screen"):
             shape = ScreenShape(**json.loads((folder / SHAPE).read_text(encoding="utf-8")))
             unet = UNet2DConditionModel.from_pretrained(folder / "unet", use_safetensors=True, local_files_only=True)
             scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler", local_files_only=True)
             if unet.config.out_channels != (3 + 1) * shape.patch**2:
                 raise ValueError("it is of a version that drew without masks")
         return cls(unet.eval(), scheduler, shape)
+
+
+def make_scheduler() -> FlowMatchEulerDiscreteScheduler:
+    """Euler steps on a straight line. Its sigma is our ``1 - t``, and its model output points from picture to noise."""
+    return FlowMatchEulerDiscreteScheduler(num_train_timesteps=TRAIN_STEPS, shift=1.0)
+
+
+@torch.no_grad()
+def sample(velocity: Velocity, noise: Tensor, steps: int, scheduler: FlowMatchEulerDiscreteScheduler) -> Tensor:
+    """The picture at the end of ``steps`` equal steps.
+
+    Args:
+        velocity: of ``(x_t, t, d)``, with ``d = 1 / steps``.
+        noise: ``[batch, channels, height, width]``, standard normal.
+    """
+    # a scheduler counts its steps; and the sigmas that it would choose itself do not divide the line evenly
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(scheduler.config)
+    scheduler.set_timesteps(sigmas=[1 - k / steps for k in range(steps)], device=noise.device)
+    x, batch = noise, noise.shape[0]
+    d = torch.full((batch,), 1 / steps, device=noise.device)
+    for k, timestep in enumerate(scheduler.timesteps):
+        t = torch.full((batch,), k / steps, device=noise.device)
+        x = scheduler.step(-velocity(x, t, d), timestep, x, return_dict=False)[0]
+    return x

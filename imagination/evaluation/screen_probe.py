@@ -1,4 +1,4 @@
-"""What a screen says of the task's state, read by a small network that was trained on real screens.
+"""Which state of the task a screen shows, read by a small network that was trained on real screens.
 
 It looks at a square around the element that the action named, and says whether the element is checked, selected or
 expanded; the log's observations know the answer. On dreamed screens it tells whether they show what really happened.
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from real_envs.screens import Place
 from worldmodel.evaluation.intervals import clusters, proportion
-from worldmodel.screen.frames import Transition
+from worldmodel.extras.screen.data import ScreenTransition
 
 SIDE = 24  # pixels of the square
 STEPS, LR, BATCH = 200, 3e-3, 32
@@ -49,17 +49,17 @@ def marked(page: str, number: int) -> bool | None:
     return bool(_STATES & set(re.split(r"['\"]", line)[-1].split()))  # not those of a name, which is quoted
 
 
-def questions_of(turns: Sequence[Transition]) -> list[Question]:
+def questions_of(turns: Sequence[ScreenTransition]) -> list[Question]:
     """Of turns that say where their element was, those whose pages know its state before and after."""
-    found = []
+    questions = []
     for k, turn in enumerate(turns):
         named = _NUMBER.match(turn.action)
         if turn.place is None or named is None:
             continue
         states = [marked(page, int(named[1])) for page in (turn.page, turn.answer)]
         if None not in states:
-            found.append(Question(k, bool(states[0]), bool(states[1])))
-    return found
+            questions.append(Question(k, bool(states[0]), bool(states[1])))
+    return questions
 
 
 def square(screen: Tensor, place: Place, shrink: int) -> Tensor:
@@ -76,7 +76,7 @@ def square(screen: Tensor, place: Place, shrink: int) -> Tensor:
     return wide[:, y : y + SIDE, x : x + SIDE]
 
 
-class Probe(nn.Module):
+class ScreenProbe(nn.Module):
     """``[batch, 3, SIDE, SIDE]`` to the log-odds that the element in the middle is marked, ``[batch]``."""
 
     def __init__(self) -> None:
@@ -91,11 +91,11 @@ class Probe(nn.Module):
         return logits[:, 0]
 
 
-def train_probe(squares: Tensor, states: Tensor, seed: int) -> Probe:
+def train_probe(squares: Tensor, states: Tensor, seed: int) -> ScreenProbe:
     """A probe for these squares of real screens; ``states`` is bool ``[n]``."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        probe = Probe()
+        probe = ScreenProbe()
     rng = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(probe.parameters(), lr=LR, weight_decay=0.01)
     for _ in range(STEPS):
@@ -111,7 +111,7 @@ def train_probe(squares: Tensor, states: Tensor, seed: int) -> Probe:
 class Screens:
     """Turns with the screens before and after them, uint8 ``[3, height, width]``, and their shrinking."""
 
-    turns: Sequence[Transition]
+    turns: Sequence[ScreenTransition]
     before: Sequence[Tensor]
     after: Sequence[Tensor]
     shrink: int
@@ -129,19 +129,20 @@ def probed(train: Screens, held: Screens, dreamed: Sequence[Tensor], seed: int) 
     ``real`` are the real screens after the turns, which is what the probe itself can; ``dream`` the dreamed ones;
     ``copy`` the screens before the turns. ``flips`` are the same of turns that really change the state.
     """
-    taught, asked = questions_of(train.turns), questions_of(held.turns)
-    if not taught or not asked:
+    train_questions, held_questions = questions_of(train.turns), questions_of(held.turns)
+    if not train_questions or not held_questions:
         return None
-    squares = torch.cat([train.squares(taught, train.after), train.squares(taught, train.before)])
-    states = torch.tensor([q.after for q in taught] + [q.before for q in taught])
+    squares = torch.cat([train.squares(train_questions, train.after), train.squares(train_questions, train.before)])
+    states = torch.tensor([q.after for q in train_questions] + [q.before for q in train_questions])
     probe = train_probe(squares, states, seed)
     found: dict[str, Any] = {"taught": len(states), "flips": {}}
-    cluster = clusters([held.turns[q.turn].task_id for q in asked], [held.turns[q.turn].episode for q in asked])
-    flips = [k for k, q in enumerate(asked) if q.before != q.after]
+    asked_turns = [held.turns[q.turn] for q in held_questions]
+    cluster = clusters([turn.task_id for turn in asked_turns], [turn.episode for turn in asked_turns])
+    flips = [k for k, q in enumerate(held_questions) if q.before != q.after]
     for name, screens in (("real", held.after), ("dream", dreamed), ("copy", held.before)):
         with torch.no_grad():
-            said = (probe(held.squares(asked, screens)) > 0).tolist()
-        hits = [bool(s) == q.after for s, q in zip(said, asked, strict=True)]
+            answers = (probe(held.squares(held_questions, screens)) > 0).tolist()
+        hits = [bool(s) == q.after for s, q in zip(answers, held_questions, strict=True)]
         found[name] = proportion(hits, cluster).to_json()
         found["flips"][name] = proportion([hits[k] for k in flips], [cluster[k] for k in flips]).to_json()
     return found

@@ -1,26 +1,76 @@
-"""Are synthetic transitions like real ones? The checks of SynthER (Lu et al. 2023, arXiv 2303.06614, section 4).
+"""Transitions between hidden states, as plain tensors, and how alike two sets of them are.
 
-Marginals and correlations are the paper's. Its dynamics error asks the simulator for the true next state; from a hidden
-state of a language model nobody can compute it. Instead a regressor that was fitted on real held-out transitions says
-what should follow: on synthetic ones it errs more than on real ones of the log where their dynamics are others.
+SynthER: Lu et al. 2023, arXiv 2303.06614.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from worldmodel.synther.denoiser import TransitionDenoiser
-from worldmodel.synther.transitions import Transitions
+if TYPE_CHECKING:  # diffusers is optional
+    from worldmodel.extras.synther.model import TransitionDenoiser
 
 RIDGE = 1.0  # of the regressor, in whitened units
 
 
 @dataclass(frozen=True, slots=True)
+class Transitions:
+    """What happened between one state and the next.
+
+    Attributes:
+        states, next_states: float ``[n, hidden]``. The next state of the last transition of an episode is what stands
+            after all of it.
+        rewards: ``[n]``, earned in between.
+        dones: bool ``[n]``, the world ended there.
+        returns: ``[n]``, discounted, of all that was earned from the state on.
+
+    Raises:
+        ValueError: shapes disagree, or ``dones`` is not bool.
+    """
+
+    states: Tensor
+    next_states: Tensor
+    rewards: Tensor
+    dones: Tensor
+    returns: Tensor
+
+    def __post_init__(self) -> None:
+        n = len(self.states)
+        if self.states.ndim != 2 or self.next_states.shape != self.states.shape:
+            raise ValueError(
+                f"states and next_states must be [n, hidden], got {tuple(self.states.shape)} and "
+                f"{tuple(self.next_states.shape)}"
+            )
+        for name in ("rewards", "dones", "returns"):
+            if getattr(self, name).shape != (n,):
+                raise ValueError(f"{name} must be [{n}], got {tuple(getattr(self, name).shape)}")
+        if self.dones.dtype != torch.bool:
+            raise ValueError(f"dones must be bool, got {self.dones.dtype}")
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def rows(self, which: Tensor) -> Transitions:
+        """Those at these places, or where a mask is true."""
+        return Transitions(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def columns(self) -> Tensor:
+        """All of it side by side, float ``[n, 2 hidden + 3]``: state, next state, reward, done, return."""
+        numbers = (self.rewards, self.dones.float(), self.returns)
+        return torch.cat([self.states, self.next_states, *(x[:, None] for x in numbers)], 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Similarity:
-    """How like held-out real transitions others are.
+    """How like held-out real transitions others are (SynthER, section 4).
+
+    Marginals and correlations are the paper's. Its dynamics error asks the simulator for the true next state, which
+    nobody can compute from a hidden state of a language model. Instead a regressor that was fitted on real held-out
+    transitions predicts it: on synthetic ones it errs more than on real ones where their dynamics are others.
 
     Attributes:
         marginal: 1 less the mean Kolmogorov-Smirnov statistic of the columns.
@@ -93,8 +143,8 @@ def dynamics_error(x: Tensor, y: Tensor, other_x: Tensor, other_y: Tensor) -> fl
     centred = (x - x_mean).double()
     gram = centred.T @ centred + RIDGE * torch.eye(x.shape[1], dtype=torch.float64)
     slope = torch.linalg.solve(gram, centred.T @ (y - y_mean).double())
-    told = (other_x - x_mean).double() @ slope + y_mean
-    return float((told - other_y).square().mean())
+    predicted = (other_x - x_mean).double() @ slope + y_mean
+    return float((predicted - other_y).square().mean())
 
 
 def _dynamics(denoiser: TransitionDenoiser, transitions: Transitions) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from real_envs.store import TrajectoryStore
 from tests.support.judging import judge, says
 from tests.support.rooms_world import rooms_log
 from worldmodel.rules.mine import mine_rules
-from worldmodel.rules.propose import ask_for_rules, judged, read_proposals, unanswered
+from worldmodel.rules.propose import ask_for_rules, holding, read_proposals, unanswered_turns
 from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.templates import ANY
 
@@ -56,7 +56,7 @@ def test_only_what_the_language_can_say_is_read(fewer: RuleSet) -> None:
 
 def test_a_proposal_is_judged_by_the_log(fewer: RuleSet) -> None:
     proposed, _ = read_proposals(fewer, f"{json.dumps(EVERY_MOVE)}\n{json.dumps(WALL)}")
-    kept = judged(fewer, proposed, LOG)
+    kept = holding(fewer, proposed, LOG)
     assert [str(rule).split(" -> ")[0] for rule in kept] == [
         'go {1}: if not "to the {1}" stands in the last text that begins "you stand in"'
     ]
@@ -69,11 +69,11 @@ def test_what_the_evidence_says_is_counted_and_never_believed(fewer: RuleSet) ->
     boast = EVERY_MOVE | {"turns": 10_000, "held_turns": 10_000}
     rules, _ = read_proposals(fewer, json.dumps(boast))
     assert rules[0].turns == 0
-    assert judged(fewer, rules, LOG) == []
+    assert holding(fewer, rules, LOG) == []
 
 
 def test_it_is_shown_turns_that_no_rule_answers(fewer: RuleSet) -> None:
-    for episode, k in unanswered(fewer, LOG)[::50]:
+    for episode, k in unanswered_turns(fewer, LOG)[::50]:
         assert fewer.answer(episode.start, episode.turns[:k], episode.turns[k].action) is None
     with judge(lambda asked: says(json.dumps(WALL))) as server:
         found = ask_for_rules(fewer, LOG, ChatServer(server.url, "m", backoff=0.0), 2, seed=0)

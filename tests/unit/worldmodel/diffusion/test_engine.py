@@ -20,8 +20,8 @@ from real_envs.errors import UserError
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.decoders import make_model, random_rows
 from worldmodel.diffusion.checkpoint import check_trained, inverse_of, make_inverse, mark, mask_of, with_mask
-from worldmodel.diffusion.editing import draft_of
 from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.sampling import draft_of
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.diffusion.world_model import DiffusionWorldModel
 from worldmodel.formats.full import FullObservation, episode_tokens
@@ -137,7 +137,7 @@ def test_two_looks_tell_of_each_token_given_its_neighbours() -> None:
         logits = torch.full((2, 10), -math.inf)
         for row, token in enumerate(hidden):
             logits[row, token], logits[row, 0] = math.log(shares[token]), math.log(1 - shares[token])
-        done = edit.look(logits)
+        done = edit.score(logits)
     assert done
     where, logprobs = edit.likely(0.45)
     assert where.tolist() == [True, True, False, True]

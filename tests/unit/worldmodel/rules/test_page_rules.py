@@ -12,11 +12,10 @@ import pytest
 import tests
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from worldmodel.rules.check import check_rules
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.pages import Change, apply, describe, find_notices, page_of, read_element
-from worldmodel.rules.rule_set import RuleSet
+from worldmodel.rules.rule_set import RuleSet, check_rules
 from worldmodel.rules.world_model import RuledWorldModel
 from worldmodel.world_model import LanguageWorldModel, Prediction
 

@@ -119,8 +119,8 @@ def shortcut_forcing_loss(predict: Predict, x1: Tensor, noise: Noise) -> tuple[T
             # (1 - t)² |(x̂1 - x_t) / (1 - t) - target|² is the distance of x̂1 to this point
             goal[chosen] = start + _wide(1 - t) * shortcut_target(velocity, start, t, half)
     error = (guess - goal).square().flatten(1).mean(1)
-    found = {}
+    errors = {}
     for name, which in (("flow_error", ~noise.bootstrap), ("shortcut_error", noise.bootstrap)):
         if which.any():
-            found[name] = float(error[which].detach().mean())
-    return error.mean(), found
+            errors[name] = float(error[which].detach().mean())
+    return error.mean(), errors

@@ -5,6 +5,8 @@ with rho 7, a data deviation of 1, an exponential average of the weights. Not as
 given the first noise, by DPM-Solver++ of the second order, where the paper has Heun's method with churn. Heun's costs
 two evaluations a step and diffusers has none for EDM; its Euler scheduler would churn, but only after the network has
 seen the sample, so that noise and network disagree about the level.
+
+The denoiser is a model of diffusers, so that its checkpoint is a config and safetensors, opened without running code.
 """
 
 from __future__ import annotations
@@ -16,21 +18,120 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from diffusers import EDMDPMSolverMultistepScheduler
-from torch import Tensor
+from diffusers import ConfigMixin, EDMDPMSolverMultistepScheduler, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.models.embeddings import GaussianFourierProjection
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from real_envs.errors import UserError
 from real_envs.seeding import derive_seed
-from worldmodel.diffusers_folders import opening
-from worldmodel.synther.denoiser import TransitionDenoiser
-from worldmodel.synther.settings import SyntherSettings
-from worldmodel.synther.transitions import Transitions
+from worldmodel.extras import loading
+from worldmodel.extras.synther.settings import SyntherSettings
+from worldmodel.extras.synther.transitions import Transitions
 
+_NUMBERS = 3  # reward, done, return
+_FOURIER = 8  # random frequencies of the noise level, each a sine and a cosine: 16 numbers as in the paper
 Network = Callable[[Tensor, Tensor], Tensor]
 LOG_SIGMA = (-1.2, 1.2)  # mean and deviation of ln(sigma) in training: Karras et al. 2022, table 1
 EMA = 0.995
 _ROWS = 4096  # that go through the network together
+
+
+class _Block(nn.Module):
+    """``x + linear(relu(norm(x)))``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + cast(Tensor, self.linear(F.relu(self.norm(x))))
+
+
+class TransitionDenoiser(ModelMixin, ConfigMixin):
+    """The residual MLP of SynthER (Lu et al. 2023, arXiv 2303.06614, appendix B), over whitened transitions.
+
+    A transition of width F = 2 dims + 3 is its two states, each in its principal components, its reward, whether it
+    ended and its return, every number scaled to mean 0 and deviation 1 over the log. Hidden states of a language model
+    are correlated and wide; the paper scales each dimension alone. The last layer starts at 0.
+
+    Args:
+        state: width of a hidden state.
+        dims: of its principal components, at most ``state``.
+        hidden: width of the network.
+        layers: residual blocks.
+    """
+
+    @register_to_config
+    def __init__(self, state: int, dims: int, hidden: int = 256, layers: int = 4) -> None:
+        super().__init__()
+        if not 1 <= dims <= state:
+            raise ValueError(f"dims must lie in [1, {state}], the width of a state, got {dims}")
+        self.dims, self.width = dims, 2 * dims + _NUMBERS
+        self.read = nn.Linear(self.width, hidden)
+        self.noise_level = GaussianFourierProjection(_FOURIER, set_W_to_weight=False, log=False)
+        self.read_noise = nn.Sequential(nn.Linear(2 * _FOURIER, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.blocks = nn.ModuleList(_Block(hidden) for _ in range(layers))
+        self.write = nn.Linear(hidden, self.width)
+        nn.init.zeros_(self.write.weight)
+        nn.init.zeros_(self.write.bias)
+        self.register_buffer("centre", torch.zeros(state))
+        self.register_buffer("directions", torch.eye(dims, state))
+        self.register_buffer("mean", torch.zeros(self.width))
+        self.register_buffer("deviation", torch.ones(self.width))
+
+    def forward(self, sample: Tensor, noise: Tensor) -> Tensor:
+        """The raw output ``[n, F]`` that EDM's preconditioning makes a denoised transition of.
+
+        Args:
+            sample: ``[n, F]``, scaled by EDM's c_in.
+            noise: ``[n]``, EDM's c_noise.
+        """
+        x = self.read(sample) + self.read_noise(self.noise_level(noise))
+        for block in self.blocks:
+            x = block(x)
+        return cast(Tensor, self.write(F.relu(x)))
+
+    @torch.no_grad()
+    def fit_whitening(self, transitions: Transitions) -> float:
+        """Takes components, means and deviations from these transitions.
+
+        Returns:
+            the share of the states' variance that the components hold.
+        """
+        states = torch.cat([transitions.states, transitions.next_states]).double()
+        centre = states.mean(0)
+        values, vectors = torch.linalg.eigh((states - centre).T @ (states - centre) / len(states))  # ascending
+        self.centre.copy_(centre)
+        self.directions.copy_(vectors[:, -self.dims :].T.flip(0))
+        self.mean.zero_()
+        self.deviation.fill_(1.0)
+        columns = self.encode(transitions)
+        spread = columns.std(0, correction=0)
+        self.mean.copy_(columns.mean(0))
+        self.deviation.copy_(torch.where(spread > 1e-6, spread, 1.0))  # what never varies stays what it is
+        return float(values[-self.dims :].sum() / values.sum().clamp(min=1e-12))
+
+    @torch.no_grad()
+    def encode(self, transitions: Transitions) -> Tensor:
+        """Whitened, ``[n, F]``."""
+        numbers = (transitions.rewards, transitions.dones.float(), transitions.returns)
+        parts = [self._components(transitions.states), self._components(transitions.next_states)]
+        return (torch.cat([*parts, *(x[:, None] for x in numbers)], 1) - self.mean) / self.deviation
+
+    @torch.no_grad()
+    def decode(self, columns: Tensor) -> Transitions:
+        """The other way round; a transition ended where its number says so by more than one half, as in the paper."""
+        columns = columns * self.deviation + self.mean
+        states, next_states, numbers = columns.split([self.dims, self.dims, _NUMBERS], 1)
+        reward, done, total = numbers.unbind(1)
+        back = self.directions
+        return Transitions(states @ back + self.centre, next_states @ back + self.centre, reward, done > 0.5, total)
+
+    def _components(self, states: Tensor) -> Tensor:
+        return cast(Tensor, (states.float() - self.centre) @ self.directions.T)
 
 
 def make_scheduler() -> EDMDPMSolverMultistepScheduler:
@@ -103,7 +204,7 @@ class Upsampler:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("synther weights", seed))
             model = TransitionDenoiser(state, min(settings.dims, state), settings.hidden, settings.layers)
-        kept, scheduler = model.fit_whitening(transitions), make_scheduler()
+        kept_variance, scheduler = model.fit_whitening(transitions), make_scheduler()
         clean = model.encode(transitions)
         average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(EMA))
         optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=settings.lr)
@@ -117,7 +218,7 @@ class Upsampler:
             optimizer.step()
             slower.step()
             average.update_parameters(model)
-        return cls(cast(TransitionDenoiser, average.module.eval()), scheduler, kept)
+        return cls(cast(TransitionDenoiser, average.module.eval()), scheduler, kept_variance)
 
     def sample(self, count: int, steps: int, seed: int) -> Transitions:
         """Synthetic transitions, decided by the seed."""
@@ -136,7 +237,7 @@ class Upsampler:
             UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
                 are not opened.
         """
-        with opening(folder, "transitions", "imagine fit-critic critic.synther.ratio=0.5"):
+        with loading(folder, "transitions", "imagine fit-critic critic.synther.ratio=0.5"):
             denoiser = TransitionDenoiser.from_pretrained(
                 folder / "denoiser", use_safetensors=True, local_files_only=True
             )

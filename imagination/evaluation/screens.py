@@ -1,0 +1,282 @@
+"""Dreamed screens: drawn from logged turns, compared with the real ones, and measured.
+
+Numbers come with n and interval, beside those of a model that says that nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy.lm.engine import ContextFull
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Trajectory, Turn
+from worldmodel.evaluation.intervals import ANYWHERE, SHARE, Estimate, Interval, clusters, estimate, proportion, ratio
+from worldmodel.evaluation.screens import iou, psnr, squared_error, squared_error_within, ssim, visible
+from worldmodel.extras.screen.data import Frames, ScreenTransition
+from worldmodel.extras.screen.model import ScreenModel
+from worldmodel.world_model import PredictionInvalid, WorldModel
+
+BATCH = 8  # screens at once
+Statistic = Callable[[np.ndarray], float | None]
+LEAST_PIXELS = 4  # pixels that visibly differ, from which on two screens do
+PARTED = 0.005  # share of a screen's pixels that visibly differ, from which on a dream has parted from reality
+
+
+def dream_turns(
+    model: ScreenModel,
+    turns: Sequence[ScreenTransition],
+    before: Sequence[Tensor],
+    steps: int,
+    seed: int,
+    on_done: Callable[[int], None] = lambda done: None,
+) -> list[Tensor]:
+    """The screens after these turns, uint8 ``[3, height, width]`` each, given those before them."""
+    dreamed: list[Tensor] = []
+    for first in range(0, len(turns), BATCH):
+        rows = slice(first, first + BATCH)
+        some = turns[rows]
+        conditions = model.conditions(before[rows], some)
+        seeds = [seed_of(turn, seed) for turn in some]
+        device = next(model.parameters()).device
+        dreamed += list(model.dream(conditions.to(device), steps, seeds).cpu())
+        on_done(len(dreamed))
+    return dreamed
+
+
+def seed_of(turn: ScreenTransition, seed: int) -> int:
+    """The same noise for a turn wherever it is dreamed."""
+    return derive_seed(f"dreamed screen/{turn.episode}", seed, turn.turn)
+
+
+def dream_episodes(
+    model: ScreenModel, episodes: Sequence[Sequence[ScreenTransition]], frames: Frames, steps: int, seed: int
+) -> list[list[Tensor]]:
+    """Open loop: the first real screen of each episode is given, and later ones are dreamed from dreamed ones."""
+    dreamed: list[list[Tensor]] = [[] for _ in episodes]
+    for number in range(max(map(len, episodes), default=0)):
+        running = [k for k, episode in enumerate(episodes) if len(episode) > number]
+        last = [dreamed[k][-1] if number else frames[episodes[k][0].before] for k in running]
+        now = dream_turns(model, [episodes[k][number] for k in running], last, steps, seed)
+        for k, screen in zip(running, now, strict=True):
+            dreamed[k].append(screen)
+    return dreamed
+
+
+def by_episode(turns: Sequence[ScreenTransition]) -> Mapping[str, list[ScreenTransition]]:
+    """Turns of each episode, as far as they follow each other without a gap."""
+    episodes: dict[str, list[ScreenTransition]] = {}
+    for turn in turns:
+        earlier = episodes.setdefault(turn.episode, [])
+        if not earlier or earlier[-1].turn + 1 == turn.turn:
+            earlier.append(turn)
+    return episodes
+
+
+def as_pictures(screens: Sequence[Tensor]) -> Tensor:
+    """Float32 ``[batch, 3, height, width]`` in [0, 1], as ``worldmodel.evaluation.screens`` reads them."""
+    return torch.stack(list(screens)).float() / 255
+
+
+async def dream_pages(
+    world: WorldModel, episodes: Mapping[str, Trajectory], groups: Sequence[Sequence[ScreenTransition]], seed: int
+) -> list[list[ScreenTransition]]:
+    """The same turns with pages whose text a world model dreams, for screens that are drawn from it.
+
+    Where the prediction cannot be read, the answer is empty, so that nothing on it is new, and the page stays.
+
+    Args:
+        episodes: that the turns are of, by id.
+        groups: turns that follow each other. What comes before a group is real, and within it each page follows from
+            dreamed ones; groups of one turn are thus dreamed from reality alone.
+    """
+    return list(await asyncio.gather(*(_dream_pages(world, episodes[g[0].episode], g, seed) for g in groups)))
+
+
+async def _dream_pages(
+    world: WorldModel, episode: Trajectory, group: Sequence[ScreenTransition], seed: int
+) -> list[ScreenTransition]:
+    first = group[0]
+    history, page = list(episode.turns[: first.turn]), first.page
+    session, dreamed = ("screens", first.episode, first.turn, len(group)), []
+    for turn in group:
+        answer, reward, ended = "", 0.0, False
+        drawn = derive_seed(f"dreamed page/{turn.episode}", seed, turn.turn)
+        with contextlib.suppress(PredictionInvalid, ContextFull):  # counted by ``pages_right`` of the audit
+            predicted = await world.predict(episode.start, history, turn.action, drawn, session)
+            answer, reward, ended = predicted.observation, predicted.reward, predicted.terminated
+        dreamed.append(replace(turn, page=page, answer=answer))
+        page = answer or page
+        history.append(Turn(turn.action, page, reward, ended))
+    world.release(session)
+    return dreamed
+
+
+def differ(a: Tensor, b: Tensor) -> list[bool]:
+    """Whether screens differ to the eye; pictures as ``worldmodel.evaluation.screens`` reads them."""
+    return [int(n) >= LEAST_PIXELS for n in visible(a, b).flatten(1).sum(1)]
+
+
+def alikeness(
+    turns: Sequence[ScreenTransition],
+    before: Sequence[Tensor],
+    after: Sequence[Tensor],
+    dreamed: Sequence[Tensor],
+    seed: int,
+) -> dict[str, Any]:
+    """Dreamed screens beside the real ones: uint8 ``[3, height, width]`` each.
+
+    Signal-to-noise ratios are those of the mean error over all turns. ``copy`` is the same of the screen before the
+    turn. Of turns that visibly change something: the error within the region that really changes, and the intersection
+    over union of the regions that change in dream and reality. Of the others: the share that the dream leaves alone,
+    too.
+    """
+    old, real, dream = as_pictures(before), as_pictures(after), as_pictures(dreamed)
+    cluster = clusters([t.task_id for t in turns], [t.episode for t in turns])
+    changes = differ(old, real)
+    region, dreamed_region = visible(old, real), visible(old, dream)
+
+    def mean(
+        values: Tensor, which: Sequence[bool] | None = None, bounds: Interval = ANYWHERE, of: Statistic = ratio
+    ) -> dict[str, Any]:
+        kept = [k for k in range(len(turns)) if which is None or which[k]]
+        rows = [(float(values[k]), 1.0) for k in kept]
+        return estimate(rows, [cluster[k] for k in kept], of, seed, bounds=bounds).to_json()
+
+    sides = (("dream", dream), ("copy", old))
+    still = [k for k in range(len(turns)) if not changes[k]]
+    left_alone = [not differs for differs in differ(old, dream)]
+    return {
+        "turns": len(turns),
+        "changing_turns": sum(changes),
+        "psnr": {side: mean(squared_error(shown, real), of=_pooled_psnr) for side, shown in sides},
+        "ssim": {side: mean(ssim(shown, real)) for side, shown in sides},
+        "changed_region_psnr": {
+            side: mean(squared_error_within(shown, real, region), changes, of=_pooled_psnr) for side, shown in sides
+        },
+        "changed_region_iou": {"dream": mean(iou(dreamed_region, region), changes, SHARE)},
+        "unchanged_left_alone": {
+            "dream": proportion([left_alone[k] for k in still], [cluster[k] for k in still]).to_json()
+        },
+    }
+
+
+def _pooled_psnr(total: np.ndarray) -> float | None:
+    """Of the sum of squared errors and how many there are."""
+    error = ratio(total)
+    return None if error is None else psnr(error)
+
+
+def pairs_of(turns: Sequence[ScreenTransition]) -> list[tuple[int, int]]:
+    """Places of turns that begin at the same screen with different actions, each pair of actions once a screen."""
+    first: dict[str, dict[str, int]] = {}
+    for k, turn in enumerate(turns):
+        first.setdefault(turn.before, {}).setdefault(turn.action, k)
+    return [(a, b) for same in first.values() for a in same.values() for b in same.values() if a < b]
+
+
+def sensitivity(
+    turns: Sequence[ScreenTransition], after: Sequence[Tensor], dreamed: Sequence[Tensor]
+) -> Mapping[str, Mapping[str, Any]]:
+    """Does the action matter in the dream as it does in reality? From pairs of actions at the same screen.
+
+    ``differ``: of pairs with different real outcomes, those whose dreams differ. ``own``: of these pairs, those in
+    which each dream is nearer to its own outcome than to the other's (dreams that ignore the action never are both).
+    ``same``: of pairs with the same real outcome, those whose dreams do not differ.
+    """
+    pairs = pairs_of(turns)
+    if not pairs:
+        nothing = Estimate(None, 0).to_json()
+        return {"differ": nothing, "own": nothing, "same": nothing}
+    left, right = ([pair[side] for pair in pairs] for side in (0, 1))
+    real = [as_pictures([after[k] for k in side]) for side in (left, right)]
+    dream = [as_pictures([dreamed[k] for k in side]) for side in (left, right)]
+    apart, dreamed_apart = differ(*real), differ(*dream)
+
+    def far(a: Tensor, b: Tensor) -> Tensor:
+        return (a - b).square().flatten(1).mean(1)
+
+    own = (far(dream[0], real[0]) < far(dream[0], real[1])) & (far(dream[1], real[1]) < far(dream[1], real[0]))
+    cluster = clusters([turns[k].task_id for k in left], [turns[k].before for k in left])
+
+    def share(hits: Sequence[bool], among: Sequence[bool]) -> dict[str, Any]:
+        kept = [k for k in range(len(pairs)) if among[k]]
+        return proportion([bool(hits[k]) for k in kept], [cluster[k] for k in kept]).to_json()
+
+    return {
+        "differ": share(dreamed_apart, apart),
+        "own": share(own.tolist(), apart),
+        "same": share([not d for d in dreamed_apart], [not a for a in apart]),
+    }
+
+
+def compared(
+    episodes: Sequence[Sequence[ScreenTransition]],
+    loops: Sequence[Sequence[Tensor]],
+    ahead: Sequence[Sequence[Tensor]],
+    frames: Frames,
+    keep: Callable[[Tensor], str],
+) -> list[dict[str, Any]]:
+    """A dict an episode, with a dict a turn, ready for JSON.
+
+    Args:
+        loops: the screens after each turn, dreamed from the first real screen on.
+        ahead: the same, each dreamed from the real screen before it.
+        keep: writes a picture and gives its name.
+    """
+    return [
+        _episode(episode, loop, one, frames, keep) for episode, loop, one in zip(episodes, loops, ahead, strict=True)
+    ]
+
+
+def _episode(
+    episode: Sequence[ScreenTransition],
+    loop: Sequence[Tensor],
+    ahead: Sequence[Tensor],
+    frames: Frames,
+    keep: Callable[[Tensor], str],
+) -> dict[str, Any]:
+    old = as_pictures([frames[turn.before] for turn in episode])
+    real = as_pictures([frames[turn.after] for turn in episode])
+    dream, one = as_pictures(loop), as_pictures(ahead)
+    error = squared_error(dream, real)
+    off = visible(dream, real).flatten(1).float().mean(1)
+    region, overlap = differ(old, real), iou(visible(old, one), visible(old, real))
+    height, width = frames.full
+    turns = [
+        {
+            "action": turn.action,
+            "place": None
+            if turn.place is None
+            else [
+                round(value / whole, 4) for value, whole in zip(turn.place, (width, height, width, height), strict=True)
+            ],
+            "reward": turn.reward,
+            "terminated": turn.terminated,
+            "real": turn.after,
+            "shrunk": keep(frames[turn.after]),  # as the model sees it: what it can differ from
+            "dream": keep(loop[k]),
+            "ahead": keep(ahead[k]),
+            "changes": region[k],
+            "off": round(float(off[k]), 4),
+            "parted": bool(off[k] > PARTED),
+            "psnr": round(psnr(float(error[k])), 1),
+            "iou": round(float(overlap[k]), 2) if region[k] else None,
+        }
+        for k, turn in enumerate(episode)
+    ]
+    return {
+        "id": episode[0].episode,
+        "task_id": episode[0].task_id,
+        "goal": episode[0].goal,
+        "start": episode[0].before,
+        "parted": next((k for k, turn in enumerate(turns) if turn["parted"]), None),
+        "turns": turns,
+    }

@@ -1,0 +1,141 @@
+"""Dreamed screens beside real ones: a page with a slider through the turns of each episode, and the audit's table.
+
+The page is one file and needs no network. Actions and goals are untrusted text: they are embedded as JSON without
+``<``, and the script writes them as text nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from imagination.report.compare_page import embed_json
+from imagination.report.page import picture_address, scripted_page
+from worldmodel.evaluation.proportions import count, number
+
+ALIKE = {
+    "psnr": ("PSNR, dB", 1),
+    "ssim": ("SSIM", 3),
+    "changed_region_psnr": ("PSNR where it changes, dB", 1),
+    "changed_region_iou": ("IoU of what changes", 2),
+    "unchanged_left_alone": ("still where nothing changes", 2),
+}
+
+
+def render_screens(comparison: Mapping[str, Any], screens: Sequence[Path]) -> str:
+    """The page of a ``compare-screens.json``.
+
+    Args:
+        screens: folders where the pictures that it names are; those that are missing are left blank.
+    """
+    folder = files("imagination.report") / "assets"
+    body = f"""{_head(comparison)}
+{(folder / "screens.html").read_text(encoding="utf-8")}
+<script type="application/json" id="data">{embed_json(_data(comparison, screens))}</script>"""
+    code, css = ((folder / f"screens.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
+    return scripted_page(f"{comparison['run']} · dreamed screens", body, css, code, "img-src data:")
+
+
+def headline(comparison: Mapping[str, Any]) -> str:
+    """The first thing to know, in a sentence."""
+    episodes = comparison["episodes"]
+    if not episodes:
+        return "There was no episode to dream again"
+    true = sum(episode["parted"] is None for episode in episodes)
+    whole = count(len(episodes), "episode")
+    return f"{true:,} of {whole}, dreamed from the first screen on, never visibly part from reality"
+
+
+def _head(comparison: Mapping[str, Any]) -> str:
+    facts = [comparison["run"], f"seed {comparison['seed']}", f"{count(comparison['steps'], 'step')} a screen"]
+    return f"""<header class="top">
+<div class="run">{escape(" · ".join(facts))}</div>
+<h1>{escape(headline(comparison))}</h1>
+</header>"""
+
+
+def _data(comparison: Mapping[str, Any], screens: Sequence[Path]) -> dict[str, Any]:
+    """The episodes with a place, from 1, among ``pictures`` in place of each picture's name; 0 where it is missing."""
+    pictures: dict[str, int] = {}
+
+    def picture(name: str) -> int:
+        address = picture_address(name, screens)
+        return 0 if address is None else pictures.setdefault(address, len(pictures) + 1)
+
+    episodes = [
+        {
+            **episode,
+            "start": picture(episode["start"]),
+            "turns": [
+                {**turn, **{side: picture(turn[side]) for side in ("real", "shrunk", "dream", "ahead")}}
+                for turn in episode["turns"]
+            ],
+        }
+        for episode in comparison["episodes"]
+    ]
+    return {"pictures": list(pictures), "episodes": episodes, "size": comparison["size"]}
+
+
+def audit_table(found: Mapping[str, Any]) -> RenderableType:
+    """Dreamed screens, and beside them what is reached by saying that nothing changes."""
+    table = Table(
+        title=f"Dreamed screens of {found['run']}, {found['steps']} steps each: held-out tasks",
+        title_style="bold",
+        caption="95 % intervals in brackets; copied: the screen before, as if nothing changed",
+        pad_edge=False,
+    )
+    for title in ("", "dreamed", "copied", "n"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=bool(title))
+    for key, title in (("one_turn", "from the real screen before"), ("open_loop", "from the first screen on")):
+        table.add_row(Text(title, style="bold"))
+        for name, (words, digits) in ALIKE.items():
+            row = found[key][name]
+            table.add_row(
+                f"  {words}",
+                _estimate(row["dream"], digits),
+                _estimate(row.get("copy"), digits),
+                str(row["dream"]["n"]),
+            )
+        table.add_section()
+    table.add_row(Text("same screen, two actions", style="bold"))
+    for name, words in (
+        ("differ", "other outcomes: dreams differ"),
+        ("own", "other outcomes: each dream its own"),
+        ("same", "same outcome: same dream"),
+    ):
+        row = found["sensitivity"][name]
+        table.add_row(f"  {words}", _estimate(row, 2), "", str(row["n"]))
+    if found["probe"] is not None:
+        table.add_section()
+        probe = found["probe"]
+        for title, part in (("state of the element", probe), ("  where it flips", probe["flips"])):
+            real = number(part["real"]["value"])
+            table.add_row(
+                f"{title} (real: {real})",
+                _estimate(part["dream"], 2),
+                _estimate(part["copy"], 2),
+                str(part["dream"]["n"]),
+            )
+    speed = found["speed"]
+    footer = (
+        f"{speed['screens_per_second']:g} screens a second on {speed['threads']} thread(s), "
+        f"{speed['screens_per_core_second']:g} a second of one core's time"
+    )
+    if found.get("pages_right") is not None:
+        footer += f"\n{found['pages_right']:.0%} of the pages that screens were drawn from are to the letter what came"
+    return Group(table, Text(footer), *(Text(f"note: {note}", style="yellow") for note in found["notes"]))
+
+
+def _estimate(estimate: Mapping[str, Any] | None, digits: int) -> Text:
+    if estimate is None or estimate["value"] is None:
+        return Text("–")
+    ends = estimate["ci95"]
+    brackets = "" if ends is None else f" [{', '.join(number(end, digits) for end in ends)}]"
+    return Text(number(estimate["value"], digits) + brackets)
