@@ -1,7 +1,6 @@
-"""Several world models that learned from the same log: one predicts, all say how likely that is.
+"""An ensemble of world models: one member predicts, all score the prediction.
 
-Members share tokenizer and order of the data and differ in their random start (and so in what they make of what the log
-does not say). Where it says enough, they agree.
+Members share tokenizer, log and order of the data, and differ in their random initialisation.
 """
 
 from __future__ import annotations
@@ -49,13 +48,12 @@ def disagreement(logprobs: Sequence[float]) -> float:
 class EnsembleWorldModel:
     """An ensemble of language models behind the protocol of one.
 
-    One member writes the prediction, in MBPO's way another one for each turn (Janner et al. 2019, arXiv 1906.08253,
-    section 5: a model is drawn uniformly for each step), which keeps a policy from living on the mistakes of any single
-    one. The others score exactly its tokens, teacher-forced: a pass over what is new, without sampling. The confidence
-    is the probability of the prediction under the mixture of all members with equal weights, which is how a deep
-    ensemble predicts and is better calibrated than its members (Lakshminarayanan et al. 2017, arXiv 1612.01474, section
-    2.4); that of the outcome is conditioned on the observation under the same mixture. Where members reason, all score
-    the prediction given the reasoning of the one that wrote it, and weigh the same whatever they think of that.
+    One member writes the prediction, another one for each turn, drawn uniformly as in MBPO (Janner et al. 2019, arXiv
+    1906.08253, section 5), so that a policy cannot exploit the mistakes of a single one. The others score its tokens,
+    teacher-forced, without sampling. The confidence is the probability of the prediction under the mixture of all
+    members with equal weights (deep ensembles; Lakshminarayanan et al. 2017, arXiv 1612.01474, section 2.4); that of
+    the outcome is conditional on the observation under the same mixture. Where members reason, all score the
+    prediction given the reasoning of the one that wrote it, with equal weights.
 
     Args:
         members: at least two, with one tokenizer, one format and one limit.

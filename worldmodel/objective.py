@@ -27,8 +27,8 @@ def unchanging(trajectory: Trajectory, refusals: str = "") -> list[bool]:
     """For each turn, whether the log says that nothing changed.
 
     That is so where the observation is the last one again, as of a page on which a click did nothing, or where a
-    refusal is found in it. What pays or ends always changes something. A world whose refusals are not declared has
-    more unchanging turns than are found here: text does not tell state.
+    refusal matches it. A turn with reward or end always changes something. Where refusals are not declared, there are
+    more unchanging turns than the text shows.
 
     Args:
         refusals: a regular expression that is searched in the observation, such as ``^(You can't|That's not)``; empty

@@ -77,7 +77,7 @@ def _status_start(chat: ChatFormat, ids: Sequence[int]) -> int:
 
 
 class TextWorldModel:
-    """Predicts the next observation as text (Word2World, arXiv 2512.18832, in the chat format of any LM).
+    """Predicts the next observation as text (Word2World, arXiv 2512.18832), in the chat format of any LM.
 
     Args:
         engine: where tokens are sampled.
@@ -85,10 +85,10 @@ class TextWorldModel:
         version: identifies the weights.
         max_tokens: the longest prediction; a reasoning before it has the limit of its format.
         temperature: 0 predicts the most likely words; 1 samples from the model.
-        form: how transitions are written, which must be that of the training rows; by default whole observations.
+        form: how transitions are written, as in the training rows; by default whole observations.
 
     Attributes:
-        rejected: how often it wrote something that is no prediction, by reason.
+        rejected: number of texts that were no predictions, by reason.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TextWorldModel:
 
     @property
     def continues(self) -> bool:
-        """Whether it can be given the words that its answer begins with: where it writes whole observations at once."""
+        """Whether its answer can be made to begin with given words, as it can for whole observations."""
         return isinstance(self.form, FullObservation)
 
     async def predict(
@@ -145,10 +145,9 @@ class TextWorldModel:
 
         With an ``opening`` the observation begins with these words, and the confidence is that of the rest given them.
 
-        The confidence is that of the very tokens that were written. Where several texts stand for one observation, as
-        with edits, it is a lower bound. Where the model reasons first, it is the probability of the prediction given
-        the reasoning that was sampled, p(o, r, e | thought), and that of the outcome is given both: a thought that was
-        unlikely takes nothing from it, and one that was wrong can make it sure of what is wrong.
+        The confidence is the probability of the tokens that were written. Where several texts stand for one
+        observation, as with edits, it is a lower bound. Where the model reasons first, it is conditional on the
+        sampled reasoning, p(o, r, e | reasoning), however unlikely or wrong that is.
 
         Raises:
             PredictionInvalid: the text has no status line, did not end, or is an edit that cannot be applied; or its

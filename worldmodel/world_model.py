@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # settings are read before anything heavy is imported
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model believes an action does.
+    """What the model predicts an action does.
 
     Attributes:
         observation: the text seen after the action.
@@ -24,16 +24,16 @@ class Prediction:
         terminated: the world ends.
         confidence: probability, under the model, of exactly this observation, reward and end, in (0, 1].
         outcome_confidence: probability of this reward and end, given the observation, in (0, 1].
-        disagreement: how far the members of an ensemble are apart on it, in nats, 0 where they agree (see
-            ``EnsembleWorldModel``); ``None`` where there is one model only, which is not agreement.
+        disagreement: of the members of an ensemble on it, in nats, 0 where they agree (see ``EnsembleWorldModel``);
+            ``None`` where there is one model only.
         outcome_by: who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule.
-        reasoning: what the model thought before it predicted, for people to read; ``None`` where it does not reason.
-            Both confidences are then given this very reasoning, and say nothing of how likely it was.
+        reasoning: what the model wrote before the prediction, for people to read; ``None`` where it does not reason.
+            Both confidences are conditional on it, and do not include its own probability.
         rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
         mended: words of it were changed, because they broke an invariant. Both confidences are those of the answer
-            before.
-        resampled: how many answers were thrown away before this one, because they broke an invariant.
-        broken: the invariants that it breaks all the same, in words.
+            before the change.
+        resampled: how many answers were discarded before this one, because they broke an invariant.
+        broken: the invariants that it still breaks, in words.
     """
 
     observation: str
@@ -50,8 +50,7 @@ class Prediction:
     broken: tuple[str, ...] = ()
 
     def record(self) -> dict[str, float | str | bool]:
-        """What is written down of the turn: how sure the model was, who decided reward and end, what was thought
-        before, what rules did."""
+        """``Turn.info`` of the turn: confidences, who decided reward and end, reasoning, what rules did."""
         info: dict[str, float | str | bool] = {
             "confidence": self.confidence,
             "outcome_confidence": self.outcome_confidence,

@@ -135,7 +135,7 @@ def probed(train: Screens, held: Screens, dreamed: Sequence[Tensor], seed: int) 
     squares = torch.cat([train.squares(train_questions, train.after), train.squares(train_questions, train.before)])
     states = torch.tensor([q.after for q in train_questions] + [q.before for q in train_questions])
     probe = train_probe(squares, states, seed)
-    found: dict[str, Any] = {"taught": len(states), "flips": {}}
+    agreement: dict[str, Any] = {"taught": len(states), "flips": {}}
     asked_turns = [held.turns[q.turn] for q in held_questions]
     cluster = clusters([turn.task_id for turn in asked_turns], [turn.episode for turn in asked_turns])
     flips = [k for k, q in enumerate(held_questions) if q.before != q.after]
@@ -143,6 +143,6 @@ def probed(train: Screens, held: Screens, dreamed: Sequence[Tensor], seed: int) 
         with torch.no_grad():
             answers = (probe(held.squares(held_questions, screens)) > 0).tolist()
         hits = [bool(s) == q.after for s, q in zip(answers, held_questions, strict=True)]
-        found[name] = proportion(hits, cluster).to_json()
-        found["flips"][name] = proportion([hits[k] for k in flips], [cluster[k] for k in flips]).to_json()
-    return found
+        agreement[name] = proportion(hits, cluster).to_json()
+        agreement["flips"][name] = proportion([hits[k] for k in flips], [cluster[k] for k in flips]).to_json()
+    return agreement

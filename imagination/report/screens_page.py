@@ -83,10 +83,10 @@ def _data(comparison: Mapping[str, Any], screens: Sequence[Path]) -> dict[str, A
     return {"pictures": list(pictures), "episodes": episodes, "size": comparison["size"]}
 
 
-def audit_table(found: Mapping[str, Any]) -> RenderableType:
+def audit_table(audit: Mapping[str, Any]) -> RenderableType:
     """Dreamed screens, and beside them what is reached by saying that nothing changes."""
     table = Table(
-        title=f"Dreamed screens of {found['run']}, {found['steps']} steps each: held-out tasks",
+        title=f"Dreamed screens of {audit['run']}, {audit['steps']} steps each: held-out tasks",
         title_style="bold",
         caption="95 % intervals in brackets; copied: the screen before, as if nothing changed",
         pad_edge=False,
@@ -96,7 +96,7 @@ def audit_table(found: Mapping[str, Any]) -> RenderableType:
     for key, title in (("one_turn", "from the real screen before"), ("open_loop", "from the first screen on")):
         table.add_row(Text(title, style="bold"))
         for name, (words, digits) in ALIKE.items():
-            row = found[key][name]
+            row = audit[key][name]
             table.add_row(
                 f"  {words}",
                 _estimate(row["dream"], digits),
@@ -110,11 +110,11 @@ def audit_table(found: Mapping[str, Any]) -> RenderableType:
         ("own", "other outcomes: each dream its own"),
         ("same", "same outcome: same dream"),
     ):
-        row = found["sensitivity"][name]
+        row = audit["sensitivity"][name]
         table.add_row(f"  {words}", _estimate(row, 2), "", str(row["n"]))
-    if found["probe"] is not None:
+    if audit["probe"] is not None:
         table.add_section()
-        probe = found["probe"]
+        probe = audit["probe"]
         for title, part in (("state of the element", probe), ("  where it flips", probe["flips"])):
             real = number(part["real"]["value"])
             table.add_row(
@@ -123,14 +123,14 @@ def audit_table(found: Mapping[str, Any]) -> RenderableType:
                 _estimate(part["copy"], 2),
                 str(part["dream"]["n"]),
             )
-    speed = found["speed"]
+    speed = audit["speed"]
     footer = (
         f"{speed['screens_per_second']:g} screens a second on {speed['threads']} thread(s), "
         f"{speed['screens_per_core_second']:g} a second of one core's time"
     )
-    if found.get("pages_right") is not None:
-        footer += f"\n{found['pages_right']:.0%} of the pages that screens were drawn from are to the letter what came"
-    return Group(table, Text(footer), *(Text(f"note: {note}", style="yellow") for note in found["notes"]))
+    if audit.get("pages_right") is not None:
+        footer += f"\n{audit['pages_right']:.0%} of the pages that screens were drawn from are exactly the real ones"
+    return Group(table, Text(footer), *(Text(f"note: {note}", style="yellow") for note in audit["notes"]))
 
 
 def _estimate(estimate: Mapping[str, Any] | None, digits: int) -> Text:

@@ -31,9 +31,8 @@ class DiffusionWorldModel(TextWorldModel):
     """A ``TextWorldModel`` that fills in canvases; see the module.
 
     The confidence is the product of the probabilities with which tokens were kept, up to the end of the answer. Tokens
-    kept in one pass did not know of each other, so it is no probability of the text, and leans low where they depend on
-    each other; at ``entropy_bound=0`` and temperature 1 it is that of the text in the order in which it was filled in.
-    ``calibration.json`` says how often it is right.
+    kept in one pass are independent of each other, so it is no probability of the text, and is too low where they
+    depend on each other; at ``entropy_bound=0`` and temperature 1 it is that of the text in its order of filling.
 
     Args:
         engine: that fills in.

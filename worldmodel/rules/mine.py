@@ -55,7 +55,7 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
 
     Args:
         log: real episodes; those of a task are on one side of the split in halves.
-        on_done: is told how many templates are done, of how many.
+        on_done: called with how many templates are done, of how many.
     """
     refusals = learn_refusals(log)
     held = judging_half(log)

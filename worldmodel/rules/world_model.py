@@ -1,4 +1,4 @@
-"""A world model that is asked only what no rule knows."""
+"""A world model whose answers are checked, mended or replaced by rules."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ def _continues(model: LanguageWorldModel) -> bool:
 class RuledWorldModel(WorldModelWrapper):
     """Any world model, with the rules that were mined from the log (``worldmodel/rules/mine.py``).
 
-    What a rule is sure of is answered by the rule, in the log's own words and without a token. Where the first words
-    of an answer are known, the model goes on from them. What breaks an invariant is mended in as few words as
-    possible (``invariants.mend``), or sampled again; an outcome that stays wrong is put right. A dream then
-    keeps to what it has said itself: rooms stay as they were seen, and what cannot be done is refused.
+    Where a rule applies, it answers, in the log's words and without sampling. Where the first words of an answer are
+    known, the model continues them. An answer that breaks an invariant is mended in as few words as possible
+    (``invariants.mend``), or sampled again; an outcome that stays wrong is corrected. So a dream stays consistent:
+    rooms stay as they were seen, and impossible actions are refused.
 
     Args:
         model: what answers the rest.
         rules: of the same log.
-        mode: ``refuse`` lets only those rules answer that refuse an action; ``repair`` lets all, and samples again.
+        mode: with ``refuse`` only rules that refuse an action answer; with ``repair`` all do, and broken answers are
+            sampled again.
         resamples: how often at most. The first answer that breaks no invariant is taken, else the one that breaks
-            fewest. A greedy model is asked again at temperature 1.
+            fewest. A greedy model is resampled at temperature 1.
     """
 
     def __init__(
