@@ -1,6 +1,6 @@
 """A kind of environment by its name: all that ``imagine`` must know of a world, so that no stage names one.
 
-A world is one file here, one file in ``configs/env/`` and one line in ``real_envs.world``; a package of somebody
+A world is one file in ``real_envs/worlds``, one in ``configs/env/`` and one line in ``BUILT_IN``; a package of somebody
 else needs no more than the entry point. What it brings is an object with the attributes of ``World``.
 """
 

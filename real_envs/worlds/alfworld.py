@@ -23,14 +23,14 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from real_envs.env import Agent, EnvFailure, StepResult, Task
+from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language, mixture
+from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation
-from real_envs.worker_pool import PooledTasks, WorkerPool
+from real_envs.worker_pool import WorkerPool
 from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
-from real_envs.worlds.generated import read_tasks, write_tasks
+from real_envs.worlds.generated import GeneratedWorld
 
 GAME = "game.tw-pddl"
 INVALID = r"Nothing happens\."
@@ -258,12 +258,13 @@ def world_facts(problem: str) -> tuple[str, ...]:
     return tuple(sorted(f"{names.plain(thing)} in {names.plain(place)}" for thing, place in inside.items()))
 
 
-class Alfworld:
+class Alfworld(GeneratedWorld):
     """``env=alfworld`` (a ``World``)."""
 
     name: ClassVar[str] = "alfworld"
     settings: ClassVar[type[AlfworldSettings]] = AlfworldSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
 
     def __init__(self) -> None:
         try:
@@ -271,56 +272,39 @@ class Alfworld:
         except ImportError as error:
             raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: AlfworldSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
+    def draw(
+        self, settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[dict[str, Any]]]:
         """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
 
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
         """
-        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
+        splits: dict[str, list[dict[str, Any]]] = {}
+        for split, count in counts.items():
+            found = _games(settings, settings.heldout if split == "heldout" else settings.train)
+            if len(found) < count:
+                raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
+            random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(found)
+            before = sum(map(len, splits.values()))
+            opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
+            if len(opened) < count:
+                raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
+            splits[split] = [
+                {
+                    "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
+                    "path": str(game),
+                    "facts": world_facts(read_game(game)),
+                }
+                for game in opened
+            ]
+        return splits
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)["splits"]
-        splits = {
-            split: [Task(t["id"], {"path": t["path"]}, world_facts=tuple(t["facts"])) for t in tasks]
-            for split, tasks in data.items()
-        }
-        return PooledTasks(splits, partial(AlfworldGame, privileged=privileged), workers)
+    def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
+        return Task(drawn["id"], {"path": drawn["path"]}, world_facts=tuple(drawn["facts"]))
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
-
-
-def _drawn(
-    settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
-) -> dict[str, list[dict[str, Any]]]:
-    splits: dict[str, list[dict[str, Any]]] = {}
-    for split, count in counts.items():
-        found = _games(settings, settings.heldout if split == "heldout" else settings.train)
-        if len(found) < count:
-            raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
-        random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(found)
-        before = sum(map(len, splits.values()))
-        opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
-        if len(opened) < count:
-            raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
-        splits[split] = [
-            {
-                "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
-                "path": str(game),
-                "facts": world_facts(read_game(game)),
-            }
-            for game in opened
-        ]
-    return splits
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[AlfworldGame]:
+        return partial(AlfworldGame, privileged=privileged)
 
 
 def _advance(progress: Callable[[int, int], None], before: int, total: int, opened: int) -> None:

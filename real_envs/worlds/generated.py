@@ -1,4 +1,4 @@
-"""``games.json``: which tasks a world has drawn for a run, and from what request, so that they are drawn once."""
+"""What generated worlds share: tasks that are drawn once and kept in ``games.json``, worker processes, agents."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from real_envs.env import Agent, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
+from real_envs.scripted_agents import INFORM, Language, mixture
+from real_envs.worker_pool import PooledTasks, SyncEnv
 from real_envs.world import FILE
 
 T = TypeVar("T")
@@ -83,6 +87,56 @@ def draw_distinct(
                 chosen.append(candidate)
                 progress(sum(map(len, splits.values())), sum(counts.values()))
     return splits
+
+
+class GeneratedWorld:
+    """Base of a ``World`` whose tasks are drawn once, kept in ``games.json`` and played in worker processes.
+
+    Attributes:
+        language: what scripted agents say there.
+        step_timeout, reset_timeout: seconds, see ``WorkerPool``.
+    """
+
+    settings: ClassVar[type[Any]]
+    language: ClassVar[Language] = INFORM
+    step_timeout: ClassVar[float] = 5.0
+    reset_timeout: ClassVar[float] = 30.0
+
+    def draw(self, settings: Any, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]) -> Splits:
+        """The tasks of each split, as JSON; see ``World.generate``."""
+        raise NotImplementedError
+
+    def task(self, drawn: Any, settings: Mapping[str, Any]) -> Task:
+        """The task of an entry that ``draw`` gave, and of the settings that it was given, as JSON."""
+        raise NotImplementedError
+
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> Callable[[], SyncEnv]:
+        """What makes an environment in a worker process; picklable."""
+        raise NotImplementedError
+
+    def generate(
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: Any,
+        progress: Callable[[int, int], None],
+        workers: int,
+    ) -> None:
+        """See ``World``."""
+        write_tasks(folder, settings, seed, counts, partial(self.draw, settings, counts, seed, progress))
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        """See ``World``."""
+        data = read_tasks(folder)
+        settings = data["made_by"]["settings"]
+        splits = {split: [self.task(one, settings) for one in drawn] for split, drawn in data["splits"].items()}
+        game = self.game(settings, folder, privileged)
+        return PooledTasks(splits, game, workers, self.step_timeout, self.reset_timeout)
+
+    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
+        """See ``World``."""
+        return mixture(elsewhere, self.language)
 
 
 def with_java(package: str, extra: str) -> ModuleType:

@@ -11,19 +11,18 @@ import contextlib
 import importlib
 import io
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from real_envs.env import Agent, StepResult, Task
+from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language, mixture
+from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation
-from real_envs.worker_pool import PooledTasks
-from real_envs.worlds.generated import draw_distinct, read_tasks, write_tasks
+from real_envs.worlds.generated import GeneratedWorld, draw_distinct
 
 UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
@@ -183,61 +182,44 @@ class GymnasiumGame:
         return Observation(text, hidden)
 
 
-class GymnasiumText:
+class GymnasiumText(GeneratedWorld):
     """``env=gymnasium`` (a ``World``)."""
 
     name: ClassVar[str] = "gymnasium"
     settings: ClassVar[type[GymnasiumSettings]] = GymnasiumSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: GymnasiumSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
+    def draw(
+        self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[int]]:
         """Draws seeds until enough of them start differently from all others.
 
         Raises:
             UserError: there is no such environment, it speaks no text, or has not so many different starts.
         """
-        write_tasks(folder, settings, seed, counts, partial(_draw, settings, counts, seed, progress))
+        env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
+        folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
+        try:
+            return draw_distinct(
+                counts,
+                lambda split, count: (rng.randrange(2**31) for _ in range(_tries(split) * count)),
+                env.reset,
+                progress,
+                lambda split, found: (
+                    f"{settings.id} has too few different starts for games.{split}={counts[split]}: {found} found "
+                    f"among {_tries(split) * counts[split]} seeds"
+                ),
+                lambda split, start: not folded or (split == "heldout") == is_heldout(start),
+            )
+        finally:
+            env.close()
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)
-        settings = GymnasiumSettings(**data["made_by"]["settings"])
-        splits = {
-            split: [Task(f"{settings.id}-s{number}", {"seed": str(number)}) for number in numbers]
-            for split, numbers in data["splits"].items()
-        }
-        return PooledTasks(splits, partial(GymnasiumGame, settings, privileged), workers)
+    def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
+        return Task(f"{settings['id']}-s{drawn}", {"seed": str(drawn)})
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
-
-
-def _draw(
-    settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
-) -> dict[str, list[int]]:
-    env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
-    folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
-    try:
-        return draw_distinct(
-            counts,
-            lambda split, count: (rng.randrange(2**31) for _ in range(_tries(split) * count)),
-            env.reset,
-            progress,
-            lambda split, found: (
-                f"{settings.id} has too few different starts for games.{split}={counts[split]}: {found} found among "
-                f"{_tries(split) * counts[split]} seeds"
-            ),
-            lambda split, start: not folded or (split == "heldout") == is_heldout(start),
-        )
-    finally:
-        env.close()
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[GymnasiumGame]:
+        return partial(GymnasiumGame, GymnasiumSettings(**settings), privileged)
 
 
 def is_heldout(start: str) -> bool:

@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from real_envs.env import Agent, StepResult, Task
+from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language, mixture
+from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation
-from real_envs.worker_pool import PooledTasks
-from real_envs.worlds.generated import read_tasks, with_java, without_layout, write_tasks
+from real_envs.worlds.generated import GeneratedWorld, with_java, without_layout
 
 EXTRA = "scienceworld"
 INVALID = r"No known action matches that input\.|Ambiguous request:|Unknown action\."
@@ -166,43 +165,44 @@ def _room(text: str) -> str:
     return found[1] if found else ""
 
 
-class ScienceWorld:
+class ScienceWorld(GeneratedWorld):
     """``env=scienceworld`` (a ``World``)."""
 
     name: ClassVar[str] = "scienceworld"
     settings: ClassVar[type[ScienceSettings]] = ScienceSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
 
     def __init__(self) -> None:
         with_java("scienceworld", EXTRA)
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: ScienceSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
+    def draw(
+        self, settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[dict[str, str]]]:
         """Draws variations of the folds, from every family as many as from the others while it has some.
 
         Raises:
             UserError: there is no such family or simplification, or the families have not so many variations.
         """
-        write_tasks(folder, settings, seed, counts, partial(_drawn, settings, counts, seed, progress))
+        folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
+        variations = _variations(settings, set(folds.values()))
+        splits: dict[str, list[dict[str, str]]] = {}
+        for split, count in counts.items():
+            splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", seed))
+            if len(splits[split]) < count:
+                raise UserError(
+                    f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
+                    f"{folds[split]}, not games.{split}={count}"
+                )
+            progress(sum(map(len, splits.values())), sum(counts.values()))
+        return splits
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)
-        more = {"simplifications": data["made_by"]["settings"]["simplifications"]}
-        splits = {
-            split: [Task(f"sw-{t['family']}-{t['variation']}", {**t, **more}) for t in tasks]
-            for split, tasks in data["splits"].items()
-        }
-        return PooledTasks(splits, partial(ScienceGame, privileged=privileged), workers)
+    def task(self, drawn: Mapping[str, str], settings: Mapping[str, Any]) -> Task:
+        spec = {**drawn, "simplifications": settings["simplifications"]}
+        return Task(f"sw-{drawn['family']}-{drawn['variation']}", spec)
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[ScienceGame]:
+        return partial(ScienceGame, privileged=privileged)
 
 
 def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[str, list[int]]]:
@@ -239,20 +239,3 @@ def _draw(variations: Mapping[str, Sequence[int]], count: int, order: int) -> li
             if numbers and len(drawn) < count:
                 drawn.append({"family": family, "variation": str(numbers.pop())})
     return drawn
-
-
-def _drawn(
-    settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
-) -> dict[str, list[dict[str, str]]]:
-    folds = {split: settings.heldout_fold if split == "heldout" else "train" for split in counts}
-    variations = _variations(settings, set(folds.values()))
-    splits: dict[str, list[dict[str, str]]] = {}
-    for split, count in counts.items():
-        splits[split] = _draw(variations[folds[split]], count, derive_seed(f"scienceworld/{split}", seed))
-        if len(splits[split]) < count:
-            raise UserError(
-                f"{settings.families or 'all families'} have {len(splits[split])} variations in the fold "
-                f"{folds[split]}, not games.{split}={count}"
-            )
-        progress(sum(map(len, splits.values())), sum(counts.values()))
-    return splits

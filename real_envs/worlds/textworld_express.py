@@ -13,17 +13,17 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from real_envs.env import Agent, StepResult, Task
-from real_envs.scripted_agents import Language, mixture
+from real_envs.env import StepResult, Task
+from real_envs.scripted_agents import Language
 from real_envs.trajectory import Observation
-from real_envs.worker_pool import PooledTasks, WorkerPool
-from real_envs.worlds.generated import read_tasks, with_java, without_layout, write_tasks
+from real_envs.worker_pool import WorkerPool
+from real_envs.worlds.generated import GeneratedWorld, with_java, without_layout
 
 EXTRA = "textworld-express"
 INVALID = r"Unknown action: "
@@ -162,44 +162,33 @@ class TextWorldExpressGame:
         return Observation(without_layout(text), hidden)
 
 
-class TextWorldExpress:
+class TextWorldExpress(GeneratedWorld):
     """``env=textworld_express`` (a ``World``)."""
 
     name: ClassVar[str] = "textworld_express"
     settings: ClassVar[type[ExpressSettings]] = ExpressSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
 
     def __init__(self) -> None:
         with_java("textworld_express", EXTRA)
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: ExpressSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
+    def draw(
+        self, settings: ExpressSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[dict[str, Any]]]:
         """Draws instances of the folds until enough of them start differently from all others.
 
         Raises:
             ValueError: a fold has not so many.
         """
+        drawn = asyncio.run(_draw(settings, counts, seed, progress))
+        return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
 
-        def draw() -> dict[str, list[dict[str, Any]]]:
-            drawn = asyncio.run(_draw(settings, counts, seed, progress))
-            return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
+    def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
+        return Task(drawn["id"], drawn["spec"])
 
-        write_tasks(folder, settings, seed, counts, draw)
-
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)
-        splits = {split: [Task(t["id"], t["spec"]) for t in tasks] for split, tasks in data["splits"].items()}
-        return PooledTasks(splits, partial(TextWorldExpressGame, privileged=privileged), workers)
-
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[TextWorldExpressGame]:
+        return partial(TextWorldExpressGame, privileged=privileged)
 
 
 async def _draw(

@@ -20,17 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from real_envs.env import Agent, Task
+from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import mixture
+from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.worker_pool import PooledTasks
-from real_envs.worlds.generated import read_tasks, write_tasks
+from real_envs.worlds.generated import GeneratedWorld
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.worlds.web.miniwob_experts import RULES, plan
 from real_envs.worlds.web.page import Element
-from real_envs.worlds.web.suites import RESET_TIMEOUT, pictures_of, tasks_of
+from real_envs.worlds.web.suites import RESET_TIMEOUT, browser_task, pictures_of
 
 # Each has a rule in ``miniwob_experts``, hundreds of different starts, and pages that tell all that matters.
 FAMILIES = (
@@ -45,7 +44,6 @@ _SHOWN = (  # what tells two starts apart
 )
 _ZOOMED = (240, 315)  # pixels of a screenshot in which the task is: 160 x 210 by 1.5
 _TIMEOUT = 2000  # ms; no element of these pages comes later
-_STEP_TIMEOUT = 20.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +67,36 @@ class MiniwobSettings:
             raise ValueError("delay must be at least 0")
 
 
-class Miniwob:
+class Miniwob(GeneratedWorld):
     """``env=miniwob`` (a ``World``)."""
 
     name: ClassVar[str] = "miniwob"
     settings: ClassVar[type[MiniwobSettings]] = MiniwobSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
+    step_timeout: ClassVar[float] = 20.0
+    reset_timeout: ClassVar[float] = RESET_TIMEOUT
     elsewhere: ClassVar[bool] = False  # see ``BrowserGym``
 
     def __init__(self) -> None:
         set_address()
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: MiniwobSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
+    def draw(
+        self, settings: MiniwobSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[tuple[str, int]]]:
         """Draws seeds for the families in turn, until enough of them start differently from all others.
 
         Raises:
             UserError: there is no Chromium, a family is unknown, or it has not so many different starts.
         """
+        with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
+            return thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
 
-        def draw() -> dict[str, list[tuple[str, int]]]:
-            with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
-                return thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
+    def task(self, drawn: Sequence[Any], settings: Mapping[str, Any]) -> Task:
+        return browser_task(drawn)
 
-        write_tasks(folder, settings, seed, counts, draw)
-
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)
-        settings = MiniwobSettings(**data["made_by"]["settings"])
-        game = partial(make_game, settings, pictures_of(folder), privileged)
-        return PooledTasks(tasks_of(data["splits"]), game, workers, _STEP_TIMEOUT, RESET_TIMEOUT)
-
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[BrowserGame]:
+        return partial(make_game, MiniwobSettings(**settings), pictures_of(folder), privileged)
 
 
 def make_game(settings: MiniwobSettings, screens: Path, privileged: bool = False) -> BrowserGame:

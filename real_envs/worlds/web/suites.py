@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from real_envs.env import Agent, Task
+from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.screens import FOLDER
-from real_envs.scripted_agents import mixture
+from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.worker_pool import PooledTasks
-from real_envs.worlds.generated import read_tasks, write_tasks
+from real_envs.worlds.generated import GeneratedWorld
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import find_chromium, load_suite
 
@@ -59,12 +58,15 @@ class BrowserSettings:
             raise ValueError(f"match is no regular expression: {error}") from error
 
 
-class BrowserGym:
+class BrowserGym(GeneratedWorld):
     """``env=browsergym`` (a ``World``)."""
 
     name: ClassVar[str] = "browsergym"
     settings: ClassVar[type[BrowserSettings]] = BrowserSettings
     invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
+    step_timeout: ClassVar[float] = STEP_TIMEOUT
+    reset_timeout: ClassVar[float] = RESET_TIMEOUT
     elsewhere: ClassVar[bool] = False  # a number that is right on one page is nothing on another
 
     def generate(
@@ -76,23 +78,42 @@ class BrowserGym:
         progress: Callable[[int, int], None],
         workers: int,
     ) -> None:
+        find_chromium()  # now, and not at the first reset
+        super().generate(folder, counts, seed, settings, progress, workers)
+
+    def draw(
+        self, settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    ) -> dict[str, list[tuple[str, int]]]:
         """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
 
         Raises:
             UserError: there is no Chromium, no such suite, or it has not so many tasks.
         """
-        find_chromium()
-        write_tasks(folder, settings, seed, counts, partial(_deal, settings, counts, seed, progress))
+        ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
+        tasks = [(name, k) for name in ids for k in range(settings.seeds)]
+        rng = random.Random(derive_seed(f"browsergym/{settings.suite}", seed))
+        order = {name: rng.random() for name in ids}
+        tasks.sort(key=lambda task: (order[task[0]], task[1]))
+        splits: dict[str, list[tuple[str, int]]] = {}
+        for split, count in counts.items():
+            taken = {name for chosen in splits.values() for name, _ in chosen}
+            left = [task for task in tasks if task[0] not in taken]
+            if len(left) < count:
+                raise UserError(
+                    f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
+                    f"games.{split}={count}"
+                )
+            splits[split] = left[:count]
+            progress(sum(map(len, splits.values())), sum(counts.values()))
+        return splits
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        data = read_tasks(folder)
-        settings = BrowserSettings(**data["made_by"]["settings"])
-        look = BrowserLook(settings.suite, settings.actions, settings.delay)
-        game = partial(BrowserGame, look, None, pictures_of(folder) if settings.screenshots else None, privileged)
-        return PooledTasks(tasks_of(data["splits"]), game, workers, STEP_TIMEOUT, RESET_TIMEOUT)
+    def task(self, drawn: Sequence[Any], settings: Mapping[str, Any]) -> Task:
+        return browser_task(drawn)
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[BrowserGame]:
+        chosen = BrowserSettings(**settings)
+        look = BrowserLook(chosen.suite, chosen.actions, chosen.delay)
+        return partial(BrowserGame, look, None, pictures_of(folder) if chosen.screenshots else None, privileged)
 
 
 def pictures_of(folder: Path) -> Path:
@@ -100,31 +121,7 @@ def pictures_of(folder: Path) -> Path:
     return folder.resolve() / FOLDER
 
 
-def tasks_of(splits: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, list[Task]]:
-    """Tasks of ids and seeds, such as ``miniwob.click-tab/s7``."""
-    return {
-        split: [Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)}) for name, seed in chosen]
-        for split, chosen in splits.items()
-    }
-
-
-def _deal(
-    settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
-) -> dict[str, list[tuple[str, int]]]:
-    ids = [name for name in load_suite(settings.suite) if re.match(settings.match, name)]
-    tasks = [(name, k) for name in ids for k in range(settings.seeds)]
-    rng = random.Random(derive_seed(f"browsergym/{settings.suite}", seed))
-    order = {name: rng.random() for name in ids}
-    tasks.sort(key=lambda task: (order[task[0]], task[1]))
-    splits: dict[str, list[tuple[str, int]]] = {}
-    for split, count in counts.items():
-        taken = {name for chosen in splits.values() for name, _ in chosen}
-        left = [task for task in tasks if task[0] not in taken]
-        if len(left) < count:
-            raise UserError(
-                f"env.options.suite={settings.suite} match={settings.match!r} has {len(left)} tasks left for "
-                f"games.{split}={count}"
-            )
-        splits[split] = left[:count]
-        progress(sum(map(len, splits.values())), sum(counts.values()))
-    return splits
+def browser_task(drawn: Sequence[Any]) -> Task:
+    """The task of an id and a seed, such as ``miniwob.click-tab/s7``."""
+    name, seed = drawn
+    return Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)})
