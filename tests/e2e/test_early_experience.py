@@ -16,7 +16,7 @@ from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
-from tests.support.tabled import Table
+from tests.support.scripted import Table
 from tests.support.tiny import write_log
 
 

@@ -16,8 +16,7 @@ from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
 from real_envs.store import TrajectoryStore
-from tests.support.counted import Counted
-from tests.support.faults import NEW, Elsewhere
+from tests.support.faults import NEW, Counted, Elsewhere
 from tests.support.killing import assert_same_model
 from tests.support.loops import NewCorridors, loop_settings, play_in_corridors, run_loop
 

@@ -175,3 +175,24 @@ class PlantedTasks:
 
     async def close(self) -> None:
         await self.pool.close()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A factory of corridors that write a line for each step which they take: what the world itself says."""
+
+    ledger: Path
+
+    def __call__(self) -> SyncEnv:
+        return _Counted(self.ledger)
+
+
+class _Counted(Corridor):
+    def __init__(self, ledger: Path) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def step(self, action: str) -> StepResult:
+        with open(self._ledger, "a") as file:
+            file.write("step\n")
+        return super().step(action)

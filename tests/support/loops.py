@@ -35,8 +35,7 @@ from real_envs.env import Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Observation
 from real_envs.worker_pool import SyncEnv
-from tests.support.counted import Counted
-from tests.support.faults import NEW, Corridor, PlantedTasks
+from tests.support.faults import NEW, Corridor, Counted, PlantedTasks
 from tests.support.tiny import TASKS, tiny_settings
 
 WORLD = "corridors"

@@ -22,8 +22,7 @@ from imagination.session import Policy, Session
 from imagination.settings import Config
 from policy.lm.engine import ContextFull
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
-from tests.support.says import CHAT, Says
-from tests.support.tabled import Table, says
+from tests.support.scripted import CHAT, Says, Table, says
 from worldmodel.world_model import PredictionInvalid
 
 EXPERT = Trajectory(

@@ -9,7 +9,7 @@ import pytest
 from imagination.rollout.dream_env import DreamEnv, Start
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
-from tests.support.says import CHAT, Says
+from tests.support.scripted import CHAT, Says
 from worldmodel.evaluation.transitions import audit_metrics, judge
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import prompt_tokens

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
-from tests.support.says import Says
+from tests.support.scripted import Says
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import episode_tokens
 from worldmodel.formats.retrieval import RetrievalFormat, TransitionIndex
