@@ -17,11 +17,11 @@ from imagination.commands.screens import audit_screens
 from imagination.evaluation.audit import (
     FORMAT,
     VERSION,
+    AuditInput,
     LoadedPolicy,
     PlaySetup,
     PolicyCandidate,
     RankedPolicy,
-    Subject,
     fill_up,
     find_candidates,
     measure,
@@ -144,14 +144,14 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
             f"The {len(candidates)} policies are {len(own)} checkpoints at several temperatures, which differ less in "
             "quality than checkpoints do; clone.keep_every and train.keep_every keep more of them."
         )
-    arena = _arena(session, world, tasks) if tasks is not None and candidates else None
+    env_setup = _env_setup(session, world, tasks) if tasks is not None and candidates else None
     greedy = world.at_temperature(0.0)
-    subject = Subject(
+    audit_input = AuditInput(
         model=greedy,
         log=log,
         held=held,
-        contestants=[_contestant(session, candidate) for candidate in candidates],
-        arena=arena,
+        policies=[_ranked_policy(session, candidate) for candidate in candidates],
+        env_setup=env_setup,
         seed=config.seed,
         horizon=config.evaluate.max_turns,
         apart=greedy.excluding,
@@ -159,7 +159,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         rules=rules_of(run),
     )
     try:
-        found = await measure(subject, settings, lambda what: print(f"audit: {what}", flush=True))
+        found = await measure(audit_input, settings, lambda what: print(f"audit: {what}", flush=True))
     finally:
         if tasks is not None:
             await tasks.close()
@@ -198,7 +198,7 @@ def _short(folder: Path, others: Sequence[Path]) -> str:
     return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
 
 
-def _contestant(session: Session, candidate: PolicyCandidate) -> RankedPolicy:
+def _ranked_policy(session: Session, candidate: PolicyCandidate) -> RankedPolicy:
     def load() -> LoadedPolicy:
         policy = session.policy(candidate.folder)
         policy.model.requires_grad_(False)
@@ -217,7 +217,7 @@ def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:
     return session.tasks(), ""
 
 
-def _arena(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:
+def _env_setup(session: Session, world: LanguageWorldModel, tasks: TaskSet) -> PlaySetup:
     config = session.config
     starts = {t.task_id: Start(t.task_id, t.start) for t in session.log.train}
     guard = session.guard(name=config.audit.world_model)

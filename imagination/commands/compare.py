@@ -22,7 +22,7 @@ from imagination.commands.screens import compare_screens
 from imagination.evaluation.compare.free_play import free_play
 from imagination.evaluation.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
-from imagination.evaluation.compare.signals import signal_table
+from imagination.evaluation.compare.signals import LogParts, signal_table
 from imagination.evaluation.costs import real_costs
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.compare_page import render_page
@@ -150,7 +150,8 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     if config.compare.signals and train:
         unseen = heldout_tasks(run)
         shown = world.excluding(unseen)
-        signals = await signal_table(pairs, run, config.worldmodel, shown, train, held, unseen, config.seed)
+        log_parts = LogParts(train, held, unseen)
+        signals = await signal_table(pairs, run, config.worldmodel, shown, log_parts, config.seed)
     return {
         "format": "imagination-comparison",
         "version": 1,

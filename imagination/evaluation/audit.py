@@ -78,7 +78,7 @@ ABOUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Subject:
+class AuditInput:
     """What is audited, and with what.
 
     Attributes:
@@ -88,8 +88,8 @@ class Subject:
         sampled: as ``apart``, but at the temperature of dreams; ``None`` where they are greedy, too.
         log: real episodes that it was fitted to; refusals and what each task answers are learned from them.
         held: real episodes that it was not fitted to.
-        contestants: policies, oldest first; the last is the one whose own actions are judged apart.
-        arena: where they play; ``None`` without a real environment.
+        policies: policies, oldest first; the last is the one whose own actions are judged apart.
+        env_setup: where they play; ``None`` without a real environment.
         seed: of the run.
         horizon: turns of an episode.
         rules: of the log, by which contradictions within dreams are told.
@@ -98,8 +98,8 @@ class Subject:
     model: WorldModel
     log: Sequence[Trajectory]
     held: Sequence[Trajectory]
-    contestants: Sequence[RankedPolicy]
-    arena: PlaySetup | None
+    policies: Sequence[RankedPolicy]
+    env_setup: PlaySetup | None
     seed: int
     horizon: int
     apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
@@ -111,114 +111,116 @@ class Subject:
 
 
 async def measure(
-    subject: Subject, settings: AuditSettings, progress: Callable[[str], None] = lambda _: None
+    audit_input: AuditInput, settings: AuditSettings, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Everything of ``audit.json`` that is measured: ``sets``, ``sensitivity``, ``policies``, ``agreement``, ``notes``.
 
     Args:
         progress: told what begins.
     """
-    refusals = learn_refusals([*subject.log, *subject.held])
-    known = known_answers([*subject.log, *subject.held])
+    refusals = learn_refusals([*audit_input.log, *audit_input.held])
+    known = known_answers([*audit_input.log, *audit_input.held])
     notes: list[str] = []
     if not refusals.patterns:
         notes.append("No answer of the log could be told to be a refusal: too few episodes share their beginnings.")
 
     played: dict[str, PolicyEpisodes] = {}
     frozen: LoadedPolicy | None = None
-    for number, contestant in enumerate(subject.contestants, start=1):
-        last = number == len(subject.contestants)
-        if subject.arena is None and not last:
+    for number, policy in enumerate(audit_input.policies, start=1):
+        last = number == len(audit_input.policies)
+        if audit_input.env_setup is None and not last:
             continue
-        loaded = contestant.load()
-        if subject.arena is not None:
-            progress(f"policy {number} of {len(subject.contestants)}: {contestant.name}")
-            played[contestant.name] = await play_three_ways(subject.arena, contestant.name, loaded)
+        loaded = policy.load()
+        if audit_input.env_setup is not None:
+            progress(f"policy {number} of {len(audit_input.policies)}: {policy.name}")
+            played[policy.name] = await play_three_ways(audit_input.env_setup, policy.name, loaded)
         frozen = loaded if last else None
         del loaded
         gc.collect()  # engines and their caches hang in cycles, and ten of them do not fit a laptop
 
     sets: dict[str, Any] = {}
-    for name, episodes in _sets(subject, played, settings.judged).items():
+    for name, episodes in _sets(audit_input, played, settings.judged).items():
         progress(f"world model on {name.replace('_', ' ')}: {len(episodes)} episodes")
-        sets[name] = await _section(subject, episodes, refusals, known, frozen, fresh=name == "held_out")
+        sets[name] = await _section(audit_input, episodes, refusals, known, frozen, fresh=name == "held_out")
         if sets[name]["failed"]:
             notes.append(f"Generation broke at {sets[name]['failed']} turns of {name}; they are left out.")
-        sets[name]["about"] = ABOUT[name].format(policy=subject.contestants[-1].name if subject.contestants else "")
+        sets[name]["about"] = ABOUT[name].format(policy=audit_input.policies[-1].name if audit_input.policies else "")
 
     progress("pairs of actions")
-    pairs = action_pairs(subject.log, subject.held, subject.seed, settings.pairs)
-    sensitivity = sensitivity_metrics(await judge_pairs(subject.judged_by(subject.held), pairs))
+    pairs = action_pairs(audit_input.log, audit_input.held, audit_input.seed, settings.pairs)
+    sensitivity = sensitivity_metrics(await judge_pairs(audit_input.judged_by(audit_input.held), pairs))
     if not pairs:
         notes.append("No state of the log has two continuations, so action sensitivity could not be measured.")
     triples = [triple for each in played.values() for triple in each.triples]
     agreement: dict[str, Any] = {}
     if triples:
-        agreement["plain"] = agreement_metrics(triples, subject.seed)
-        if subject.arena is not None and subject.arena.guard is not None:
-            agreement["guarded"] = agreement_metrics(triples, subject.seed, guarded=True)
+        agreement["plain"] = agreement_metrics(triples, audit_input.seed)
+        if audit_input.env_setup is not None and audit_input.env_setup.guard is not None:
+            agreement["guarded"] = agreement_metrics(triples, audit_input.seed, guarded=True)
     dreams = [t for each in played.values() for t in each.dreams if not t.stop.is_failure]
     contradictions: dict[str, Any] = {}
-    if subject.rules is not None and dreams:
+    if audit_input.rules is not None and dreams:
         contradictions["contradictions"] = {
-            **contradiction_metrics(dreams, subject.rules),
-            "real": contradiction_metrics(subject.held, subject.rules)["rate"],
+            **contradiction_metrics(dreams, audit_input.rules),
+            "real": contradiction_metrics(audit_input.held, audit_input.rules)["rate"],
         }
     return {
         **contradictions,
         "sets": sets,
         "sensitivity": sensitivity,
-        "policies": [{"name": name, **success_metrics(each.triples, subject.seed)} for name, each in played.items()],
+        "policies": [
+            {"name": name, **success_metrics(each.triples, audit_input.seed)} for name, each in played.items()
+        ],
         "agreement": agreement,
         "notes": notes,
     }
 
 
-def _sets(subject: Subject, played: dict[str, PolicyEpisodes], limit: int) -> dict[str, list[Trajectory]]:
+def _sets(audit_input: AuditInput, played: dict[str, PolicyEpisodes], limit: int) -> dict[str, list[Trajectory]]:
     """The episodes of each set; of those of all policies an even choice."""
-    sets = {"held_out": list(subject.held)}
+    sets = {"held_out": list(audit_input.held)}
     if played:
         everything = [t for each in played.values() for t in each.real if t.turns and not t.stop.is_failure]
         step = max(1, -(-len(everything) // max(1, limit)))
-        last = played[subject.contestants[-1].name].real
+        last = played[audit_input.policies[-1].name].real
         sets["on_policy"] = [t for t in last if t.turns and not t.stop.is_failure]
         sets["on_policies"] = everything[::step]
     return sets
 
 
 async def _section(
-    subject: Subject,
+    audit_input: AuditInput,
     episodes: Sequence[Trajectory],
     refusals: Refusals,
     known: set[tuple[str, str]],
     frozen: LoadedPolicy | None,
     fresh: bool,
 ) -> dict[str, Any]:
-    model = subject.judged_by(episodes)
+    model = audit_input.judged_by(episodes)
     failed: list[tuple[str, int]] = []
     judged = await judge(model, episodes, failed=failed)
-    rolled = await roll(model, episodes, subject.horizon)
+    rolled = await roll(model, episodes, audit_input.horizon)
     section = {
-        **transition_metrics(judged, subject.seed),
+        **transition_metrics(judged, audit_input.seed),
         "failed": len(failed),
-        **outcome_metrics(judged, subject.seed),
+        **outcome_metrics(judged, audit_input.seed),
         "refusals": refusal_metrics(judged, refusals),
         "drift": drift_metrics(rolled),
         "failures": failure_groups(judged, episodes, refusals, known),
     }
-    if subject.sampled is not None:
-        drawn = await judge(subject.sampled(episodes), episodes)
-        words = transition_metrics(drawn, subject.seed)
+    if audit_input.sampled is not None:
+        drawn = await judge(audit_input.sampled(episodes), episodes)
+        words = transition_metrics(drawn, audit_input.seed)
         section["sampled"] = {key: words[key] for key in ("exact", "text", "token_f1", "malformed")}
-        section["sampled"]["reward"] = outcome_metrics(drawn, subject.seed)["reward"]
+        section["sampled"]["reward"] = outcome_metrics(drawn, audit_input.seed)["reward"]
     if fresh:
-        new = in_new_situations(judged, episodes, subject.log)
+        new = in_new_situations(judged, episodes, audit_input.log)
         hits = {"exact": [j.exact for j in new], "text": [j.text_right for j in new]}
         section["new"] = {key: share(new, hit).to_json() for key, hit in hits.items()}
     if frozen is not None:
         agent = frozen.agent
         section["behr"] = behaviour_metrics(
-            judged, episodes, frozen.model, agent.chat, agent.engine.context, subject.seed
+            judged, episodes, frozen.model, agent.chat, agent.engine.context, audit_input.seed
         )
     return section
 
@@ -259,18 +261,18 @@ def find_candidates(
     """
     kept = models / "kept"
     folders = [*sorted(kept.glob("clone-*")), models / "policy-clone", *sorted(kept.glob("train-*")), models / "policy"]
-    there = [folder for folder in folders if (folder / "config.json").exists()]
-    found = [PolicyCandidate(folder.name, folder, temperature) for folder in there]
-    return fill_up(found, [f for f in reversed(there) if f.parent == models], wanted, temperatures)
+    existing = [folder for folder in folders if (folder / "config.json").exists()]
+    candidates = [PolicyCandidate(folder.name, folder, temperature) for folder in existing]
+    return fill_up(candidates, [f for f in reversed(existing) if f.parent == models], wanted, temperatures)
 
 
 def fill_up(
-    found: Sequence[PolicyCandidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
+    candidates: Sequence[PolicyCandidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
 ) -> list[PolicyCandidate]:
     """``found``, and before them the same ``folders`` at other temperatures until there are ``wanted`` in all."""
-    own = {(c.folder, c.temperature) for c in found}
+    own = {(c.folder, c.temperature) for c in candidates}
     others = [PolicyCandidate(f"{f.name}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
-    return [*others[: max(0, wanted - len(found))], *found]
+    return [*others[: max(0, wanted - len(candidates))], *candidates]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,54 +309,54 @@ class PolicyEpisodes:
     dreams: list[Trajectory]
 
 
-async def play_three_ways(arena: PlaySetup, name: str, loaded: LoadedPolicy) -> PolicyEpisodes:
+async def play_three_ways(env_setup: PlaySetup, name: str, loaded: LoadedPolicy) -> PolicyEpisodes:
     """Plays one policy.
 
     The same task and seed give the policy the same chance in each world, so what differs is the world's doing.
     """
-    dreaming = Provenance(Source.DREAM, loaded.version, arena.dream.version)
+    dreaming = Provenance(Source.DREAM, loaded.version, env_setup.dream.version)
 
     async def dreams(kind: str, guard: Guard) -> list[Trajectory]:
         return await play_all(
-            _plan(arena, f"{kind}/{name}"),
-            lambda: DreamEnv(arena.dream, arena.starts, guard),
+            _plan(env_setup, f"{kind}/{name}"),
+            lambda: DreamEnv(env_setup.dream, env_setup.starts, guard),
             loaded.agent,
             dreaming,
-            arena.max_turns,
+            env_setup.max_turns,
             concurrency=128,
         )
 
     dreamed = await dreams("dream", NO_GUARD)
     guarded: Sequence[Trajectory | None] = [None] * len(dreamed)
-    if arena.guard is not None:
-        guarded = await dreams("guarded", arena.guard)
+    if env_setup.guard is not None:
+        guarded = await dreams("guarded", env_setup.guard)
     real = await play_all(
-        _plan(arena, f"real/{name}"),
-        arena.make_env,
+        _plan(env_setup, f"real/{name}"),
+        env_setup.make_env,
         loaded.agent,
         Provenance(Source.REAL, loaded.version),
-        arena.max_turns,
+        env_setup.max_turns,
         concurrency=64,
     )
-    replays = await _replay(arena, dreamed, name)
+    replays = await _replay(env_setup, dreamed, name)
     return PolicyEpisodes(
         [_triple(name, *four) for four in zip(dreamed, replays, real, guarded, strict=True)], real, dreamed
     )
 
 
-async def _replay(arena: PlaySetup, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
+async def _replay(env_setup: PlaySetup, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
     """The dreamed actions in the real environment; nothing where the dream failed or did nothing."""
-    beside = zip(_plan(arena, f"replay/{name}"), dreamed, strict=True)
+    beside = zip(_plan(env_setup, f"replay/{name}"), dreamed, strict=True)
     asked = {e.id: (e, dream) for e, dream in beside if dream.turns and not dream.stop.is_failure}
     dreams = {key: dream for key, (_, dream) in asked.items()}
-    twins = await replay_all(dreams, [episode for episode, _ in asked.values()], arena.make_env)
-    found = {dreams[twin.id].id: twin for twin in twins}
-    return [found.get(dream.id) for dream in dreamed]
+    replays = await replay_all(dreams, [episode for episode, _ in asked.values()], env_setup.make_env)
+    by_dream = {dreams[replay.id].id: replay for replay in replays}
+    return [by_dream.get(dream.id) for dream in dreamed]
 
 
-def _plan(arena: PlaySetup, prefix: str) -> list[Episode]:
-    tasks = [replace(task, spec={**task.spec, "start": task.id}) for task in arena.tasks]
-    return plan(tasks, arena.episodes, prefix, arena.seed)
+def _plan(env_setup: PlaySetup, prefix: str) -> list[Episode]:
+    tasks = [replace(task, spec={**task.spec, "start": task.id}) for task in env_setup.tasks]
+    return plan(tasks, env_setup.episodes, prefix, env_setup.seed)
 
 
 def _triple(

@@ -53,18 +53,18 @@ MEASURES = (
 NAMED = {"reward_precision_sampled": "reward precision as dreams sample, own actions"}  # where it stands alone
 
 
-def measures_of(found: Mapping[str, Any]) -> dict[str, float | None]:
+def measures_of(audit: Mapping[str, Any]) -> dict[str, float | None]:
     """The measures by key, from what ``audit.json`` holds; ``None`` where it lacks one."""
-    policies = found.get("policies") or [{}]
-    return {measure.key: _at({**found, "last": policies[-1]}, measure.path) for measure in MEASURES}
+    policies = audit.get("policies") or [{}]
+    return {measure.key: _at({**audit, "last": policies[-1]}, measure.path) for measure in MEASURES}
 
 
-def _at(found: Any, path: tuple[str, ...]) -> float | None:
+def _at(audit: Any, path: tuple[str, ...]) -> float | None:
     for key in (*path, "value"):
-        if not isinstance(found, Mapping):
+        if not isinstance(audit, Mapping):
             break  # a mean, which stands there without n and interval
-        found = found.get(key)
-    return None if found is None else float(found)
+        audit = audit.get(key)
+    return None if audit is None else float(audit)
 
 
 def shipped() -> dict[str, Any]:
@@ -73,12 +73,12 @@ def shipped() -> dict[str, Any]:
 
 
 def forecast(
-    found: Mapping[str, Any], env: str, options: Mapping[str, Any], known: Mapping[str, Any] | None = None
+    audit: Mapping[str, Any], env: str, options: Mapping[str, Any], known: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
     """What came of the runs whose dreams were most like these by the measure that told most.
 
     Args:
-        found: what ``audit.json`` holds.
+        audit: what ``audit.json`` holds.
         env, options: the audited world, as ``env.name`` and ``env.options``.
         known: in place of the file of this package.
 
@@ -93,13 +93,13 @@ def forecast(
         'Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of gymnasium BabyAI-GoToObj-v0 (...)'
     """
     known = shipped() if known is None else known
-    policies = found.get("policies") or [{"name": ""}]
+    policies = audit.get("policies") or [{"name": ""}]
     which = "clone" if str(policies[-1]["name"]).startswith(CLONES) else "trained"
     best = known.get("best", {}).get(which)
     if best is None:
         return None
     key = best["measure"]
-    value = measures_of(found)[key]
+    value = measures_of(audit)[key]
     runs = [run for run in known["runs"] if run[which].get(key) is not None]
     if value is None or len(runs) < NEAREST:
         return None
@@ -129,9 +129,9 @@ def _sentence(
         rise = f"raised real success by {number(low)} to {number(high)} in {result['raised']}"
     world = " ".join([known["env"], *map(str, known["options"].values())])
     beyond = "" if there[0] <= value <= there[1] else ", none like it"
-    doubt = "" if result["same_world"] else " That is another world than this one: a guess."
+    caveat = "" if result["same_world"] else " That is another world than this one: a guess."
     return (
         f"Dreams like these {rise} of {result['runs']} runs of {world} ({title} {number(value)}, there "
         f"{number(there[0])} to {number(there[1])}{beyond}; its rank correlation with the gain is "
-        f"{number(best['spearman'])} {interval(best['ci95'])}; {known['command']}).{doubt}"
+        f"{number(best['spearman'])} {interval(best['ci95'])}; {known['command']}).{caveat}"
     )

@@ -80,9 +80,9 @@ def looked_up(
     judged = []
     for episode, k in asked:
         turn, seen = episode.turns[k], episode.turns[k - 1].observation if k else episode.start
-        found = index.similar(episode.start, seen, turn.action, 1, hidden[of[episode.task_id]])
-        told = [Prediction(t.turn.observation, t.turn.reward or 0.0, t.turn.terminated, 1.0, 1.0) for t in found]
-        judged.append(Judged(episode.id, k, turn, told[0] if told else None, of[episode.task_id], seen))
+        nearest = index.similar(episode.start, seen, turn.action, 1, hidden[of[episode.task_id]])
+        answers = [Prediction(t.turn.observation, t.turn.reward or 0.0, t.turn.terminated, 1.0, 1.0) for t in nearest]
+        judged.append(Judged(episode.id, k, turn, answers[0] if answers else None, of[episode.task_id], seen))
     words, reward = transition_metrics(judged, seed=0), outcome_metrics(judged, seed=0)["reward"]
     return {
         **{key: words[key] for key in ("exact", "text", "token_f1")},

@@ -18,13 +18,13 @@ HEADLINES = {
 NOTHING: Mapping[str, Any] = {"value": None, "n": 0, "ci95": None}
 
 
-def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str, Any]]:
+def targets(audit: Mapping[str, Any], settings: AuditSettings) -> list[dict[str, Any]]:
     """What was asked of the world model and whether it holds; ``met`` is null where it was not measured, or on too few
     turns, policies or episodes to say."""
-    held, own = found["sets"].get("held_out", {}), found["sets"].get("on_policy", {})
-    plain = found["agreement"].get("plain", {})
+    held, own = audit["sets"].get("held_out", {}), audit["sets"].get("on_policy", {})
+    plain = audit["agreement"].get("plain", {})
     reward, new = own.get("reward", {}), held.get("new", {})
-    least = settings.min_delta if found["world_model"].get("kind") == "delta" else settings.min_text
+    least = settings.min_delta if audit["world_model"].get("kind") == "delta" else settings.min_text
     rows = [
         ("text", "Next observation right, held-out turns", ">=", least, held.get("text")),
         ("text_new", "Next observation right, held-out turns not in the log", ">=", least, new.get("text")),
@@ -41,8 +41,8 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
             own.get("calibration", {}).get("whole", {}).get("ece"),
         ),
     ]
-    if "contradictions" in found:  # audits of runs without rules have none
-        rate = found["contradictions"]["rate"]
+    if "contradictions" in audit:  # audits of runs without rules have none
+        rate = audit["contradictions"]["rate"]
         rows.append(
             ("contradictions", "Dreamed turns that contradict their dream", "<=", settings.max_contradictions, rate)
         )
@@ -53,27 +53,27 @@ def targets(found: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
             "bound": bound,
             "target": target,
             "estimate": dict(estimate or NOTHING),
-            "met": _met(key, bound, target, estimate or NOTHING, found, settings),
+            "met": _met(key, bound, target, estimate or NOTHING, audit, settings),
         }
         for key, title, bound, target, estimate in rows
     ]
 
 
-def ranks_nobody(found: Mapping[str, Any]) -> bool:
+def ranks_nobody(audit: Mapping[str, Any]) -> bool:
     """All policies fare alike in the dream and not in reality: no rank correlation is defined, and none is there."""
-    dreamed, real = ({p[side]["value"] for p in found["policies"]} - {None} for side in ("dream", "real"))
+    dreamed, real = ({p[side]["value"] for p in audit["policies"]} - {None} for side in ("dream", "real"))
     return len(dreamed) == 1 < len(real)
 
 
 def _met(
-    key: str, bound: str, target: float, estimate: Mapping[str, Any], found: Mapping[str, Any], settings: AuditSettings
+    key: str, bound: str, target: float, estimate: Mapping[str, Any], audit: Mapping[str, Any], settings: AuditSettings
 ) -> bool | None:
     if key in ("gap", "spearman", "cr_pairwise"):
-        plain = found["agreement"].get("plain")
+        plain = audit["agreement"].get("plain")
         few = plain is None or plain["policies"] < settings.min_policies
         if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
             return None
-    if key == "spearman" and ranks_nobody(found):
+    if key == "spearman" and ranks_nobody(audit):
         return False
     value = estimate["value"]
     # of gaps and ranks n is the number of policies
@@ -82,13 +82,13 @@ def _met(
     return bool(value >= target if bound == ">=" else value <= target)
 
 
-def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]:
+def verdict(audit: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]:
     """``{"trust": .., "sentences": [...]}``; the first sentence is the headline, each further one gives a reason.
 
     ``yes``: every target that was measured is met, those in the real environment among them. ``no``: half of them or
     more are missed, or the dream ranks policies wrongly. ``partly``: else. ``unknown``: nothing was measured.
     """
-    rows = targets(found, settings)
+    rows = targets(audit, settings)
     measured = [row for row in rows if row["met"] is not None]
     missed = [row for row in measured if not row["met"]]
     if not measured:
@@ -104,14 +104,14 @@ def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
         headline = "What was measured is good enough, but not everything was measured."
     reasons = [
         *_missed(missed),
-        *_horizon(found, settings),
-        *_rewards(found, settings),
-        *_confidence(found, settings),
-        *_refusals(found, settings),
-        *_sensitivity(found, settings),
-        *_contradictions(found),
-        *_optimism(found),
-        *_worst(found),
+        *_horizon(audit, settings),
+        *_rewards(audit, settings),
+        *_confidence(audit, settings),
+        *_refusals(audit, settings),
+        *_sensitivity(audit, settings),
+        *_contradictions(audit),
+        *_optimism(audit),
+        *_worst(audit),
     ]
     unmeasured = [row["title"] for row in rows if row["met"] is None]
     if unmeasured:
@@ -119,7 +119,7 @@ def verdict(found: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
     return {"trust": trust, "sentences": [headline, *reasons]}
 
 
-def told(estimate: Mapping[str, Any], *, sign: bool = False, digits: int = 2) -> str:
+def show(estimate: Mapping[str, Any], *, sign: bool = False, digits: int = 2) -> str:
     """``0.61 [0.43, 0.76], n=31``; ``none, n=10`` where there is no value."""
     if estimate["value"] is None:
         return f"none, n={estimate['n']:,}"
@@ -136,7 +136,7 @@ def digits_of(row: Mapping[str, Any]) -> int:
 
 def _missed(missed: list[dict[str, Any]]) -> list[str]:
     return [
-        f"{row['title']}: {told(row['estimate'], digits=digits_of(row))}, wanted "
+        f"{row['title']}: {show(row['estimate'], digits=digits_of(row))}, wanted "
         f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_doubt(row)}."
         for row in missed
     ]
@@ -148,30 +148,30 @@ def _doubt(row: Mapping[str, Any]) -> str:
     return " (chance may explain it)" if ci95 and ci95[0] <= row["target"] <= ci95[1] else ""
 
 
-def _horizon(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+def _horizon(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     sentences = []
     for name, where in (("on_policy", "the policy's own actions"), ("held_out", "logged actions")):
-        drift = found["sets"].get(name, {}).get("drift")
+        drift = audit["sets"].get(name, {}).get("drift")
         if not drift or not drift["n"]:
             continue
         safe, at = horizon(drift, settings.min_open_loop, settings.least_n), drift["exact_at"]
         after = at.get(str(safe + 1))
-        then = "" if after is None else f"; at turn {safe + 1} it is {told(after)}"
+        then = "" if after is None else f"; at turn {safe + 1} it is {show(after)}"
         if after is not None and after["n"] < settings.least_n:
             then = f"; beyond that there are fewer than {settings.least_n} episodes"
         if safe:
             sentences.append(
                 f"Along {where}, dream up to {safe} turn{'s' * (safe > 1)}: open-loop exact match stays at or above "
-                f"{settings.min_open_loop:g} until turn {safe} ({told(at[str(safe)])}){then}."
+                f"{settings.min_open_loop:g} until turn {safe} ({show(at[str(safe)])}){then}."
             )
         else:
             sentences.append(f"Along {where} there is no safe horizon{then}.")
     return sentences
 
 
-def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+def _rewards(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     """The tasks whose rewards are surely too often wrong, on the widest set of the policies' own actions there is."""
-    sets = found["sets"]
+    sets = audit["sets"]
     name = next((n for n in ("on_policies", "held_out") if n in sets), None)
     if name is None:
         return []
@@ -182,27 +182,27 @@ def _rewards(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
             value = reward[key]
             if value["n"] >= settings.least_n and value["ci95"][1] < settings.min_reward:
                 sentences.append(
-                    f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {told(value)})."
+                    f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {show(value)})."
                 )
     return sentences
 
 
-def _confidence(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
     if not own or own["calibration"]["whole"]["ece"]["value"] is None:
         return []
     whole = own["calibration"]["whole"]
     if whole["ece"]["value"] <= settings.max_ece:
-        return [f"Its confidence can be used as a guard: calibration error {told(whole['ece'])} ({own['about']})."]
+        return [f"Its confidence can be used as a guard: calibration error {show(whole['ece'])} ({own['about']})."]
     way = "too sure of itself" if whole["confidence"] > whole["right"] else "not sure enough of itself"
     return [
         f"It is {way}: it says {number(whole['confidence'])} on average and is right in {number(whole['right'])} "
-        f"(calibration error {told(whole['ece'])}; {own['about']})."
+        f"(calibration error {show(whole['ece'])}; {own['about']})."
     ]
 
 
-def _refusals(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+def _refusals(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
     if not own:
         return []
     refused = own["refusals"]["refused_too"]
@@ -211,16 +211,16 @@ def _refusals(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     word = "It refuses what the world refuses" if refused["value"] >= settings.min_sensitivity else "It is too willing"
     invented = own["refusals"]["accepted_too"]
     return [
-        f"{word}: of the actions that were refused it refuses {told(refused)}; of the others it accepts "
-        f"{told(invented)} ({own['about']})."
+        f"{word}: of the actions that were refused it refuses {show(refused)}; of the others it accepts "
+        f"{show(invented)} ({own['about']})."
     ]
 
 
-def _sensitivity(found: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    sens, spec = found["sensitivity"]["sensitivity"], found["sensitivity"]["specificity"]
+def _sensitivity(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
+    sens, spec = audit["sensitivity"]["sensitivity"], audit["sensitivity"]["specificity"]
     if sens["n"] < settings.least_n:
         return []
-    both = f"sensitivity {told(sens)}; specificity {told(spec)}"
+    both = f"sensitivity {show(sens)}; specificity {show(spec)}"
     if sens["value"] < settings.min_sensitivity:
         return [f"It does not listen well to the action: {both}."]
     if spec["value"] is not None and spec["value"] < settings.min_sensitivity:
@@ -239,32 +239,32 @@ _CONTRADICTIONS = {
 }
 
 
-def _contradictions(found: Mapping[str, Any]) -> list[str]:
-    if "contradictions" not in found:
+def _contradictions(audit: Mapping[str, Any]) -> list[str]:
+    if "contradictions" not in audit:
         return []
-    own = found["contradictions"]
+    own = audit["contradictions"]
     kind, share = max(own["by_kind"].items(), key=lambda item: item[1])
     most = f"; most often it {_CONTRADICTIONS[kind]} ({number(share, 3)} of turns)" if share else ""
     return [
-        f"Its dreams contradict themselves in {told(own['rate'], digits=3)} of turns{most}; real episodes, by the same "
-        f"rules, in {told(own['real'], digits=3)}."
+        f"Its dreams contradict themselves in {show(own['rate'], digits=3)} of turns{most}; real episodes, by the same "
+        f"rules, in {show(own['real'], digits=3)}."
     ]
 
 
-def _optimism(found: Mapping[str, Any]) -> list[str]:
-    if not found["policies"]:
+def _optimism(audit: Mapping[str, Any]) -> list[str]:
+    if not audit["policies"]:
         return []
-    last = found["policies"][-1]
+    last = audit["policies"][-1]
     if last["gap"]["value"] is None:
         return []
     return [
-        f"Of {last['name']} it believes {told(last['dream'])}; really {told(last['real'])}; its dreamed actions solve "
-        f"{told(last['replay'])} in reality; optimism gap {told(last['gap'], sign=True)}."
+        f"Of {last['name']} it believes {show(last['dream'])}; really {show(last['real'])}; its dreamed actions solve "
+        f"{show(last['replay'])} in reality; optimism gap {show(last['gap'], sign=True)}."
     ]
 
 
-def _worst(found: Mapping[str, Any]) -> list[str]:
-    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+def _worst(audit: Mapping[str, Any]) -> list[str]:
+    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
     if not own or not own["failures"]["groups"]:
         return []
     worst = own["failures"]["groups"][0]

@@ -51,14 +51,14 @@ def measure(
     elsewhere = goal.relabel_log(elsewhere)
     apart = world_model.excluding(elsewhere)
     failed = []
-    there = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))
-    metrics["heldout_tasks"] = {**audit_metrics(there), "failed": len(failed)}
+    judged_elsewhere = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))
+    metrics["heldout_tasks"] = {**audit_metrics(judged_elsewhere), "failed": len(failed)}
     if settings.facts:
         reach, judged_there = in_reach(elsewhere)
         known = session.world_model([*train, *reach], 0.0, served=False, name=name).excluding(judged_there)
         failed = []
-        there = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
-        metrics["heldout_tasks_known"] = {**audit_metrics(there), "failed": len(failed)}
+        judged_elsewhere = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
+        metrics["heldout_tasks_known"] = {**audit_metrics(judged_elsewhere), "failed": len(failed)}
     return metrics
 
 

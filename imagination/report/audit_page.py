@@ -34,38 +34,38 @@ SET_TITLES = {"held_out": "log, held out", "on_policy": "own actions", "on_polic
 WORDS = {True: "met", False: "missed", None: "not measured"}
 
 
-def render_audit(found: Mapping[str, Any]) -> str:
+def render_audit(audit: Mapping[str, Any]) -> str:
     """The whole page, from what ``audit.json`` holds."""
     body = "\n".join(
         part
         for part in (
-            _head(found),
-            _targets(found["targets"]),
-            _plots(found),
-            _one_turn(found),
-            _policies(found),
-            render_failures(found),
-            _footer(found),
+            _head(audit),
+            _targets(audit["targets"]),
+            _plots(audit),
+            _one_turn(audit),
+            _policies(audit),
+            render_failures(audit),
+            _footer(audit),
         )
         if part
     )
-    return document(f"{found['run']} · audit of {found['world_model']['name']}", body, EXTRA)
+    return document(f"{audit['run']} · audit of {audit['world_model']['name']}", body, EXTRA)
 
 
-def _head(found: Mapping[str, Any]) -> str:
-    headline, *reasons = found["verdict"]["sentences"]
+def _head(audit: Mapping[str, Any]) -> str:
+    headline, *reasons = audit["verdict"]["sentences"]
     facts = [
-        f"world model {found['world_model']['name']} {found['world_model']['version']}",
-        f"seed {found['seeds']['run']}",
-        f"{found['real_steps']:,} real steps",
-        f"{found['seconds']:.0f} s",
+        f"world model {audit['world_model']['name']} {audit['world_model']['version']}",
+        f"seed {audit['seeds']['run']}",
+        f"{audit['real_steps']:,} real steps",
+        f"{audit['seconds']:.0f} s",
     ]
-    told = found.get("forecast")
-    reasons += [told["sentence"]] if told else []
+    forecast = audit.get("forecast")
+    reasons += [forecast["sentence"]] if forecast else []
     items = "".join(f"<li>{escape(reason)}</li>" for reason in reasons)
-    notes = "".join(f"<li>{escape(note)}</li>" for note in found["notes"])
+    notes = "".join(f"<li>{escape(note)}</li>" for note in audit["notes"])
     aside = f'<div class="partial"><h3>What to keep in mind</h3><ul>{notes}</ul></div>' if notes else ""
-    return banner(found["run"], facts, escape(headline), f'<ul class="reasons">{items}</ul>\n{aside}')
+    return banner(audit["run"], facts, escape(headline), f'<ul class="reasons">{items}</ul>\n{aside}')
 
 
 def _targets(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -88,11 +88,11 @@ varies.</p>
 </section>"""
 
 
-def _plots(found: Mapping[str, Any]) -> str:
-    plots = draw_audit(found)
+def _plots(audit: Mapping[str, Any]) -> str:
+    plots = draw_audit(audit)
     if not plots:
         return ""
-    own = next((found["sets"][name]["about"] for name in ("on_policies", "held_out") if name in found["sets"]), "")
+    own = next((audit["sets"][name]["about"] for name in ("on_policies", "held_out") if name in audit["sets"]), "")
     return f"""<section>
 <h2>How it dreams</h2>
 <p class="lead">The small pictures: {escape(own)}.</p>
@@ -127,8 +127,8 @@ MEASURES: Sequence[tuple[str, str, tuple[str, ...]]] = (
 )
 
 
-def _one_turn(found: Mapping[str, Any]) -> str:
-    sets = {name: found["sets"][name] for name in SET_TITLES if name in found["sets"] and found["sets"][name]["n"]}
+def _one_turn(audit: Mapping[str, Any]) -> str:
+    sets = {name: audit["sets"][name] for name in SET_TITLES if name in audit["sets"] and audit["sets"][name]["n"]}
     if not sets:
         return ""
     lines = []
@@ -140,7 +140,7 @@ def _one_turn(found: Mapping[str, Any]) -> str:
                 + "".join(_cell(cell, sign=path[0] == "behr") for cell in cells)
                 + "</tr>"
             )
-    pairs = found["sensitivity"]
+    pairs = audit["sensitivity"]
     listens = (
         f"<p>Pairs of actions from {pairs['states']:,} logged states: where the real answers differ its predictions "
         f"differ in {_words(pairs['sensitivity'])} (sensitivity); where they are the same its predictions are the same "
@@ -163,8 +163,8 @@ def _one_turn(found: Mapping[str, Any]) -> str:
 </section>"""
 
 
-def _policies(found: Mapping[str, Any]) -> str:
-    if not found["policies"]:
+def _policies(audit: Mapping[str, Any]) -> str:
+    if not audit["policies"]:
         return ""
     columns = (
         ("dream", "dream"),
@@ -179,14 +179,14 @@ def _policies(found: Mapping[str, Any]) -> str:
         f'<tr><th scope="row">{escape(p["name"])}<small>n = {p["n"]}{_failed(p)}</small></th>'
         + "".join(_cell(p[key], sign=key == "gap", n=False) for key, _ in columns)
         + "</tr>"
-        for p in found["policies"]
+        for p in audit["policies"]
     ]
     heads = "".join(f'<th class="right">{title}</th>' for _, title in columns)
     ranks = [
-        f"{_words(found['agreement'][kind]['spearman'])} by Spearman, {_words(found['agreement'][kind]['kendall'])} by "
-        f"Kendall, mean absolute gap {_words(found['agreement'][kind]['mean_absolute_gap'])}, in {what}"
+        f"{_words(audit['agreement'][kind]['spearman'])} by Spearman, {_words(audit['agreement'][kind]['kendall'])} by "
+        f"Kendall, mean absolute gap {_words(audit['agreement'][kind]['mean_absolute_gap'])}, in {what}"
         for kind, what in (("plain", "plain dreams"), ("guarded", "guarded dreams"))
-        if kind in found["agreement"]
+        if kind in audit["agreement"]
     ]
     return f"""<section>
 <h2>What it believes of policies</h2>
@@ -197,13 +197,13 @@ unsolved, where the model is unsure, so it believes too little by design.</p>
 <thead><tr><td></td>{heads}</tr></thead>
 <tbody>{"".join(lines)}</tbody>
 </table></div>
-<p>Rank agreement over {found["agreement"]["plain"]["policies"]} policies: {"; ".join(ranks)}.</p>
+<p>Rank agreement over {audit["agreement"]["plain"]["policies"]} policies: {"; ".join(ranks)}.</p>
 </section>"""
 
 
-def _footer(found: Mapping[str, Any]) -> str:
-    seeds = ", ".join(f"{name} {seed}" for name, seed in found["seeds"].items())
-    return f"""<footer><p class="note">Seeds: {escape(seeds)}. Episodes of at most {found["horizon"]} turns. All numbers
+def _footer(audit: Mapping[str, Any]) -> str:
+    seeds = ", ".join(f"{name} {seed}" for name, seed in audit["seeds"].items())
+    return f"""<footer><p class="note">Seeds: {escape(seeds)}. Episodes of at most {audit["horizon"]} turns. All numbers
 are in the JSON file beside this page.</p></footer>"""
 
 
@@ -230,13 +230,13 @@ def _failed(policy: Mapping[str, Any]) -> str:
     return f", {policy['failures']} failed" if policy["failures"] else ""
 
 
-def terminal_audit(found: Mapping[str, Any]) -> Table:
+def terminal_audit(audit: Mapping[str, Any]) -> Table:
     """The targets for a terminal of 80 columns."""
-    title = f"Audit of {found['world_model']['name']}, seed {found['seeds']['run']}"
+    title = f"Audit of {audit['world_model']['name']}, seed {audit['seeds']['run']}"
     table = Table(title=Text(title, style="bold"), caption="95 % intervals in brackets")
     for name in ("", "measured", "n", "target", ""):
         table.add_column(name, justify="left" if not name else "right")
-    for row in found["targets"]:
+    for row in audit["targets"]:
         e = row["estimate"]
         table.add_row(
             Text(row["title"]),
@@ -248,11 +248,11 @@ def terminal_audit(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def render_failures(found: Mapping[str, Any]) -> str:
+def render_failures(audit: Mapping[str, Any]) -> str:
     """The section of the page, from what ``audit.json`` holds; empty where nothing is wrong."""
     parts = []
     for name in ("on_policies", "held_out"):
-        one = found["sets"].get(name)
+        one = audit["sets"].get(name)
         if one is None or not one["failures"]["wrong"]:
             continue
         failures = one["failures"]
@@ -281,10 +281,10 @@ def _case(case: Mapping[str, Any]) -> str:
     before = " › ".join(case["actions_before"][-6:]) or "at the start"
     predicted = case["predicted"]
     sure = "" if predicted is None else f'<span class="conf">its confidence {number(predicted["confidence"])}</span>'
-    said = "nothing that could be read" if predicted is None else _answer(predicted)
+    predicted_text = "nothing that could be read" if predicted is None else _answer(predicted)
     return f"""<div class="case"><div class="note">{escape(case["task"])} · after: {escape(before)}</div>
 <div class="act"><code>&gt; {escape(case["action"])}</code>{sure}</div>
-<div class="cells"><div class="in-dream"><b class="dream">predicted</b><div class="text">{said}</div></div>
+<div class="cells"><div class="in-dream"><b class="dream">predicted</b><div class="text">{predicted_text}</div></div>
 <div class="in-real"><b class="real">real</b><div class="text">{_answer(case["real"])}</div></div></div></div>"""
 
 

@@ -16,11 +16,11 @@ NAMES = {"held_out": "log", "on_policy": "own actions", "on_policies": "all poli
 FEW = 5  # a share of fewer is not drawn
 
 
-def draw_audit(found: Mapping[str, Any]) -> list[Plot]:
+def draw_audit(audit: Mapping[str, Any]) -> list[Plot]:
     """All pictures for which there are numbers, in the order of the page."""
     with matplotlib.rc_context(STYLE):
-        own = next((found["sets"][name] for name in ("on_policies", "held_out") if name in found["sets"]), None)
-        plots = [drift(found["sets"]), policies(found["policies"])]
+        own = next((audit["sets"][name] for name in ("on_policies", "held_out") if name in audit["sets"]), None)
+        plots = [drift(audit["sets"]), policies(audit["policies"])]
         if own is not None:
             plots += [
                 reliability(own["calibration"]["whole"], "Confidence in the whole answer"),
@@ -62,9 +62,9 @@ def drift(sets: Mapping[str, Any]) -> Plot | None:
     )
 
 
-def policies(found: Sequence[Mapping[str, Any]]) -> Plot | None:
+def policies(rows: Sequence[Mapping[str, Any]]) -> Plot | None:
     """Dreamed against real success, a dot a policy: on the diagonal the dream tells the truth."""
-    points = [p for p in found if p["dream"]["value"] is not None and p["real"]["value"] is not None]
+    points = [p for p in rows if p["dream"]["value"] is not None and p["real"]["value"] is not None]
     if len(points) < 2:
         return None
     figure, axes = new_axes(wide=True)

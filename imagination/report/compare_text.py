@@ -96,12 +96,12 @@ def _signal_table(signals: Sequence[Mapping[str, Any]]) -> Table:
     )
     for title in ("", "false turns", "AUROC", "average precision"):
         table.add_column(title, justify="right" if title else "left")
-    told = ""
+    judged_on = ""
     for row in signals:
-        if row["on"] != told:
-            told = row["on"]
+        if row["on"] != judged_on:
+            judged_on = row["on"]
             table.add_section()
-            table.add_row(Text(SIGNALS_ON[told], style="bold"))
+            table.add_row(Text(SIGNALS_ON[judged_on], style="bold"))
         measured = [
             f"{number(row[key]['value'])} {interval(row[key]['ci95'])}" for key in ("auroc", "average_precision")
         ]

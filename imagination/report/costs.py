@@ -82,19 +82,19 @@ def cost_lines(report: Mapping[str, Any]) -> list[str]:
     """The table in Markdown, and the sentences below it."""
     keys, lines = cost_table(report)
     heads = " | ".join(TITLES[key][0] for key in keys)
-    found = [f"| source | {heads} |", "|---|" + "--:|" * len(keys)]
+    lines_of_table = [f"| source | {heads} |", "|---|" + "--:|" * len(keys)]
     for line in lines:
         cells = [line.source.replace("|", "\\|").replace("<", "&lt;").replace("\n", " "), *map(line.cell, keys)]
-        found.append(f"| {' | '.join(f'**{cell}**' if line.total else cell for cell in cells)} |")
+        lines_of_table.append(f"| {' | '.join(f'**{cell}**' if line.total else cell for cell in cells)} |")
     for sentence in (overlap_sentence(report), failures_sentence(report)):
-        found += ["", sentence] if sentence else []
-    return [*found, "", " ".join(without_dreams(report)).replace("<", "&lt;")]
+        lines_of_table += ["", sentence] if sentence else []
+    return [*lines_of_table, "", " ".join(without_dreams(report)).replace("<", "&lt;")]
 
 
 def without_dreams(report: Mapping[str, Any]) -> list[str]:
     """What the same success would have cost without dreams; where nothing says so, how to get to know it."""
-    found = report["money"]["without_dreams"]
-    if found is None:
+    control = report["money"]["without_dreams"]
+    if control is None:
         why = {
             "none": NO_CONTROL,
             "imported": "What success would have cost without dreams cannot be known where the world cannot be played.",
@@ -102,45 +102,45 @@ def without_dreams(report: Mapping[str, Any]) -> list[str]:
             "real": "What the same success would have cost without dreams can be said once this run is evaluated.",
         }
         return [why[report["money"]["control"]]]
-    steps, span = found["steps"], _span(found["steps_ci95"], found["within"])
-    same = f"as many episodes of the training tasks as this run's policy, {proportion(found)}"
+    steps, span = control["steps"], _span(control["steps_ci95"], control["within"])
+    same = f"as many episodes of the training tasks as this run's policy, {proportion(control)}"
     if steps is None:
-        said = f"Without dreams, {found['within']:,} real steps did not let the same clone solve {same}: {span}."
+        sentence = f"Without dreams, {control['within']:,} real steps did not let the same clone solve {same}: {span}."
     elif steps == 0:
-        said = f"Without dreams, the same clone solved {same}, before any training: 0 real steps {span}."
+        sentence = f"Without dreams, the same clone solved {same}, before any training: 0 real steps {span}."
     else:
-        said = f"Without dreams, the same clone needed {steps:,} real steps {span} to solve {same}."
-    sentences = [said, _compared(found)]
-    if "cost" in found and steps is not None:
-        span = _span(found["cost_ci95"], found["cost"] / steps * found["within"] if steps else 0.0, 2)
-        sentences.append(f"At the price of a real step, those of the control cost {found['cost']:,.2f} {span}.")
+        sentence = f"Without dreams, the same clone needed {steps:,} real steps {span} to solve {same}."
+    sentences = [sentence, _compared(control)]
+    if "cost" in control and steps is not None:
+        span = _span(control["cost_ci95"], control["cost"] / steps * control["within"] if steps else 0.0, 2)
+        sentences.append(f"At the price of a real step, those of the control cost {control['cost']:,.2f} {span}.")
     return sentences
 
 
 def method(report: Mapping[str, Any]) -> str:
     """How that was counted, in a sentence or two; empty where it was not."""
-    found = report["money"]["without_dreams"]
-    if found is None:
+    control = report["money"]["without_dreams"]
+    if control is None:
         return ""
     return (
         "The control is the same clone, trained in the real games. Its steps count up to the first update from which "
-        f"the mean of {found['window']} updates is as high. The 95 % interval is of chance in its episodes (each group "
-        "of a task one trial) and in this run's own success together."
+        f"the mean of {control['window']} updates is as high. The 95 % interval is of chance in its episodes (each "
+        "group of a task one trial) and in this run's own success together."
     )
 
 
-def _compared(found: Mapping[str, Any]) -> str:
+def _compared(control: Mapping[str, Any]) -> str:
     """What this run took, and its ratio to what the control took."""
-    spent, shared, (least, most) = found["spent"], found["shared"], found["ratio_ci95"]
+    spent, shared, (least, most) = control["spent"], control["shared"], control["ratio_ci95"]
     if not spent:
         return "This run took none beyond the log that both begin with."
     both = f", with {shared:,} of scripted first episodes on both sides" if shared else ""
-    if found["steps"] is None:
-        return f"This run took {spent:,}: less than {number(spent / (shared + found['within']))} times as many{both}."
-    if found["ratio"] is None:
+    if control["steps"] is None:
+        return f"This run took {spent:,}: less than {number(spent / (shared + control['within']))} times as many{both}."
+    if control["ratio"] is None:
         return f"This run took {spent:,}."
     span = f"[{number(least or 0.0)}, {'no limit' if most is None else number(most)}]"
-    return f"This run took {spent:,}, {number(found['ratio'])} times as many {span}{both}."
+    return f"This run took {spent:,}, {number(control['ratio'])} times as many {span}{both}."
 
 
 def _span(ends: Sequence[float | None], within: float, digits: int = 0) -> str:
@@ -151,12 +151,12 @@ def _span(ends: Sequence[float | None], within: float, digits: int = 0) -> str:
 
 def overlap_sentence(report: Mapping[str, Any]) -> str:
     """How much of the real play of training stalled no dream; empty where training played in one world alone."""
-    found = report.get("overlap")
-    if not found:
+    overlap = report.get("overlap")
+    if not overlap:
         return ""
     return (
-        f"In updates with both worlds, real play took {_seconds(found['real_seconds'])}, "
-        f"{_seconds(found['both_seconds'])} of it while dreams were dreamed ({_seconds(found['dream_seconds'])})."
+        f"In updates with both worlds, real play took {_seconds(overlap['real_seconds'])}, "
+        f"{_seconds(overlap['both_seconds'])} of it while dreams were dreamed ({_seconds(overlap['dream_seconds'])})."
     )
 
 
@@ -165,8 +165,8 @@ def failures_sentence(report: Mapping[str, Any]) -> str:
     words = {"crashes": "crashed", "timeouts": "hung", "garbage": "answered garbage"}
     parts = []
     for stage, counts in (report.get("real_failures") or {}).items():
-        told = [f"{counts[kind]:,} {word}" for kind, word in words.items() if counts.get(kind)]
-        parts += [f"{stage.replace('_', ' ')}: {', '.join(told)}"] if told else []
+        broken = [f"{counts[kind]:,} {word}" for kind, word in words.items() if counts.get(kind)]
+        parts += [f"{stage.replace('_', ' ')}: {', '.join(broken)}"] if broken else []
     return f"Real environments that broke, and were started anew: {'; '.join(parts)}." if parts else ""
 
 
@@ -226,29 +226,29 @@ def _control(report: Mapping[str, Any]) -> str:
 
 def control_curve(report: Mapping[str, Any]) -> Plot | None:
     """The control's success by real steps, and where on it the success of this run lies."""
-    found = report["money"]["without_dreams"]
-    if found is None or len(found["curve"]) < 2:
+    control = report["money"]["without_dreams"]
+    if control is None or len(control["curve"]) < 2:
         return None
-    steps, success = zip(*found["curve"], strict=True)
-    mean = running_mean(success, found["window"])
+    steps, success = zip(*control["curve"], strict=True)
+    mean = running_mean(success, control["window"])
     with matplotlib.rc_context(STYLE):
         figure, axes = new_axes(wide=True)
-        end = found["within"]
-        axes.axhspan(*found["ci95"], color=DREAM, alpha=0.12, linewidth=0)
+        end = control["within"]
+        axes.axhspan(*control["ci95"], color=DREAM, alpha=0.12, linewidth=0)
         axes.plot(steps, success, color=REAL, alpha=0.3, linewidth=1.2)
         axes.plot(steps[: len(mean)], mean, color=REAL)
-        low, high = (end if step is None else step for step in found["steps_ci95"])
-        axes.plot([low, high], [found["success"]] * 2, color=REAL, linewidth=8, alpha=0.4)
-        axes.plot([0, end], [found["success"]] * 2, color=DREAM, linewidth=1.5)
-        if found["steps"] is not None:
-            axes.plot(found["steps"], found["success"], "o", color=REAL, markersize=8, markeredgecolor=PAPER)
+        low, high = (end if step is None else step for step in control["steps_ci95"])
+        axes.plot([low, high], [control["success"]] * 2, color=REAL, linewidth=8, alpha=0.4)
+        axes.plot([0, end], [control["success"]] * 2, color=DREAM, linewidth=1.5)
+        if control["steps"] is not None:
+            axes.plot(control["steps"], control["success"], "o", color=REAL, markersize=8, markeredgecolor=PAPER)
         finish(axes, "real steps of the control", "share of episodes solved", share=True)
         axes.set_xlim(0, end)
-        end_labels(axes, [("control", float(mean[-1]), REAL), ("this run", found["success"], DREAM)])
+        end_labels(axes, [("control", float(mean[-1]), REAL), ("this run", control["success"], DREAM)])
         return Plot(
             "The control on its way",
-            f"Line: mean of {found['window']} updates of the control. Dot and bar: where it comes to this run's "
-            f"{number(found['success'])}, with the interval. Band: the interval of this run",
+            f"Line: mean of {control['window']} updates of the control. Dot and bar: where it comes to this run's "
+            f"{number(control['success'])}, with the interval. Band: the interval of this run",
             to_svg(figure, "Success of the control by real steps"),
             wide=True,
         )

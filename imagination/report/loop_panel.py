@@ -59,10 +59,10 @@ def loop_sentence(report: Mapping[str, Any]) -> str:
     loop = report["loop"]
     refits = [version for version in loop["versions"] if version["round"]]
     taken = sum(version["promoted"] for version in refits)
-    said = f"{loop['charged']:,} real steps in {len(loop['rounds'])} rounds"
+    sentence = f"{loop['charged']:,} real steps in {len(loop['rounds'])} rounds"
     if not refits:
-        return f"{said}; the world model was not fitted again."
-    return f"{said}; of {len(refits)} refits of the world model, {taken} took the place of the last version."
+        return f"{sentence}; the world model was not fitted again."
+    return f"{sentence}; of {len(refits)} refits of the world model, {taken} took the place of the last version."
 
 
 def loop_rows(report: Mapping[str, Any]) -> list[list[str]]:
@@ -93,10 +93,10 @@ def loop_curve(report: Mapping[str, Any]) -> Plot | None:
         return None
     with matplotlib.rc_context(STYLE):
         figure, axes = new_axes(wide=True)
-        for steps, found in real:
-            if found["ci95"] is not None:
-                axes.plot([steps, steps], found["ci95"], color=REAL, linewidth=2, alpha=0.5)
-        axes.plot([steps for steps, _ in real], [found["success"] for _, found in real], "o-", color=REAL)
+        for steps, success in real:
+            if success["ci95"] is not None:
+                axes.plot([steps, steps], success["ci95"], color=REAL, linewidth=2, alpha=0.5)
+        axes.plot([steps for steps, _ in real], [success["success"] for _, success in real], "o-", color=REAL)
         ends = [("real", real[-1][1]["success"], REAL)]
         if dreamed:
             axes.plot(*zip(*dreamed, strict=True), "o-", color=DREAM)

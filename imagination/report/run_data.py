@@ -102,7 +102,7 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
     report: dict[str, Any] = json.loads(json.dumps(run.summary))  # a copy: what the run wrote is not ours to change
     missing = _check(report)
     looped = bool((report.get("loop") or {}).get("rounds"))
-    mine = {key for stage in LOOPED for key in missing.pop(stage, ())} if looped else set()
+    by_loop = {key for stage in LOOPED for key in missing.pop(stage, ())} if looped else set()
     if missing and not partial:
         lines = "; ".join(f"stage {stage!r} has not run yet: no {', '.join(keys)}" for stage, keys in missing.items())
         raise ReportError(f"the report of {run.folder} is incomplete: {lines}. partial=True reports what there is")
@@ -112,7 +112,7 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
         f"Stage {stage!r} has not run yet; {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} null."
         for stage, keys in missing.items()
     ]
-    absent = mine | {key for keys in missing.values() for key in keys}
+    absent = by_loop | {key for keys in missing.values() for key in keys}
     report["notes"] += [
         f"{key} is null: there was nothing to measure it on." for key in _empty(report) if key not in absent
     ]

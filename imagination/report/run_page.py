@@ -208,13 +208,13 @@ def _rules(report: Mapping[str, Any]) -> str:
 
 
 def _pairs(rollouts: Sequence[Row], report: Mapping[str, Any]) -> str:
-    chosen, twins = choose(replayed_pairs(rollouts)), report["twins"]
+    chosen, total = choose(replayed_pairs(rollouts)), report["twins"]
     if not chosen:
         return ""
     return f"""<section>
 <h2>Dreams beside reality</h2>
 <p class="lead">The same start and the same actions, dreamed and then replayed in the real environment. Of
-{twins["n"]} pairs, {twins["never_parted"]} never parted; {twins["false_success"]} were solved in the dream and not in
+{total["n"]} pairs, {total["never_parted"]} never parted; {total["false_success"]} were solved in the dream and not in
 reality. Below is one pair of each kind. Where both agree, the text stands once, across both columns; once they have
 parted they are in different states, and later differences follow from the first.</p>
 {"".join(render_pair(kind, pair) for kind, pair in chosen)}

@@ -46,11 +46,11 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
     for key, where in (("heldout_tasks", "tasks it never trained on"), ("train_tasks", "training tasks")):
         if not _measured(before[key], after[key]):
             continue
-        change, doubt = _change(before[key], after[key], report["change_ci95"][key])
+        change, caveat = _change(before[key], after[key], report["change_ci95"][key])
         believed = after["dream_success"] if key == "train_tasks" else None  # dreams are of training tasks
         dream = f"; the dream believed {number(believed['success'])}" if believed and _measured(believed) else ""
-        lead = f"On {where}, it" if sentences else f"{trained}real success on {where}"
-        sentences += [f"{lead} {change}{dream}.", *([doubt] if doubt else [])]
+        opening = f"On {where}, it" if sentences else f"{trained}real success on {where}"
+        sentences += [f"{opening} {change}{dream}.", *([caveat] if caveat else [])]
     if not sentences and _measured(before["train_tasks"]):
         sentences.append(
             f"Before training, real success on training tasks is {proportion(before['train_tasks'])}; "
@@ -127,10 +127,10 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     if rules := report.get("answered_by_rule"):
         lines += ["", rules_sentence(rules), "", "| rule | dreamed turns |", "|---|--:|"]
         lines += [f"| {_cell(rule)} | {n:,} |" for rule, n in rules["by_rule"]]
-    twins = report["twins"]
-    if twins["n"]:
-        lines += ["", f"Of {count(twins['n'], 'replayed dream')}, {twins['never_parted']} never parted from reality; "]
-        lines[-1] += f"{twins['false_success']} were solved in the dream and not in the game."
+    replays = report["twins"]
+    if replays["n"]:
+        replayed = f"Of {count(replays['n'], 'replayed dream')}, {replays['never_parted']} never parted from reality; "
+        lines += ["", f"{replayed}{replays['false_success']} were solved in the dream and not in the game."]
 
     lines += ["", "## Cost", "", *cost_lines(report)]
     lines += ["", *_pair(rollouts)]
@@ -168,13 +168,13 @@ def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, s
 
 def calibration_sentence(report: Mapping[str, Any]) -> str:
     """What calibration did for the sampled predictions; empty where it was not measured."""
-    found = report["world_model"].get("calibration")
-    if not found or found.get("ece_after") is None:
+    fit = report["world_model"].get("calibration")
+    if not fit or fit.get("ece_after") is None:
         return ""
     return (
-        f"Sampled as in dreams, {number(found['right'])} of {found['n']:,} held-out turns are exactly right; the gap "
-        f"to the model's own probability is {found['ece_before']:.3f}, after calibration {found['ece_after']:.3f} "
-        f"(of reward and end: {found['outcome_ece_before']:.3f} and {found['outcome_ece_after']:.3f}; cross-fitted)."
+        f"Sampled as in dreams, {number(fit['right'])} of {fit['n']:,} held-out turns are exactly right; the gap "
+        f"to the model's own probability is {fit['ece_before']:.3f}, after calibration {fit['ece_after']:.3f} "
+        f"(of reward and end: {fit['outcome_ece_before']:.3f} and {fit['outcome_ece_after']:.3f}; cross-fitted)."
     )
 
 

@@ -27,7 +27,7 @@ from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.import_logs import COVERAGE, cover_log, import_logs
-from imagination.evaluation.verdict import told
+from imagination.evaluation.verdict import show
 from imagination.runs.memory import give_back_memory
 from imagination.settings import Config
 from imagination.settings.compose import load_config
@@ -244,7 +244,7 @@ def _audit_cells(part: Part) -> list[str]:
     held = part.audit["sets"]["held_out"]
     found = [held["exact"], held["text"], held["token_f1"], held["reward"]["precision"], held["reward"]["recall"]]
     found += [held["drift"]["exact_at"].get(k) for k in TURNS]
-    return [str(held["tasks"]), *(DASH if one is None else told(one) for one in found), part.audit["verdict"]["trust"]]
+    return [str(held["tasks"]), *(DASH if one is None else show(one) for one in found), part.audit["verdict"]["trust"]]
 
 
 def _verdicts(parts: Sequence[Part]) -> list[str]:
@@ -261,7 +261,7 @@ def _forecasts(parts: Sequence[Part]) -> str:
     for part in parts:
         shared, held = part.shared, part.measured
         sizes = [f"{shared[key]:,}" for key in ("tasks", "turns")] if shared else [DASH, DASH]
-        cells = [part.log, f"{part.share} %", str(part.seed), *sizes, told(shared["exact"]) if shared else DASH]
+        cells = [part.log, f"{part.share} %", str(part.seed), *sizes, show(shared["exact"]) if shared else DASH]
         rows.append([*cells, f"{number(part.right)}, n={held['n']:,}" if held else part.reason or DASH])
     return markdown(head, rows)
 

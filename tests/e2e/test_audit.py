@@ -18,7 +18,7 @@ from imagination.commands.clone import clone
 from imagination.commands.experiments.audit_table import audit_others
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
-from imagination.evaluation.audit import LoadedPolicy, PlaySetup, RankedPolicy, Subject, measure
+from imagination.evaluation.audit import AuditInput, LoadedPolicy, PlaySetup, RankedPolicy, measure
 from imagination.evaluation.verdict import targets, verdict
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Replay, ReplayActor
@@ -126,22 +126,22 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
 
     last = Skilled(world.plans, 0.0)
     last_with_tokens = type("Both", (), {"name": "b", "start": last.start, "chat": chat, "engine": frozen.engine})()
-    subject = Subject(
+    audit_input = AuditInput(
         model=model,
         log=world.log[::2],
         held=world.log[1::2][:24],
-        contestants=[
+        policies=[
             *(skilled(error) for error in (1.0, 0.65, 0.5, 0.35)),
             RankedPolicy("never errs", lambda: LoadedPolicy(last_with_tokens, MODEL, "v")),
         ],
-        arena=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
+        env_setup=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
         seed=0,
         horizon=TURNS,
     )
 
     async def run() -> dict[str, object]:
         try:
-            return await measure(subject, AuditSettings(pairs=15, judged=30))
+            return await measure(audit_input, AuditSettings(pairs=15, judged=30))
         finally:
             await oracle.close()
             await tasks.close()

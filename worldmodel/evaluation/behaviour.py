@@ -37,7 +37,7 @@ def action_logprobs(
         wanted = (*chat.encode(action), chat.stop)
         rows.append([*tokens.ids, *wanted])
         sizes.append(len(wanted))
-    found: list[float | None] = [None] * len(rows)
+    logprobs_of: list[float | None] = [None] * len(rows)
     fitting = [i for i, row in enumerate(rows) if len(row) <= context]
     device = next(model.parameters()).device
     for batch in by_length([len(rows[i]) for i in fitting], max_tokens):
@@ -56,9 +56,9 @@ def action_logprobs(
         logprobs = table[predictors.which, ids[asked]].tolist()
         position = 0
         for i in chosen:
-            found[i] = sum(logprobs[position : position + sizes[i]])
+            logprobs_of[i] = sum(logprobs[position : position + sizes[i]])
             position += sizes[i]
-    return found
+    return logprobs_of
 
 
 def behaviour_metrics(

@@ -143,7 +143,7 @@ def contradiction(found: Answer | None, turn: Turn, rules: RuleSet) -> Contradic
 
 def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradiction | None]:
     """One entry for each of the episode's own turns, without one that the guard rejected."""
-    found: list[Contradiction | None] = []
+    kinds: list[Contradiction | None] = []
     just_refused: set[str] = set()
     session = ("contradictions", trajectory.id)
     believed = len(trajectory.turns) - (trajectory.stop is StopReason.UNSURE)
@@ -158,10 +158,10 @@ def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradict
                 kind = Contradiction.INVARIANT
             if kind is None and not refused and turn.action in just_refused:
                 kind = Contradiction.RETRIED
-            found.append(kind)
+            kinds.append(kind)
         just_refused = just_refused | {turn.action} if refused else set()
     rules.release(session)
-    return found
+    return kinds
 
 
 def contradiction_metrics(episodes: Sequence[Trajectory], rules: RuleSet) -> dict[str, Any]:

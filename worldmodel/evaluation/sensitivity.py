@@ -108,12 +108,12 @@ async def judge_pairs(
         for key, turn in zip(both, (one, other), strict=True):
             if key not in questions:
                 questions[key] = ask(trajectory, k, turn.action, ("audit-pair", len(questions)))
-    told = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
+    answers = dict(zip(questions, await asyncio.gather(*questions.values()), strict=True))
     return [
-        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (told[a][1], told[b][1]))
+        ActionPair(t.task_id, f"{t.task_id}/{state}", (one.action, other.action), same, (answers[a][1], answers[b][1]))
         for (t, _, one, other, same), (a, b) in zip(pairs, keys, strict=True)
         for state in [" > ".join(a[1])]
-        if told[a][0] and told[b][0]
+        if answers[a][0] and answers[b][0]
     ]
 
 

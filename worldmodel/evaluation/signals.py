@@ -172,11 +172,11 @@ def judge_signals(signals: Sequence[Signal], turns: Sequence[DreamedTurn], seed:
     """
     rows = []
     for signal in signals:
-        told = [(s, t) for s, t in zip(signal.scores(turns), turns, strict=True) if s is not None]
-        labels = [t.false for _, t in told]
-        groups = clusters([t.dream.task_id for _, t in told], [t.dream.id for _, t in told])
-        scores = [s for s, _ in told]
-        rows.append({"name": signal.name, "n": len(told), "false": sum(labels)})
+        scored = [(s, t) for s, t in zip(signal.scores(turns), turns, strict=True) if s is not None]
+        labels = [t.false for _, t in scored]
+        groups = clusters([t.dream.task_id for _, t in scored], [t.dream.id for _, t in scored])
+        scores = [s for s, _ in scored]
+        rows.append({"name": signal.name, "n": len(scored), "false": sum(labels)})
         for name, measure in (("auroc", auroc), ("average_precision", average_precision)):
             rows[-1][name] = _estimate(measure, scores, labels, groups, seed).to_json()
     return rows

@@ -113,7 +113,7 @@ async def judge(
     gate = asyncio.Semaphore(concurrency)
 
     async def one(trajectory: Trajectory) -> list[Judged]:
-        found: list[Judged] = []
+        judged: list[Judged] = []
         session = ("audit", trajectory.id)
         async with gate:
             for k, turn in enumerate(trajectory.turns):
@@ -133,11 +133,11 @@ async def judge(
                 except ContextFull:
                     break
                 before = trajectory.turns[k - 1].observation if k else trajectory.start
-                found.append(Judged(trajectory.id, k, turn, predicted, trajectory.task_id, before, reason))
+                judged.append(Judged(trajectory.id, k, turn, predicted, trajectory.task_id, before, reason))
             model.release(session)
         if on_episode is not None:
             on_episode(trajectory)
-        return found
+        return judged
 
     return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
 
@@ -235,14 +235,14 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     ``deciding`` does so where the prediction pays or ends, which is where the guard of a dream reads it. Values are
     ``Estimate.to_json``; ``reward.by_task`` is by task id.
     """
-    told = [j for j in judged if j.predicted is not None]
-    deciding = [j for j in told if j.predicted and (j.predicted.reward != 0 or j.predicted.terminated)]
+    readable = [j for j in judged if j.predicted is not None]
+    deciding = [j for j in readable if j.predicted and (j.predicted.reward != 0 or j.predicted.terminated)]
     return {
         "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task(judged).items()}},
         "end": _end(judged),
         "calibration": {
-            "whole": _calibration(told, "confidence", [j.exact for j in told], seed),
-            "outcome": _calibration(told, "outcome_confidence", [j.outcome_right for j in told], seed),
+            "whole": _calibration(readable, "confidence", [j.exact for j in readable], seed),
+            "outcome": _calibration(readable, "outcome_confidence", [j.outcome_right for j in readable], seed),
             "deciding": _calibration(deciding, "outcome_confidence", [j.outcome_right for j in deciding], seed),
         },
     }

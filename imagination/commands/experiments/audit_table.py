@@ -13,7 +13,7 @@ from imagination.commands.experiments.ablate import arms_table, check_arms, comp
 from imagination.commands.experiments.other_world_models import fit_beside, variant_configs
 from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
 from imagination.evaluation.audit import find_candidates
-from imagination.evaluation.verdict import told
+from imagination.evaluation.verdict import show
 from imagination.runs.memory import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
@@ -157,7 +157,7 @@ def _head(target: Mapping[str, Any]) -> str:
 def _cell(target: Mapping[str, Any]) -> str:
     if target["met"] is None:
         return "–"
-    cell = told(target["estimate"])
+    cell = show(target["estimate"])
     return cell if target["met"] else f"**{cell}**"
 
 

@@ -126,27 +126,27 @@ def says_the_same(a: str, b: str) -> bool:
 
 
 def _sentences(text: str) -> list[tuple[str, ...]]:
-    found = []
+    sentences = []
     for sentence in _SENTENCES.split(text.casefold()):
         words = [word.strip(_EDGES) for word in sentence.split()]
-        found.append(tuple(word for word in words if word and word not in FUNCTION_WORDS))
-    return sorted(words for words in found if words)
+        sentences.append(tuple(word for word in words if word and word not in FUNCTION_WORDS))
+    return sorted(words for words in sentences if words)
 
 
 def differences(dream: Turn, real: Turn, unsure: bool = False) -> tuple[TurnClass, ...]:
     """In what two answers to the same action differ, gravest first; nothing where they are the same."""
-    found = []
+    differs = []
     words = not same_words(dream.observation, real.observation)
     wording = words and says_the_same(dream.observation, real.observation)
     if words and not wording:
-        found.append(TurnClass.STATE)
+        differs.append(TurnClass.STATE)
     if not unsure and not same_reward(dream.reward, real.reward):
-        found.append(TurnClass.REWARD)
+        differs.append(TurnClass.REWARD)
     if not unsure and dream.terminated != real.terminated:
-        found.append(TurnClass.END)
+        differs.append(TurnClass.END)
     if wording:
-        found.append(TurnClass.WORDING)
-    return tuple(found)
+        differs.append(TurnClass.WORDING)
+    return tuple(differs)
 
 
 def align(dream: Trajectory, real: Trajectory, attempted: str = "") -> Alignment:
@@ -174,8 +174,8 @@ def align(dream: Trajectory, real: Trajectory, attempted: str = "") -> Alignment
             turns.append(AlignedTurn(action, a, b, TurnClass.ALONE))
         else:
             unsure = dream.stop is StopReason.UNSURE and k == len(dream.turns) - 1
-            found = differences(a, b, unsure)
-            turns.append(AlignedTurn(action, a, b, found[0] if found else TurnClass.SAME, found, unsure))
+            differs = differences(a, b, unsure)
+            turns.append(AlignedTurn(action, a, b, differs[0] if differs else TurnClass.SAME, differs, unsure))
     return Alignment(tuple(turns), same_words(dream.start, real.start))
 
 

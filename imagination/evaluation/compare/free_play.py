@@ -125,9 +125,9 @@ def token_divergence(
     for i, row in enumerate(rows):
         for token, count in row.items():
             table[i, vocabulary[token]] = count
-    mine, total = table[: len(dreams)].sum(0), table.sum(0)
+    dreamed, total = table[: len(dreams)].sum(0), table.sum(0)
     result: dict[str, Any] = {"jsd_bits": None, "by_chance": None, "by_chance_p95": None}
-    if mine.sum() and (total - mine).sum():
+    if dreamed.sum() and (total - dreamed).sum():
         rng, order, shuffled = random.Random(derive_seed("shuffles", seed)), list(range(len(rows))), []
         for _ in range(SHUFFLES):
             rng.shuffle(order)
@@ -135,8 +135,8 @@ def token_divergence(
             if part.sum() and (total - part).sum():
                 shuffled.append(jensen_shannon(part, total - part))
         result = {
-            "jsd_bits": jensen_shannon(mine, total - mine),
+            "jsd_bits": jensen_shannon(dreamed, total - dreamed),
             "by_chance": float(np.mean(shuffled)),
             "by_chance_p95": float(np.percentile(shuffled, 95)),
         }
-    return {**result, "dream_tokens": int(mine.sum()), "real_tokens": int((total - mine).sum())}
+    return {**result, "dream_tokens": int(dreamed.sum()), "real_tokens": int((total - dreamed).sum())}

@@ -83,9 +83,9 @@ class ComparisonPlayer:
         world: WorldModel,
     ) -> list[Trajectory]:
         stamp = Provenance(Source.DREAM, version, world.version, self.solved_at)
-        known = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
+        from_starts = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
         return await play_with_bar(
-            what, known, lambda: DreamEnv(world, starts, self.guard), agent, stamp, limit, DREAMS
+            what, from_starts, lambda: DreamEnv(world, starts, self.guard), agent, stamp, limit, DREAMS
         )
 
     async def real(
@@ -121,13 +121,13 @@ class ComparisonPlayer:
         scripts = {d.id: (*(t.action for t in d.turns), *attempts[d.id]) for d in dreams}
         played = [e for e in episodes if scripts[e.id]]
         with self.ledger.part("replay"):
-            twins = await self.real(
+            replays = await self.real(
                 f"replay {split}", played, lambda e: Replay(scripts[e.id]), lambda e: len(scripts[e.id]), None
             )
         by_id = {dream.id: dream for dream in dreams}
         pairs = [
-            pair_up(e.id, "dream", split, by_id[e.id], twin, "".join(attempts[e.id]))
-            for e, twin in zip(played, twins, strict=True)
+            pair_up(e.id, "dream", split, by_id[e.id], replay, "".join(attempts[e.id]))
+            for e, replay in zip(played, replays, strict=True)
         ]
         return dreams, reals, pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from imagination.evaluation.compare.pairs import Pair
@@ -33,16 +34,31 @@ from worldmodel.world_model import LanguageWorldModel
 EPISODES = 150  # at most, whose actions are answered
 
 
+@dataclass(frozen=True, slots=True)
+class LogParts:
+    """A log by what is known of it.
+
+    Attributes:
+        train: episodes whose words and transitions are known.
+        held: those that the world model was not trained on, from which the discriminator learns.
+        unseen: episodes of held-out tasks.
+    """
+
+    train: Sequence[Trajectory]
+    held: Sequence[Trajectory]
+    unseen: Sequence[Trajectory]
+
+
 def dreamed_turns(pairs: Sequence[Pair]) -> list[DreamedTurn]:
     """The policy's dreamed turns up to the first that the real world answered differently, in more than wording."""
-    found = []
+    turns = []
     for pair in pairs:
         if pair.source != "dream" or not pair.comparable:
             continue
         first, both = pair.alignment.first_in_substance, min(len(pair.dream.turns), len(pair.real.turns))
         end = both if first is None else min(first + 1, both)
-        found += [DreamedTurn(pair.dream, k, k == first) for k in range(pair.dream.prefix_turns, end)]
-    return found
+        turns += [DreamedTurn(pair.dream, k, k == first) for k in range(pair.dream.prefix_turns, end)]
+    return turns
 
 
 async def signal_table(
@@ -50,9 +66,7 @@ async def signal_table(
     run: RunFolder,
     settings: WorldModelSettings,
     world: LanguageWorldModel,
-    train: Sequence[Trajectory],
-    held: Sequence[Trajectory],
-    unseen: Sequence[Trajectory],
+    log: LogParts,
     seed: int,
 ) -> list[dict[str, Any]]:
     """``judge_signals`` of all signals that the run can have, with ``on``: what they are judged on.
@@ -63,27 +77,24 @@ async def signal_table(
 
     Args:
         world: whose dreams the pairs are.
-        train: the log, whose words and transitions are known.
-        held: episodes of it that the world model was not trained on, from which the discriminator learns.
-        unseen: logged episodes of held-out tasks.
     """
     signals: list[Signal] = [
         Recorded("likelihood", "confidence"),
         Recorded("outcome likelihood", "outcome_confidence"),
         Recorded("ensemble disagreement", "disagreement", sure=False),
-        Support(train),
-        Nearest(TransitionIndex(train)),
+        Support(log.train),
+        Nearest(TransitionIndex(log.train)),
     ]
     if (rules := rules_of(run)) is not None:
         signals.append(Violations(rules))
     plain = world.model if isinstance(world, RuledWorldModel) else world
-    if held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
+    if log.held and settings.kind == "text" and not settings.facts and not settings.reasoning_tokens:
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", settings)
         states = AnswerStates(model, chat, FullObservation())
-        taught = await judge(plain.at_temperature(1.0), held[:EPISODES])
-        head = Discriminator.fit(states, held, taught)
+        taught = await judge(plain.at_temperature(1.0), log.held[:EPISODES])
+        head = Discriminator.fit(states, log.held, taught)
         signals += [head] if head is not None else []
-    answers, refusals = _answers(unseen, await judge(world, unseen[:EPISODES]), learn_refusals(train))
+    answers, refusals = _answers(log.unseen, await judge(world, log.unseen[:EPISODES]), learn_refusals(log.train))
     found = []
     for on, turns in (("replays", dreamed_turns(pairs)), ("answers", answers), ("refusals", refusals)):
         found += [{"on": on, **row} for row in judge_signals(signals, turns, seed) if row["n"]]

@@ -93,20 +93,20 @@ class LogReference:
 
 def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
     """A digest for each turn, of the task and all actions up to it: a long log has many long beginnings."""
-    found, digest = [], hashlib.blake2b(task_id.encode(), digest_size=16).digest()
+    digests, digest = [], hashlib.blake2b(task_id.encode(), digest_size=16).digest()
     for turn in turns:
-        said = plain(turn.action).encode("utf-8", "replace")
-        digest = hashlib.blake2b(digest + said, digest_size=16).digest()
-        found.append(digest)
-    return found
+        action = plain(turn.action).encode("utf-8", "replace")
+        digest = hashlib.blake2b(digest + action, digest_size=16).digest()
+        digests.append(digest)
+    return digests
 
 
 def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
     """Whether one to ``parts`` turns, actions and answers, come ``times`` times in a row."""
-    said = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
+    turns_said = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
     for n in range(1, parts + 1):
-        for i in range(len(said) - n * times + 1):
-            if all(said[i + j] == said[i + j + n] for j in range(n * (times - 1))):
+        for i in range(len(turns_said) - n * times + 1):
+            if all(turns_said[i + j] == turns_said[i + j + n] for j in range(n * (times - 1))):
                 return True
     return False
 
@@ -171,17 +171,17 @@ def measure(
             episodes=len(episodes),
             solved=sum(t.solved for t in episodes),
         )
-    asked = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
-    invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in asked)
-    doubted = sum(t.stop is StopReason.UNSURE for t in asked) + sum(
-        turn.info.get("doubted") is True for t in asked for turn in t.own_turns
+    predicted = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
+    invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in predicted)
+    doubted = sum(t.stop is StopReason.UNSURE for t in predicted) + sum(
+        turn.info.get("doubted") is True for t in predicted for turn in t.own_turns
     )
     every = [t for episodes in groups.values() for t in episodes]
     measured = RolloutStats(
         update,
-        turns=sum(len(t.own_turns) for t in asked) + invalid,
+        turns=sum(len(t.own_turns) for t in predicted) + invalid,
         rejected=invalid + doubted,
-        inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in asked)
+        inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in predicted)
         if rules is not None
         else 0,
         groups=len(groups),
@@ -210,12 +210,12 @@ class _Payment:
 
 
 def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
-    found = []
+    payments = []
     for k, key in enumerate(path(t.task_id, t.turns)):
         action, reward, real = plain(t.turns[k].action), t.turns[k].reward or 0.0, log.best.get(key)
         if k >= t.prefix_turns and reward > RETURN_ROUNDING:
             paying = log.paying_words.get(t.task_id, set())
-            found.append(
+            payments.append(
                 _Payment(
                     t.task_id,
                     action,
@@ -225,11 +225,11 @@ def _payments(t: Trajectory, log: LogReference) -> list[_Payment]:
                     strange=not log.usual(reward),
                 )
             )
-    return found
+    return payments
 
 
-def _half(found: Sequence[bool]) -> bool:
-    return bool(found) and 2 * sum(found) >= len(found)
+def _half(checks: Sequence[bool]) -> bool:
+    return bool(checks) and 2 * sum(checks) >= len(checks)
 
 
 def _believed(t: Trajectory) -> Sequence[Turn]:
@@ -290,8 +290,8 @@ class ActionStats:
         known: Counter[str] = Counter()
         for task in {t.task_id for t in played}:
             known.update(self._solutions.get(task, ()))
-        said = Counter(plain(turn.action) for t in played for turn in t.own_turns)
-        return effective(said) / effective(known) if known and said else 1.0
+        counts = Counter(plain(turn.action) for t in played for turn in t.own_turns)
+        return effective(counts) / effective(known) if known and counts else 1.0
 
 
 def plain(action: str) -> str:

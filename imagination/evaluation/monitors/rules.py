@@ -137,8 +137,8 @@ def stopped_sentence(stopped: Mapping[str, Any]) -> str:
     """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
     example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
     wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
-    kept, since = stopped.get("policy_of_update"), stopped.get("since")
-    back = f"the policy that played update {kept}" if kept else "the policy it started with"
+    policy_of, since = stopped.get("policy_of_update"), stopped.get("since")
+    back = f"the policy that played update {policy_of}" if policy_of else "the policy it started with"
     if since is None:  # a run of an earlier version, which trusted every policy but the last
         why = f"it went back to {back}, whose dreams were the last to be trusted"
     else:

@@ -50,8 +50,8 @@ class WordReference:
 
     def _histogram(self, arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """``[words + 1]``; the last entry counts words that the log does not know."""
-        found = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
-        return np.bincount(found, minlength=len(self._index) + 1).astype(np.float64)
+        words_of_log = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+        return np.bincount(words_of_log, minlength=len(self._index) + 1).astype(np.float64)
 
     def distance(self, turns: Iterable[Turn]) -> float | None:
         """Jensen-Shannon divergence of these turns from the log; ``None`` where either has no words."""
@@ -80,7 +80,7 @@ class WordReference:
 
     def _bootstrap(self, groups: int, group_size: int, length: int, draws: int) -> float | None:
         rng = random.Random(derive_seed("word drift", groups, group_size, length))
-        agents, found = sorted(self._episodes), []
+        agents, distances = sorted(self._episodes), []
         for draw in range(draws if agents else 0):
             tasks = self._episodes[agents[draw % len(agents)]]  # each agent equally often, the rare ones too
             sample: list[NDArray[np.int64]] = []
@@ -90,8 +90,8 @@ class WordReference:
                     sample += episode[start : start + length]
             counts = self._histogram(sample)
             if counts.sum() > 0:
-                found.append(jensen_shannon(counts, self._counts))
-        return max(found, default=None)
+                distances.append(jensen_shannon(counts, self._counts))
+        return max(distances, default=None)
 
 
 def jensen_shannon(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
