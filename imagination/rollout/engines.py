@@ -6,13 +6,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from imagination.settings import UserError
 from policy.lm.engine import Completion, Engine, Sampling, Scorer, scorer
 from policy.lm.engines.inprocess.drafts import Drafts
-from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
@@ -120,15 +117,7 @@ class Engines:
         Raises:
             UserError: one sequence does not fit the memory, or diffusers is not installed.
         """
-        settings = self.settings
-        dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        mask = mask_of(chat.tokenizer)
-        try:
-            engine = CanvasEngine(
-                model, context, diffusion, mask, settings.slots, settings.memory_gib, dtype, self._scheduler
-            )
-        except MemoryTooSmall as error:
-            raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+        engine = CanvasEngine(model, context, diffusion, mask_of(chat.tokenizer), self.settings, self._scheduler)
         return engine if self._meter is None else MeteredFiller(engine, self._meter)
 
     def _make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
@@ -144,19 +133,8 @@ class Engines:
         settings = self.settings
         if settings.name == "vllm":
             return VllmEngine(model, chat.tokenizer, context, settings, self._scheduler)
-        dtype = model.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-        try:
-            return InProcessEngine(
-                model,
-                context,
-                settings.slots,
-                settings.memory_gib,
-                dtype,
-                drafts=drafts if settings.drafts else None,
-                scheduler=self._scheduler,
-            )
-        except MemoryTooSmall as error:
-            raise UserError(f"engine.memory_gib={settings.memory_gib}: {error}") from error
+        used = drafts if settings.drafts else None
+        return InProcessEngine(model, context, settings, used, scheduler=self._scheduler)
 
 
 def drafts_from(log: Sequence[Trajectory], chat: ChatFormat, form: TransitionFormat) -> Drafts:

@@ -20,7 +20,7 @@ from imagination.runs.run_folder import RunFolder
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from real_envs.env import Task
@@ -58,7 +58,9 @@ class Dreams:
                 if logged and engine == "drafts"
                 else None
             )
-            return InProcessEngine(model, context, SLOTS, drafts=drafts, scheduler=scheduler)
+            return InProcessEngine(
+                model, context, EngineSettings(slots=SLOTS, memory_gib=4.0), drafts=drafts, scheduler=scheduler
+            )
 
         model, chat = load_model(run.model("worldmodel"), "fit-world-model", self.config.worldmodel)
         self.world = make(model, chat, self.config.worldmodel.context, log)

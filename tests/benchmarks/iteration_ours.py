@@ -22,6 +22,7 @@ from policy.lm.backbone import load_checkpoint
 from policy.lm.batch import collate
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
+from policy.lm.settings import EngineSettings
 from real_envs.env import StepResult, Task
 from real_envs.trajectory import Observation, Source
 from tests.benchmarks.measure import Stopwatch, forward_operations, worker_files
@@ -84,7 +85,11 @@ def main() -> None:
     loaded, tokenizer = load_checkpoint(spec["model"])
     model: Any = loaded
     chat = ChatFormat(tokenizer)
-    engine = InProcessEngine(model, model.config.max_position_embeddings, slots=spec["groups"] * spec["group_size"])
+    engine = InProcessEngine(
+        model,
+        model.config.max_position_embeddings,
+        EngineSettings(slots=spec["groups"] * spec["group_size"], memory_gib=4.0),
+    )
     player = Player(spec, LanguageModelAgent(engine, chat, MAX_ACTION_TOKENS))
     clock = Stopwatch()
     settings = TrainSettings(epochs=1, minibatches=1, lr=spec["lr"], expert_share=0.0)

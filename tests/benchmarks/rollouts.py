@@ -21,6 +21,7 @@ import torch
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.decode import kv_shape
 from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.settings import EngineSettings
 from tests.benchmarks.dreaming import NEVER, Shape, dream_limits, linear_shapes, make_model
 from tests.benchmarks.machine import attention_products, best_in_turns, copy_rate, products
 from tests.benchmarks.measure import arguments
@@ -34,7 +35,7 @@ def decode_rows(
     """Tokens per second of decoding all episodes at once, against the same matrix products alone: those of the linear
     layers and of attention, and those of the linear layers only. All do ``length`` steps at a stretch, in turns."""
     model = make_model(shape, 0, dtype, device)
-    engine = InProcessEngine(model, shape.context, shape.episodes, 16.0)
+    engine = InProcessEngine(model, shape.context, EngineSettings(slots=shape.episodes, memory_gib=16.0))
     prompts = torch.randint(0, shape.vocab, (shape.episodes, min(200, shape.context - length - 1))).tolist()
 
     async def run(tokens: int) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from policy.lm.engine import Engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -36,7 +36,8 @@ def make_engines(name: str, shape: Shape, dtype: torch.dtype, device: str, eager
         tokenizer = train_tokenizer(["no text is read"], 270)  # it wants one, but sees token ids only
         made = [VllmEngine(model, tokenizer, shape.context, settings, scheduler) for model in models]
     else:
-        made = [InProcessEngine(m, shape.context, shape.episodes, 16.0, scheduler=scheduler) for m in models]
+        settings = EngineSettings(slots=shape.episodes, memory_gib=16.0)
+        made = [InProcessEngine(m, shape.context, settings, scheduler=scheduler) for m in models]
     return made[0], made[1]
 
 

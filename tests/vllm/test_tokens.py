@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from policy.lm.engine import ContextFull, EngineFailure, Sampling
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
 from policy.lm.engines.vllm import VllmEngine
 from tests.support.asking import TOKENIZER, VOCAB, prompt, together
 from tests.support.vllm_oracle import CONTEXT, NEVER, assert_scored, generate, processed

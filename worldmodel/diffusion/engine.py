@@ -1,8 +1,8 @@
 """Canvases filled in for many episodes at once, with a model that lives in this process: an ``Engine``.
 
-Every episode keeps a slot with the keys and values of its text, as in ``policy.lm.engines.inprocess``, from turn to
-turn. What is new of a text is read once, from left to right. A canvas is then read again in each pass, with the tokens
-that are known by now; what it leaves in the slot is written over. All canvases under way share a pass.
+Every episode keeps a slot with the keys and values of its text from turn to turn, as in ``InProcessEngine``. New tokens
+of a text are read once, from left to right. A canvas is read again in each pass, with the tokens that are known by now;
+its keys and values are overwritten each time. All running canvases share a pass.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailure, Sampling
-from policy.lm.engines.inprocess.decode import make_decoder
-from policy.lm.engines.inprocess.engine import affordable_slots
-from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.queue import SlotQueue
-from policy.lm.engines.inprocess.requests import DeviceScheduler
-from policy.lm.engines.inprocess.slot_table import common_prefix, within
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.engines.inprocess.slot_engine import WORTH_COPYING, DeviceScheduler, SlotEngine, common_prefix, within
+from policy.lm.engines.inprocess.slots import Feed
+from policy.lm.settings import EngineSettings
 from worldmodel.diffusion.objective import without_mask
 from worldmodel.diffusion.sampling import CanvasEdit, draft_of, make_sampler
 from worldmodel.diffusion.settings import DiffusionSettings
 
 _STEP_TOKENS = 8192  # texts are read in pieces of this size at most: it bounds the memory of a step
-_WORTH_COPYING = 16  # tokens of a common beginning
 
 
 @runtime_checkable
@@ -98,77 +94,38 @@ class _Request:
         return self.canvas if self.edit is None else self.edit.shown
 
 
-class CanvasEngine:
+class CanvasEngine(SlotEngine[_Request]):
     """Fills in canvases with a transformers causal LM that was trained for it (``worldmodel.diffusion.objective``).
 
     A seed decides an answer whatever else is under way, up to rounding. Log-probs are those with which tokens were
     kept: of tokens that were kept in one pass none knows of the others, so their sum is no log-prob of the answer.
 
     Args:
-        model: a decoder of transformers; what it may be is said in ``decode.make_decoder``.
-        context: the longest text, answer included.
-        settings: of canvas and sampler.
+        diffusion: settings of canvas and sampler.
         mask: the id that hides a token.
-        slots, memory_gib, dtype, scheduler: as in ``InProcessEngine``.
 
     Attributes:
-        passes: over canvases of answers that are done, each of its own.
+        passes: over canvases of finished completions, each counted by itself.
 
     Raises:
-        UnsupportedModel: other attention than full attention within ``context``.
-        MemoryTooSmall: not even one slot fits ``memory_gib``.
         UserError: diffusers is not installed.
+
+    Other arguments and exceptions: see ``SlotEngine``.
     """
 
     def __init__(
         self,
         model: Any,
         context: int,
-        settings: DiffusionSettings,
+        diffusion: DiffusionSettings,
         mask: int,
-        slots: int = 64,
-        memory_gib: float = 4.0,
-        dtype: torch.dtype | None = None,
+        settings: EngineSettings | None = None,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        dtype = dtype or model.dtype
-        self.model, self.context, self.block, self.mask = model, context, settings.block, mask
-        self.version, self.exact, self.counts, self.passes = 0, False, EngineCounts(), 0
-        self.slots = affordable_slots(model.config, context, slots, memory_gib, dtype)
-        self._sampler, self._edit = make_sampler(settings), settings.edit
-        self._decoder = make_decoder(model, context, self.slots, dtype)
-        self._stale = True
-        self._ids = np.zeros((self.slots, context), dtype=np.int64)
-        self._fed = np.zeros(self.slots, dtype=np.int64)
-        self._queue: SlotQueue[_Request] = SlotQueue(self.slots, scheduler)
-
-    @property
-    def load(self) -> int:
-        """Requests that wait or run; those that were cancelled do not count."""
-        return self._queue.load
-
-    def update_weights(self) -> None:
-        """See ``Engine``.
-
-        Raises:
-            RuntimeError: requests are under way.
-        """
-        self.reset()
-        self.version += 1
-        self._stale = True
-
-    def reset(self) -> None:
-        """See ``Engine``.
-
-        Raises:
-            RuntimeError: requests are under way.
-        """
-        self._queue.clear()
-        self._fed[:] = 0
-
-    def release(self, session: Hashable) -> None:
-        """See ``Engine``."""
-        self._queue.release(session)
+        super().__init__(model, context, settings, scheduler)
+        self.block, self.mask = diffusion.block, mask
+        self.exact, self.passes = False, 0
+        self._sampler, self._edit = make_sampler(diffusion), diffusion.edit
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -216,7 +173,7 @@ class CanvasEngine:
             asked=asked,
             edit=None if given else self._draft(ids, sampling.stop),
         )
-        completion: Completion = await self._queue.ask(request, self)
+        completion: Completion = await self._ask(request)
         return completion
 
     def _hidden(self, length: int, size: int) -> np.ndarray:
@@ -229,12 +186,12 @@ class CanvasEngine:
             return None
         return draft_of(text, min(self.block, self.context - len(text)), self.mask, stop)
 
-    def begin(self, slot: int, request: _Request) -> bool:
-        """See ``Stepper``. Keeps or copies what is cached of the text."""
+    def _begin(self, slot: int, request: _Request) -> bool:
+        """See ``SlotEngine``. Keeps or copies what is cached of the text."""
         ids, most = np.asarray(request.text, dtype=np.int64), len(request.text)
         common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
         donor, cached = int(common.argmax()), int(common[slot])
-        if common[donor] >= cached + _WORTH_COPYING:
+        if common[donor] >= cached + WORTH_COPYING:
             cached = int(common[donor])
             self._decoder.cache.copy(donor, slot, cached)
         self._ids[slot, :most] = ids
@@ -242,18 +199,14 @@ class CanvasEngine:
         self.counts.reused += cached
         return True
 
-    @torch.inference_mode()
-    def step(self) -> dict[int, Completion | Exception]:
-        """See ``Stepper``: reads what is new of the texts, and makes a pass over the canvases whose text is read."""
-        if self._stale:
-            self._decoder.refresh()
-            self._stale = False
-        slots = np.sort(np.fromiter(self._queue.running, dtype=np.int64))
+    def _step(self) -> dict[int, Completion | Exception]:
+        """See ``SlotEngine``: reads what is new of the texts, and makes a pass over the canvases whose text is read."""
+        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
         self._read(slots)
-        ready = [int(slot) for slot in slots if self._fed[slot] == len(self._queue.running[slot].text)]
+        ready = [int(slot) for slot in slots if self._fed[slot] == len(self._running[slot].text)]
         if not ready:
             return {}
-        requests = [self._queue.running[slot] for slot in ready]
+        requests = [self._running[slot] for slot in ready]
         counts = np.array([len(request.canvas) for request in requests])
         tokens = np.concatenate([request.shown() for request in requests])
         hidden = np.flatnonzero(tokens == self.mask)
@@ -272,7 +225,7 @@ class CanvasEngine:
 
     def _read(self, slots: np.ndarray) -> None:
         starts = self._fed[slots]
-        lengths = np.array([len(self._queue.running[int(slot)].text) for slot in slots])
+        lengths = np.array([len(self._running[int(slot)].text) for slot in slots])
         counts = within(lengths - starts, _STEP_TOKENS)
         some = counts > 0
         if not some.any():
@@ -333,12 +286,6 @@ class CanvasEngine:
         request.passes = request.open_until = 0
         request.edit = self._draft(request.text, stop)
         return None
-
-    def forget(self, slot: int, error: Exception | None) -> None:
-        """See ``Stepper``. What broke with its own numbers leaves NaN in the slot."""
-        self._fed[slot] = 0
-        if isinstance(error, EngineFailure):
-            self._decoder.cache.clear(slot)
 
 
 __all__ = ["CanvasEngine", "Filler"]

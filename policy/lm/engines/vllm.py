@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import gc
+import logging
 import math
 import os
+import random
+import sys
 import tempfile
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from policy.lm.backbone import plain_weights
@@ -31,10 +38,10 @@ from policy.lm.engine import (
     Sampling,
     mixed_seed,
 )
-from policy.lm.engines.inprocess.requests import DeviceScheduler, wait_until_idle
-from policy.lm.engines.vllm_process import complaints, describe, stop, undisturbed
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler, wait_until_idle
 from policy.lm.settings import EngineSettings
 
+_LLVMLITE = "llvmlite.binding.ffi"
 TEMPERATURES = (0.01, 2.0)  # besides 0; what is lower vLLM silently raises, what is higher it refuses
 
 
@@ -76,14 +83,14 @@ class VllmEngine:
         self._poisoned = False  # by NaN keys or values in blocks that others will get
         self._vocabulary = int(model.config.vocab_size)
         self._vllm = _import_vllm()
-        with tempfile.TemporaryDirectory() as folder, undisturbed():
-            describe(model, tokenizer, Path(folder))
+        with tempfile.TemporaryDirectory() as folder, _process_state_kept():
+            _write_config(model, tokenizer, Path(folder))
             settings = settings or EngineSettings(name="vllm")
             dtype = str(model.dtype).removeprefix("torch.") if settings.dtype == "auto" else settings.dtype
             self._llm = _start(self._vllm, folder, context, dtype, settings)
         # vLLM's own finalizer ends the process groups of all engines of this process, and with them the other model's
         self._llm.engine_core._finalizer.detach()
-        weakref.finalize(self, stop, self._llm.engine_core.engine_core).atexit = False
+        weakref.finalize(self, _shut_down, self._llm.engine_core.engine_core).atexit = False
         self._push()
         self._scheduler = scheduler or DeviceScheduler()
         self._scheduler.join(self)
@@ -188,10 +195,10 @@ class VllmEngine:
             request.future.set_exception(outcome)
 
     def _push(self) -> None:
-        with complaints() as unheeded:
+        with _load_warnings() as warnings:
             self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": plain_weights(self._model)})
-        if unheeded:
-            raise RuntimeError(f"vLLM did not take every weight: {'; '.join(unheeded)}")
+        if warnings:
+            raise RuntimeError(f"vLLM did not take every weight: {'; '.join(warnings)}")
         self._forget()
 
     def _forget(self) -> None:
@@ -276,3 +283,72 @@ def _start(vllm: Any, folder: str, context: int, dtype: str, settings: EngineSet
     except (ValueError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise EngineUnavailable(f"engine=vllm: vLLM {vllm.__version__} cannot run this model here: {reason}") from error
+
+
+@contextlib.contextmanager
+def _process_state_kept() -> Iterator[None]:
+    """Undoes what the start of vLLM does to its process, which here is the trainer's.
+
+    It seeds every global generator (weights drawn later would be the same in every run), forbids
+    ``torch.set_num_threads``, tells child processes to preload its allocator, and freezes the heap, so that an engine
+    that is dropped later would never be collected. It also looks into every object of every module, and stumbles over
+    one of llvmlite's that answers to any name, which is there where numba was imported before: bm25s does so.
+    """
+    stumbling_block = sys.modules.pop(_LLVMLITE, None)
+    threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
+    environment = {name: os.environ.get(name) for name in ("LD_PRELOAD", "LOCAL_WORLD_SIZE")}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        if stumbling_block is not None:
+            sys.modules[_LLVMLITE] = stumbling_block
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(threads)
+        for name, value in environment.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _load_warnings() -> Iterator[list[str]]:
+    """What vLLM warns of while it loads weights: it keeps the old ones and goes on, and so would a run, unnoticed."""
+    found: list[str] = []
+
+    class _Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            text = record.getMessage()
+            rotary = "RotaryEmbedding" in text  # a table that is computed: no checkpoint has it
+            if ("Failed to load weights" in text and not rotary) or "not loaded" in text:
+                found.append(text)
+
+    logger, handler = logging.getLogger("vllm.model_executor.model_loader.reload"), _Collect(level=logging.WARNING)
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _write_config(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """What vLLM reads before it has weights: a checkpoint folder without them."""
+    plain = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = copy.deepcopy(plain.config)
+    config.architectures = [type(plain).__name__]
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _shut_down(core: Any) -> None:
+    """Gives back the memory of an engine that nobody holds any more."""
+    with contextlib.suppress(Exception):  # half gone already
+        core.model_executor.shutdown()
+        core.scheduler.shutdown()

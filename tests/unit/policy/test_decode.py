@@ -15,14 +15,13 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
 from policy.lm.engine import Sampling, UnsupportedModel
-from policy.lm.engines.inprocess.decode import make_decoder
-from policy.lm.engines.inprocess.decode_generic import GenericDecoder
-from policy.lm.engines.inprocess.decode_lean import LeanDecoder
+from policy.lm.engines.inprocess.decode import GenericDecoder, make_decoder
+from policy.lm.engines.inprocess.decode_llama import LlamaDecoder
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.feed import Feed
+from policy.lm.engines.inprocess.slots import Feed
 from policy.lm.forward import decoder, token_logits
 from policy.lm.native.decoding import SWITCH
-from policy.lm.settings import LoraSettings
+from policy.lm.settings import EngineSettings, LoraSettings
 from tests.support.asking import VOCAB, prompt, together
 from tests.support.engines import CONTEXT, NEVER, assert_scored, generate, make_model, shake, teacher_forced
 
@@ -57,16 +56,16 @@ def build(kind: str, **more: Any) -> PreTrainedModel:
 
 
 ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
-    "llama": (LeanDecoder, "llama", {}),
-    "llama with long contexts": (LeanDecoder, "llama", {"rope_parameters": LLAMA3}),
-    "yarn": (LeanDecoder, "llama", {"rope_parameters": YARN}),
-    "wide heads": (LeanDecoder, "llama", {"head_dim": 16}),
-    "wider heads, compiled attention": (LeanDecoder, "llama", {"head_dim": 32}),
-    "tied": (LeanDecoder, "llama", {"tie_word_embeddings": True}),
-    "mistral": (LeanDecoder, "mistral", {"sliding_window": None}),
-    "qwen2, biases": (LeanDecoder, "qwen2", {}),
-    "qwen3, normed heads": (LeanDecoder, "qwen3", {"head_dim": 8}),
-    "qwen3, compiled attention": (LeanDecoder, "qwen3", {"head_dim": 32}),
+    "llama": (LlamaDecoder, "llama", {}),
+    "llama with long contexts": (LlamaDecoder, "llama", {"rope_parameters": LLAMA3}),
+    "yarn": (LlamaDecoder, "llama", {"rope_parameters": YARN}),
+    "wide heads": (LlamaDecoder, "llama", {"head_dim": 16}),
+    "wider heads, compiled attention": (LlamaDecoder, "llama", {"head_dim": 32}),
+    "tied": (LlamaDecoder, "llama", {"tie_word_embeddings": True}),
+    "mistral": (LlamaDecoder, "mistral", {"sliding_window": None}),
+    "qwen2, biases": (LlamaDecoder, "qwen2", {}),
+    "qwen3, normed heads": (LlamaDecoder, "qwen3", {"head_dim": 8}),
+    "qwen3, compiled attention": (LlamaDecoder, "qwen3", {"head_dim": 32}),
     "biases everywhere": (GenericDecoder, "llama", {"attention_bias": True, "mlp_bias": True}),
     "dynamic rope": (GenericDecoder, "llama", {"rope_parameters": DYNAMIC}),
     "another activation": (GenericDecoder, "llama", {"hidden_act": "gelu"}),
@@ -81,7 +80,7 @@ ZOO: dict[str, tuple[type, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "compiled"), [(n, c) for n in ZOO for c in (True, False) if c or ZOO[n][0] is LeanDecoder]
+    ("name", "compiled"), [(n, c) for n in ZOO for c in (True, False) if c or ZOO[n][0] is LlamaDecoder]
 )
 def test_each_architecture_plays_its_own_probabilities(
     name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +113,7 @@ def test_lora_weights_are_those_of_the_moment() -> None:
     """Adapters are added when weights are updated; the trainer's model is not merged by it."""
     model = with_lora(make_model(), LoraSettings(rank=4, alpha=8))
     engine = InProcessEngine(model, CONTEXT)
-    assert type(engine._decoder) is LeanDecoder
+    assert type(engine._decoder) is LlamaDecoder
     ids = prompt(9, seed=1)
     for step in range(2):
         with torch.no_grad():
@@ -133,7 +132,7 @@ def test_lora_weights_are_those_of_the_moment() -> None:
 def test_bf16_log_probs_stay_within_their_tolerance() -> None:
     """Stated for bf16: 0.05 in the mean over tokens of models as sharp as trained ones; fp32 is exact to 1e-4."""
     model = make_model(std=0.05)
-    engine = InProcessEngine(model, CONTEXT, dtype=torch.bfloat16)
+    engine = InProcessEngine(model, CONTEXT, EngineSettings(dtype="bfloat16"))
     rows = [prompt(10 + 7 * k, seed=k) for k in range(8)]
     got = together(*(engine.complete(ids, Sampling(20, NEVER), seed=k) for k, ids in enumerate(rows)))
     off = [
@@ -177,7 +176,7 @@ def test_a_dtype_that_only_copies_of_weights_could_have_is_refused() -> None:
     """Before any episode: keys of one dtype in a cache of another would break every request."""
     model = build("granite")
     with pytest.raises(UnsupportedModel, match=r"torch.float32, not in torch.bfloat16: set engine.dtype=auto"):
-        InProcessEngine(model, CONTEXT, dtype=torch.bfloat16)
+        InProcessEngine(model, CONTEXT, EngineSettings(dtype="bfloat16"))
     engine = InProcessEngine(model.to(torch.bfloat16), CONTEXT)
     (completion,) = together(engine.complete(prompt(9, seed=0), Sampling(5, NEVER), 0))
     assert len(completion.ids) == 5

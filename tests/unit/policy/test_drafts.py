@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.drafts import LENGTHS, Draft, Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.settings import EngineSettings
 from tests.support.asking import VOCAB, prompt, together
 from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, generate, make_model
 
@@ -125,7 +126,9 @@ def test_the_distribution_with_drafts_is_the_models() -> None:
     model, n, temperature = make_model(std=0.1), 4000, 0.8
     ids = prompt(8, seed=2)
     guess = list(generate(model, ids, 3, NEVER))
-    engine = InProcessEngine(model, CONTEXT, slots=1000, drafts=Drafts([[*ids, *guess]]))
+    engine = InProcessEngine(
+        model, CONTEXT, EngineSettings(slots=1000, memory_gib=4.0), drafts=Drafts([[*ids, *guess]])
+    )
     got = together(*(engine.complete(ids, Sampling(2, NEVER, temperature), seed) for seed in range(n)))
     assert engine.drafts is not None
     assert 0.05 < engine.counts.accepted / engine.counts.drafted < 0.95

@@ -16,6 +16,7 @@ import torch
 
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.settings import EngineSettings
 from tests.support.asking import VOCAB, prompt, together
 from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored, generate, make_model, teacher_forced
 
@@ -97,7 +98,7 @@ def test_a_seed_gives_the_same_completion_alone_and_in_any_batch() -> None:
 
     alone = [together(InProcessEngine(MODEL, CONTEXT).complete(ids, sampling, seed))[0] for ids, seed in asks]
     for slots in (64, 3):  # all at once; three at a time, the rest waiting
-        found = complete(InProcessEngine(MODEL, CONTEXT, slots=slots))
+        found = complete(InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=slots)))
         assert [c.ids for c in found] == [c.ids for c in alone]
         for c, a in zip(found, alone, strict=True):
             assert c.logprobs == pytest.approx(a.logprobs, abs=1e-5)
@@ -110,7 +111,7 @@ def test_sampled_frequencies_are_those_of_the_softmax(temperature: float) -> Non
     """A sampler that is a little off trains a policy that is not the one that acts. Pearson's chi-square over 4000
     seeds; tokens expected less than eight times are one class. Seeds are fixed: the test has no chance of its own."""
     model, ids, n = make_model(std=0.06), prompt(6, seed=1), 4000
-    engine = InProcessEngine(model, CONTEXT, slots=1000)
+    engine = InProcessEngine(model, CONTEXT, EngineSettings(slots=1000, memory_gib=4.0))
     drawn = together(*(engine.complete(ids, Sampling(1, NEVER, temperature), seed) for seed in range(n)))
     counts = Counter(c.ids[0] for c in drawn)
     with torch.no_grad():
@@ -186,7 +187,7 @@ def test_one_broken_row_does_not_break_its_neighbours(temperature: float) -> Non
 
 def test_a_step_that_raises_does_not_strand_those_who_wait() -> None:
     """Out of memory, say: raised to those it ran for; who still waits is served, and the next rollout works."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=1)
+    engine = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=1))
     good, hidden = prompt(3, seed=0), engine._decoder.hidden
     broken = iter([True])
 
@@ -236,7 +237,7 @@ def play(engine: InProcessEngine, sessions: Sequence[Hashable], turns: int = 3) 
 def test_dropping_sessions_from_the_cache_changes_nothing(slots: int) -> None:
     """Fewer slots than episodes: who comes back to a slot that was given away is computed anew."""
     roomy = InProcessEngine(MODEL, CONTEXT)
-    tight = InProcessEngine(MODEL, CONTEXT, slots=slots)
+    tight = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=slots))
     assert play(tight, ["a", "b", "c", "d"]) == play(roomy, ["a", "b", "c", "d"])
     assert play(InProcessEngine(MODEL, CONTEXT), [None] * 4) == play(roomy, ["e", "f", "g", "h"])
 

@@ -12,8 +12,9 @@ import pytest
 
 from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess import engine as inprocess
-from policy.lm.engines.inprocess.engine import InProcessEngine, MemoryTooSmall
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler, MemoryTooSmall
+from policy.lm.settings import EngineSettings
 from tests.support.asking import prompt, together
 from tests.support.engines import CONTEXT, MODEL, NEVER, assert_scored
 
@@ -25,7 +26,7 @@ async def until_it_runs(engine: InProcessEngine) -> None:
 
 def test_who_waits_gets_the_slot_of_who_is_done() -> None:
     """Continuous batching: with two slots, one long request and five short ones take as many steps as the long one."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=2)
+    engine = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=2))
     ids = [prompt(4 + k, seed=k) for k in range(6)]
     lengths = [40, 7, 7, 7, 7, 7]
     got = together(*(engine.complete(i, Sampling(n, NEVER), 0) for i, n in zip(ids, lengths, strict=True)))
@@ -78,18 +79,18 @@ def test_memory_stays_within_its_budget() -> None:
     """Bytes by hand: 2 layers, keys and values, 2 heads of 8, fp32, one place more than the context. Fewer slots than
     asked for where they do not fit, and a clear refusal where none does."""
     slot = 2 * 2 * 2 * 8 * 4 * (CONTEXT + 1)
-    engine = InProcessEngine(MODEL, CONTEXT, slots=64, memory_gib=3.5 * slot / 2**30)
+    engine = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=64, memory_gib=3.5 * slot / 2**30))
     assert engine.slots == 3
     assert engine._decoder.cache.kv.nbytes == 3 * slot
     got = together(*(engine.complete(prompt(5, seed=k), Sampling(4, NEVER), k, session=k) for k in range(9)))
     assert all(isinstance(one, Completion) for one in got)
     with pytest.raises(MemoryTooSmall, match="lower the context or raise the budget"):
-        InProcessEngine(MODEL, CONTEXT, memory_gib=0.9 * slot / 2**30)
+        InProcessEngine(MODEL, CONTEXT, EngineSettings(memory_gib=0.9 * slot / 2**30))
 
 
 def test_a_cancelled_request_leaves_its_slot() -> None:
     """A rollout that is interrupted must not cost the next one a slot, nor hang it."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=1)
+    engine = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=1))
     ids = prompt(5, seed=0)
 
     async def give_up() -> None:
@@ -108,7 +109,7 @@ def test_a_cancelled_request_leaves_its_slot() -> None:
 def test_an_interrupted_loop_leaves_an_engine_that_works() -> None:
     """Ctrl-C ends the event loop in the middle of a step's waiting; the next loop starts from a clean slate."""
     shared = DeviceScheduler()
-    engine, other = (InProcessEngine(MODEL, CONTEXT, slots=2, scheduler=shared) for _ in range(2))
+    engine, other = (InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=2), scheduler=shared) for _ in range(2))
     ids = prompt(5, seed=0)
 
     async def interrupted() -> None:
@@ -149,7 +150,7 @@ def test_engines_that_share_a_device_run_full_batches() -> None:
 def test_weights_do_not_change_under_requests() -> None:
     """Keys of the old weights would go on under the new ones, or their slot be given away. Refused while a request runs
     and while it only waits, without harm to either."""
-    engine = InProcessEngine(MODEL, CONTEXT, slots=1)
+    engine = InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=1))
     rows = [prompt(5, seed=k) for k in range(2)]
 
     async def run() -> list[Completion]:
@@ -181,7 +182,7 @@ def test_unused_slots_cost_no_memory() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    engine = InProcessEngine(MODEL, context=32_768, slots=64)
+    engine = InProcessEngine(MODEL, 32_768, EngineSettings(slots=64, memory_gib=4.0))
     assert engine._decoder.cache.kv.nbytes > 1 << 29
     assert resident() - before < 1 << 26
     together(engine.complete(prompt(5, seed=0), Sampling(3, NEVER), 0))

@@ -226,5 +226,5 @@ def test_only_the_engine_in_process_in_fp32_is_exact() -> None:
     assert Engines(EngineSettings()).make(MODEL, CHAT, CONTEXT).exact
     assert not Engines(EngineSettings(dtype="bfloat16")).make(MODEL, CHAT, CONTEXT).exact
     rounded = MODEL.__class__(MODEL.config).to(torch.bfloat16)  # the trainer itself computes coarsely
-    for dtype in (None, torch.float32):
-        assert not InProcessEngine(rounded, CONTEXT, dtype=dtype).exact
+    for dtype in ("auto", "float32"):
+        assert not InProcessEngine(rounded, CONTEXT, EngineSettings(dtype=dtype)).exact

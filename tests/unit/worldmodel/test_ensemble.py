@@ -12,7 +12,7 @@ import torch
 from policy.lm.backbone import build_model
 from policy.lm.engine import Engine, EngineCannotScore
 from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.requests import DeviceScheduler
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer

@@ -1,6 +1,6 @@
 """One step of generation: blocks of new tokens in, logits at the wanted ones out; keys and values stay in slots.
 
-``LeanDecoder`` is a plain forward pass for decoders shaped like Llama (Llama, Mistral, Qwen2, Qwen3), and
+``LlamaDecoder`` is a plain forward pass for decoders shaped like Llama (Llama, Mistral, Qwen2, Qwen3), and
 ``GenericDecoder`` runs the model's own forward for all others with standard keys and values.
 """
 
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from transformers import Cache
 
 from policy.lm.engine import UnsupportedModel
-from policy.lm.engines.inprocess.decode_generic import GenericDecoder, is_faithful
-from policy.lm.engines.inprocess.decode_lean import LeanDecoder
-from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.slots import SlotCache
-from policy.lm.forward import attention_window, decoder
+from policy.lm.engines.inprocess.decode_llama import LlamaDecoder
+from policy.lm.engines.inprocess.slots import Feed, SlotCache, sizes
+from policy.lm.forward import attention_window, decoder, evaluating, token_logits
 
-_LEAN = ("llama", "mistral", "qwen2", "qwen3")
+_LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 _BIASED = ("q_proj", "k_proj", "v_proj")
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -50,17 +50,17 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> De
         )
     if window is not None and window < context:
         raise UnsupportedModel(f"{config.model_type} attends to {window} tokens: lower the context to that")
-    lean = config.model_type in _LEAN and _rope_type(config) in _STATIC_ROPE and _plain(model)
-    if not lean and dtype != model.dtype:
+    llama_like = config.model_type in _LLAMA_LIKE and _rope_type(config) in _STATIC_ROPE and _plain(model)
+    if not llama_like and dtype != model.dtype:
         raise UnsupportedModel(
             f"this {config.model_type} can only be run in the dtype that it has, {model.dtype}, not in {dtype}: set "
             "engine.dtype=auto, and the dtype of the model to the one to compute in"
         )
     cache = SlotCache(*kv_shape(config), slots, context, dtype, model.device)
-    if lean:
-        return LeanDecoder(model, cache)
+    if llama_like:
+        return LlamaDecoder(model, cache)
     generic = GenericDecoder(model, cache)
-    if not is_faithful(generic):
+    if not _is_faithful(generic):
         raise UnsupportedModel(
             f"{config.model_type} is not played faithfully: fed in pieces, it gives other probabilities than in one "
             "pass; choose a model with standard attention and output"
@@ -99,4 +99,105 @@ def _plain(model: Any) -> bool:
     return bool(model.config.hidden_act == "silu")
 
 
-__all__ = ["Decoder", "kv_shape", "make_decoder"]
+class _RowCache(Cache):
+    """What a transformers model reads and writes of the slots, for rows padded to one width."""
+
+    def __init__(self, cache: SlotCache, slots: torch.Tensor, positions: torch.Tensor, visible: int) -> None:
+        self.cache, self.slots, self.positions, self.visible = cache, slots, positions, visible
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keys, values = self.cache.kv[layer_idx]
+        keys[self.slots[:, None], :, self.positions] = key_states.transpose(1, 2)
+        values[self.slots[:, None], :, self.positions] = value_states.transpose(1, 2)
+        return keys[self.slots, :, : self.visible], values[self.slots, :, : self.visible]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.visible
+
+
+class GenericDecoder:
+    """The model's own forward pass on padded rows: right for any standard decoder, at the speed of transformers.
+
+    Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
+    """
+
+    def __init__(self, model: Any, cache: SlotCache) -> None:
+        self.model, self.cache = model, cache
+
+    def refresh(self) -> None:
+        """The model itself is run; there is nothing to copy."""
+
+    def hidden(self, feed: Feed) -> torch.Tensor:
+        """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
+        kinds = sizes(feed.counts)
+        of_token = np.repeat(kinds, feed.counts)
+        places, states = [], []
+        with evaluating(self.model):
+            for kind in np.unique(kinds):
+                rows, mine = kinds == kind, of_token == kind
+                place = np.flatnonzero(mine[feed.wanted])
+                wanted = np.cumsum(mine)[feed.wanted[place]] - 1  # among the tokens of this kind
+                part = Feed(
+                    feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted, feed.canvas
+                )
+                places.append(place)
+                states.append(self._padded(part))
+        order = np.argsort(np.concatenate(places))
+        return torch.cat(states)[torch.from_numpy(order).to(self.cache.kv.device)]
+
+    def _padded(self, feed: Feed) -> torch.Tensor:
+        """``hidden``, all rows in one rectangle."""
+        device = self.cache.kv.device
+        width = int(feed.counts.max())
+        columns = np.arange(width)
+        inside = columns < feed.counts[:, None]
+        tokens = np.zeros(inside.shape, dtype=np.int64)
+        tokens[inside] = feed.tokens
+        at = feed.starts[:, None] + columns
+        waste = self.cache.waste_position
+        written = torch.from_numpy(np.where(inside, at, waste)).to(device)
+        positions = torch.from_numpy(np.minimum(at, waste - 1)).to(device)
+        visible = int((feed.starts + feed.counts).max())
+        horizons = positions
+        if feed.canvas:
+            horizons = torch.from_numpy(feed.starts + feed.counts - 1).to(device)[:, None].expand_as(positions)
+        mask = torch.arange(visible, device=device) <= horizons[:, :, None]
+        if self.model.config._attn_implementation == "eager":  # it adds the mask to the scores
+            mask = torch.where(mask, 0.0, torch.finfo(self.cache.kv.dtype).min).to(self.cache.kv.dtype)
+        cache = _RowCache(self.cache, torch.from_numpy(feed.slots).to(device), written, visible)
+        hidden = decoder(self.model)(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=mask[:, None],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        wanted: torch.Tensor = hidden.flatten(0, 1)[torch.from_numpy(np.flatnonzero(inside)[feed.wanted]).to(device)]
+        return wanted
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, hidden]`` -> ``[n, vocab]`` in fp32."""
+        return token_logits(self.model, hidden).float()
+
+
+@torch.no_grad()
+def _is_faithful(generic: GenericDecoder) -> bool:
+    """Whether a short text, read in two pieces, gets the logits that the model gives it; NaN is left to requests."""
+    model, cache = generic.model, generic.cache
+    ids = np.arange(1, 1 + min(4, cache.waste_position))
+    got = []
+    for piece in np.array_split(ids, 2)[: len(ids)]:
+        start, count = np.array([piece[0] - 1]), np.array([len(piece)])
+        feed = Feed(np.array([0]), start, count, piece, np.arange(len(piece)))
+        got.append(generic.logits(generic.hidden(feed)))
+    cache.clear(0)
+    with evaluating(model):
+        expected = model(input_ids=torch.from_numpy(ids[None]).to(model.device), use_cache=False).logits[0].float()
+    # far above rounding, TF32 and experts that change with it included, and far below what a forgotten factor does
+    tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.2
+    return not bool((torch.cat(got) - expected).norm() > tolerance * expected.norm())
+
+
+__all__ = ["Decoder", "GenericDecoder", "kv_shape", "make_decoder"]

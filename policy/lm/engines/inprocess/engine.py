@@ -9,127 +9,118 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from policy.lm.engine import Completion, ContextFull, EngineCounts, EngineFailure, Sampling
-from policy.lm.engines.inprocess.decode import kv_shape, make_decoder
-from policy.lm.engines.inprocess.drafts import Drafts
-from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.queue import SlotQueue
-from policy.lm.engines.inprocess.requests import DeviceScheduler, Request
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.engines.inprocess.drafts import Draft, Drafts
 from policy.lm.engines.inprocess.sampling import logprobs_of, sample
-from policy.lm.engines.inprocess.slot_table import SlotTable, common_prefix, within
+from policy.lm.engines.inprocess.slot_engine import WORTH_COPYING, DeviceScheduler, SlotEngine, common_prefix, within
+from policy.lm.engines.inprocess.slots import Feed
+from policy.lm.settings import EngineSettings
 
 _STEP_TOKENS = 8192  # prompts are read in pieces of this size at most: it bounds the memory of a step
 _LOGIT_NUMBERS = 1 << 24  # as many logits exist at a time
-_WORTH_COPYING = 16  # tokens of a common beginning
 
 _Outcome = Completion | tuple[float, ...] | Exception
 
 
-class MemoryTooSmall(ValueError):
-    """Not even one sequence of the whole context fits the stated memory."""
+@dataclass(slots=True)
+class SlotTable:
+    """The requests in the slots as arrays with one entry per slot: no work per token in Python."""
 
+    logprobs: np.ndarray  # [slot, context], of sampled tokens
+    uniforms: np.ndarray  # [slot, context], for the token at this position
+    prompt: np.ndarray  # length of the prompt
+    length: np.ndarray  # length of prompt and sampled tokens
+    end: np.ndarray  # length with the draft
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    stop: np.ndarray
+    limit: np.ndarray  # length of the prompt and the longest completion
+    one_by_one: np.ndarray  # tokens need drafts, stop strings or scores
+    scored: np.ndarray  # the tokens are given and only scored
 
-def affordable_slots(config: Any, context: int, slots: int, memory_gib: float, dtype: torch.dtype) -> int:
-    """How many sequences are kept: ``slots``, or as many as have room for their keys and values.
-
-    Raises:
-        MemoryTooSmall: not even one has.
-    """
-    layers, heads, dim = kv_shape(config)
-    per_slot = layers * 2 * heads * dim * (context + 1) * torch.empty((), dtype=dtype).element_size()
-    affordable = int(memory_gib * 2**30 / per_slot)
-    if affordable < 1:
-        raise MemoryTooSmall(
-            f"one sequence of {context} tokens needs {per_slot / 2**30:.2f} GiB of keys and values, but the budget "
-            f"is {memory_gib} GiB: lower the context or raise the budget"
+    @classmethod
+    def empty(cls, slots: int, context: int) -> SlotTable:
+        return cls(
+            logprobs=np.zeros((slots, context)),
+            uniforms=np.zeros((slots, context)),
+            prompt=np.zeros(slots, dtype=np.int64),
+            length=np.zeros(slots, dtype=np.int64),
+            end=np.zeros(slots, dtype=np.int64),
+            temperature=np.ones(slots, dtype=np.float32),
+            top_k=np.zeros(slots, dtype=np.int64),
+            top_p=np.ones(slots),
+            stop=np.zeros(slots, dtype=np.int64),
+            limit=np.zeros(slots, dtype=np.int64),
+            one_by_one=np.zeros(slots, dtype=bool),
+            scored=np.zeros(slots, dtype=bool),
         )
-    return min(slots, affordable)
 
 
-class InProcessEngine:
+@dataclass(slots=True)
+class Request:
+    """One completion, or one text to score, that waits or runs.
+
+    Attributes:
+        ids: the prompt, or the whole text to score.
+        uniforms: one in [0, 1) per token to sample, drawn from the request's own seed.
+        draft: the guess that stands behind the tokens so far.
+        score_from: log-probs of ``ids`` from here on are asked for, and nothing is sampled; ``None`` samples.
+    """
+
+    ids: np.ndarray
+    sampling: Sampling
+    uniforms: np.ndarray
+    session: Hashable | None
+    future: asyncio.Future[Any]
+    draft: Draft | None = None
+    score_from: int | None = None
+
+    @property
+    def known(self) -> int:
+        """How many leading ids need no hidden state of their own, so that they may come from a cache."""
+        return (len(self.ids) if self.score_from is None else self.score_from) - 1
+
+
+class InProcessEngine(SlotEngine[Request]):
     """Runs a transformers causal LM that lives in this process.
 
     Args:
-        model: a decoder of transformers; what it may be is said in ``decode.make_decoder``.
-        context: the longest sequence, prompt and completion together.
-        slots: how many sequences are kept and run at a time; the rest waits.
-        memory_gib: bound of all keys and values; there are fewer slots where it would be exceeded.
-        dtype: in which to compute; the model's own by default. Log-probs equal the trainer's only as far as it is fine.
-        drafts: guesses that save steps; ``None`` where texts are too unpredictable to be worth it.
+        drafts: speculative decoding from these; ``None`` where texts are too unpredictable.
         decode: ids to text, needed for stop strings.
-        scheduler: shared by engines on the same device.
 
     Attributes:
         exact: log-probs are those of a trainer of the same model, up to the rounding of fp32.
 
-    Raises:
-        UnsupportedModel: other attention than full attention within ``context``.
-        MemoryTooSmall: not even one slot fits ``memory_gib``.
+    Other arguments and exceptions: see ``SlotEngine``.
     """
 
     def __init__(
         self,
         model: Any,
         context: int,
-        slots: int = 64,
-        memory_gib: float = 4.0,
-        dtype: torch.dtype | None = None,
+        settings: EngineSettings | None = None,
         drafts: Drafts | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
-        self.model = model
-        self.context = context
-        self.version = 0
-        self.counts = EngineCounts()
+        super().__init__(model, context, settings, scheduler)
         self.drafts = drafts
-        dtype = dtype or model.dtype
-        self.exact = dtype == model.dtype == torch.float32
-        self.slots = affordable_slots(model.config, context, slots, memory_gib, dtype)
-        self._decoder = make_decoder(model, context, self.slots, dtype)
-        self._stale = True
+        self._decode = decode
         self._vocab = int(model.config.vocab_size)
         self._state = SlotTable.empty(self.slots, context)
-        self._decode = decode
-        self._queue: SlotQueue[Request] = SlotQueue(self.slots, scheduler)
-
-    @property
-    def load(self) -> int:
-        """Requests that wait or run; those that were cancelled do not count."""
-        return self._queue.load
-
-    def update_weights(self) -> None:
-        """See ``Engine``. Call it between rollouts, after the model's weights changed.
-
-        Raises:
-            RuntimeError: requests are under way.
-        """
-        self.reset()
-        self.version += 1
-        self._stale = True
 
     def reset(self) -> None:
-        """Forgets all text and what drafts learned, so that what follows does not depend on what was asked before.
-
-        A seed decides a text anyway, but only up to rounding: other batches round in another way, in bf16 by enough to
-        turn a token now and then.
-
-        Raises:
-            RuntimeError: requests are under way; they would go on from keys and values that are no longer theirs.
-        """
-        self._queue.clear()
+        """Forgets all text and what drafts learned. See ``SlotEngine``."""
+        super().reset()
         if self.drafts is not None:
             self.drafts.reset()
-        self._state.fed[:] = 0
-
-    def release(self, session: Hashable) -> None:
-        """See ``Engine``."""
-        self._queue.release(session)
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
@@ -179,25 +170,25 @@ class InProcessEngine:
             raise ValueError(f"the model knows the ids 0 to {self._vocab - 1}, got {min(ids)} to {max(ids)}")
         future = asyncio.get_running_loop().create_future()
         request = Request(np.asarray(ids, dtype=np.int64), sampling, uniforms, session, future, score_from=score_from)
-        return await self._queue.ask(request, self)
+        return await self._ask(request)
 
-    def begin(self, slot: int, request: Request) -> bool:
-        """See ``Stepper``. Keeps or copies what is cached of the prompt."""
+    def _begin(self, slot: int, request: Request) -> bool:
+        """See ``SlotEngine``. Keeps or copies what is cached of the prompt."""
         state, n, most = self._state, len(request.ids), request.known
-        cached = int(common_prefix(state.ids[slot : slot + 1], np.minimum(state.fed[slot], most), request.ids)[0])
-        if cached < state.fed[slot] or not cached:  # a new episode, or one that left its own path
-            common = common_prefix(state.ids, np.minimum(state.fed, most), request.ids)
+        cached = int(common_prefix(self._ids[slot : slot + 1], np.minimum(self._fed[slot], most), request.ids)[0])
+        if cached < self._fed[slot] or not cached:  # a new episode, or one that left its own path
+            common = common_prefix(self._ids, np.minimum(self._fed, most), request.ids)
             donor = int(common.argmax())
-            known = np.where(np.isin(np.arange(self.slots), list(self._queue.running)), state.length, 0)
-            coming = int(common_prefix(state.ids, np.minimum(known, most), request.ids).max())
-            if coming >= max(cached, common[donor]) + _WORTH_COPYING:
+            known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
+            coming = int(common_prefix(self._ids, np.minimum(known, most), request.ids).max())
+            if coming >= max(cached, common[donor]) + WORTH_COPYING:
                 return False  # a neighbour is about to read the same beginning; a step later it can be copied
-            if common[donor] >= cached + _WORTH_COPYING:
+            if common[donor] >= cached + WORTH_COPYING:
                 cached = int(common[donor])
                 self._decoder.cache.copy(donor, slot, cached)
         self.counts.reused += cached
-        state.ids[slot, :n] = request.ids
-        state.fed[slot] = cached
+        self._ids[slot, :n] = request.ids
+        self._fed[slot] = cached
         state.prompt[slot] = most + 1
         state.length[slot] = state.end[slot] = n if request.score_from is None else n - 1  # nothing follows the last id
         state.scored[slot] = request.score_from is not None
@@ -209,7 +200,9 @@ class InProcessEngine:
             sampling.top_p,
         )
         state.stop[slot], state.limit[slot] = sampling.stop, n + sampling.max_tokens
-        state.by_hand[slot] = self.drafts is not None or bool(sampling.stop_strings) or request.score_from is not None
+        state.one_by_one[slot] = (
+            self.drafts is not None or bool(sampling.stop_strings) or request.score_from is not None
+        )
         if request.score_from is None:
             self._propose(slot, request)
         return True
@@ -221,30 +214,26 @@ class InProcessEngine:
         if self.drafts is None:
             return
         room = int(state.limit[slot]) - length - 1  # one is sampled behind the draft
-        request.draft = self.drafts.propose(state.ids[slot, :length], request.sampling.stop, room)
+        request.draft = self.drafts.propose(self._ids[slot, :length], request.sampling.stop, room)
         if request.draft is not None:
             n = len(request.draft.ids)
-            state.ids[slot, length : length + n] = request.draft.ids
+            self._ids[slot, length : length + n] = request.draft.ids
             state.end[slot] = length + n
 
-    @torch.inference_mode()
-    def step(self) -> dict[int, _Outcome]:
-        """See ``Stepper``: one forward pass for all running slots."""
-        if self._stale:
-            self._decoder.refresh()
-            self._stale = False
+    def _step(self) -> dict[int, _Outcome]:
+        """See ``SlotEngine``: one forward pass for all running slots."""
         state = self._state
-        slots = np.sort(np.fromiter(self._queue.running, dtype=np.int64))
-        starts, ends = state.fed[slots], state.end[slots]
+        slots = np.sort(np.fromiter(self._running, dtype=np.int64))
+        starts, ends = self._fed[slots], state.end[slots]
         counts = within(ends - starts, _STEP_TOKENS)
         slots, starts, counts = slots[counts > 0], starts[counts > 0], counts[counts > 0]
         rows = np.repeat(np.arange(len(slots)), counts)
         positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
         of_slot = slots[rows]
         wanted = np.flatnonzero(positions >= state.prompt[of_slot] - 1)
-        feed = Feed(slots, starts, counts, state.ids[of_slot, positions], wanted)
+        feed = Feed(slots, starts, counts, self._ids[of_slot, positions], wanted)
         ids, logprobs = self._sample(self._decoder.hidden(feed), of_slot[wanted], positions[wanted] + 1)
-        state.fed[slots] = starts + counts
+        self._fed[slots] = starts + counts
         self.counts.steps += 1
         self.counts.fed += len(rows)
         outcomes: dict[int, _Outcome] = {}
@@ -276,7 +265,7 @@ class InProcessEngine:
             optional = (None if x is None else torch.from_numpy(x[part]).to(device) for x in (top_k, top_p))
             logits = self._decoder.logits(hidden[part])
             if given[part].all():
-                ids[part] = state.ids[slots[part], at[part]]
+                ids[part] = self._ids[slots[part], at[part]]
                 logprobs[part] = logprobs_of(logits, ids[part])
                 continue
             chosen, scored = sample(
@@ -288,9 +277,9 @@ class InProcessEngine:
             ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
             if given[part].any():
                 those = np.flatnonzero(given[part])
-                told = state.ids[slots[part][those], at[part][those]]
-                ids[done + those] = told
-                logprobs[done + those] = logprobs_of(logits[torch.from_numpy(those).to(device)], told)
+                given_ids = self._ids[slots[part][those], at[part][those]]
+                ids[done + those] = given_ids
+                logprobs[done + those] = logprobs_of(logits[torch.from_numpy(those).to(device)], given_ids)
         return ids, logprobs
 
     def _go_on(self, slots: np.ndarray, ids: np.ndarray, logprobs: np.ndarray, bounds: np.ndarray) -> np.ndarray:
@@ -302,19 +291,19 @@ class InProcessEngine:
         one, lengths = bounds[1:] - bounds[:-1] == 1, state.length[slots]
         if not len(ids):
             return one
-        mundane: np.ndarray = one & ~state.by_hand[slots] & (lengths + 1 < state.limit[slots])
-        mundane &= (ids[at] != state.stop[slots]) & np.isfinite(logprobs[at])
-        at, slots, lengths = at[mundane], slots[mundane], lengths[mundane]
-        state.ids[slots, lengths], state.logprobs[slots, lengths] = ids[at], logprobs[at]
-        state.fed[slots] = lengths
+        simple: np.ndarray = one & ~state.one_by_one[slots] & (lengths + 1 < state.limit[slots])
+        simple &= (ids[at] != state.stop[slots]) & np.isfinite(logprobs[at])
+        at, slots, lengths = at[simple], slots[simple], lengths[simple]
+        self._ids[slots, lengths], state.logprobs[slots, lengths] = ids[at], logprobs[at]
+        self._fed[slots] = lengths
         state.length[slots] = state.end[slots] = lengths + 1
-        return mundane
+        return simple
 
     def _accept(self, slot: int, ids: np.ndarray, logprobs: np.ndarray) -> Completion | Exception | None:
         """Keeps sampled tokens up to the first that differs from the draft; returns what ends the request, if so."""
-        state, request = self._state, self._queue.running[slot]
+        state, request = self._state, self._running[slot]
         begin, prompt = int(state.length[slot]), int(state.prompt[slot])
-        drafted = state.ids[slot, begin : begin + len(ids) - 1]
+        drafted = self._ids[slot, begin : begin + len(ids) - 1]
         wrong = np.flatnonzero(ids[:-1] != drafted)
         kept = int(wrong[0]) + 1 if len(wrong) else len(ids)
         if request.draft is not None and self.drafts is not None:
@@ -326,20 +315,20 @@ class InProcessEngine:
             return EngineFailure("the model's log-probs are not finite")
         stops = np.flatnonzero(ids == request.sampling.stop)
         kept = int(stops[0]) + 1 if len(stops) else kept
-        state.ids[slot, begin : begin + kept] = ids[:kept]
+        self._ids[slot, begin : begin + kept] = ids[:kept]
         state.logprobs[slot, begin : begin + kept] = logprobs[:kept]
         string_end = self._stop_string(slot, request, begin, begin + kept)
         if string_end is not None:
             kept = string_end - begin
         end = begin + kept
         state.length[slot] = state.end[slot] = end
-        state.fed[slot] = end - 1  # the last token was sampled, not read
+        self._fed[slot] = end - 1  # the last token was sampled, not read
         stopped = bool(len(stops)) or string_end is not None
         if stopped or end >= state.limit[slot]:
             self.counts.generated += end - prompt
             made = slice(prompt, end)
             return Completion(
-                tuple(state.ids[slot, made].tolist()),
+                tuple(self._ids[slot, made].tolist()),
                 tuple(state.logprobs[slot, made].tolist()),
                 stopped,
                 self.version,
@@ -349,10 +338,10 @@ class InProcessEngine:
 
     def _scored(self, slot: int, logprobs: np.ndarray) -> tuple[float, ...] | Exception | None:
         """Keeps log-probs of given tokens; returns all once the last one is there. A long text comes in pieces."""
-        state, request = self._state, self._queue.running[slot]
+        state, request = self._state, self._running[slot]
         if not np.isfinite(logprobs).all():
             return EngineFailure("the model's log-probs are not finite")
-        done = int(state.fed[slot]) + 1  # the ids up to here have one
+        done = int(self._fed[slot]) + 1  # the ids up to here have one
         state.logprobs[slot, done - len(logprobs) : done] = logprobs
         if done < len(request.ids):
             return None
@@ -364,18 +353,12 @@ class InProcessEngine:
         """Where the sampled text first contains a stop string, as the position after the token that completes it."""
         if not request.sampling.stop_strings or self._decode is None:
             return None
-        prompt, ids = int(self._state.prompt[slot]), self._state.ids[slot]
+        prompt, ids = int(self._state.prompt[slot]), self._ids[slot]
         for at in range(begin + 1, end + 1):
             text = self._decode(ids[prompt:at].tolist())
             if any(stop in text for stop in request.sampling.stop_strings):
                 return at
         return None
 
-    def forget(self, slot: int, error: Exception | None) -> None:
-        """See ``Stepper``. What broke with its own numbers leaves NaN in the slot."""
-        self._state.fed[slot] = 0
-        if isinstance(error, EngineFailure):
-            self._decoder.cache.clear(slot)
 
-
-__all__ = ["InProcessEngine", "MemoryTooSmall", "affordable_slots"]
+__all__ = ["InProcessEngine"]

@@ -16,6 +16,32 @@ from torch.nn import functional as F
 from policy.lm.compiled import native_attention
 
 
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The new tokens of one step. Row ``r`` feeds ``counts[r]`` tokens at positions ``starts[r] ...`` of its slot.
+
+    Attributes:
+        slots, starts, counts: ``[row]``, slots ascending.
+        tokens: ``[n]`` ids, row after row.
+        wanted: ascending indices into ``tokens``: whose logits are asked for.
+        canvas: every token also sees those of its own row that stand behind it.
+    """
+
+    slots: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+    tokens: np.ndarray
+    wanted: np.ndarray
+    canvas: bool = False
+
+    def slot_of_token(self) -> np.ndarray:
+        return np.repeat(self.slots, self.counts)
+
+    def positions(self) -> np.ndarray:
+        first = np.cumsum(self.counts) - self.counts
+        return np.arange(len(self.tokens)) + np.repeat(self.starts - first, self.counts)
+
+
 class SlotCache:
     """``kv[layer, 0 | 1]`` are keys and values ``[slot, head, time, dim]``; written in place, never copied to grow.
 
@@ -241,4 +267,4 @@ def _single(
     return summed.view(rows, heads * group, dim)
 
 
-__all__ = ["Blocks", "Rectangle", "SlotCache", "sizes"]
+__all__ = ["Blocks", "Feed", "Rectangle", "SlotCache", "sizes"]

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.engines.inprocess.engine import MemoryTooSmall
+from policy.lm.engines.inprocess.slot_engine import MemoryTooSmall
 from policy.lm.render import ChatFormat
+from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
@@ -32,7 +33,7 @@ SURE = DiffusionSettings(block=BLOCK, steps=BLOCK, entropy_bound=0.0)
 
 
 def engine_of(model: Any, settings: DiffusionSettings = SURE, slots: int = 4) -> CanvasEngine:
-    return CanvasEngine(model, 64, settings, MASK, slots)
+    return CanvasEngine(model, 64, settings, MASK, EngineSettings(slots=slots))
 
 
 def by_hand(
@@ -250,7 +251,7 @@ def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
     again = asyncio.run(engine.complete([5, 9], plain, 0))  # in the slot of the broken one, too
     assert all(map(math.isfinite, again.logprobs))
     with pytest.raises(MemoryTooSmall):
-        CanvasEngine(model, 64, SURE, MASK, memory_gib=1e-6)
+        CanvasEngine(model, 64, SURE, MASK, EngineSettings(memory_gib=1e-6))
 
 
 def asked_by_hand(model: Any, prompt: Sequence[int], stop: int) -> tuple[list[int], list[float]]:

@@ -13,8 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from policy.lm.compiled import linear, linear_onto, native_layers
-from policy.lm.engines.inprocess.feed import Feed
-from policy.lm.engines.inprocess.slots import Blocks, SlotCache
+from policy.lm.engines.inprocess.slots import Blocks, Feed, SlotCache
 from policy.lm.forward import decoder
 
 
@@ -31,7 +30,7 @@ class _Layer:
     down: torch.Tensor
 
 
-class LeanDecoder:
+class LlamaDecoder:
     """Holds a copy of the weights in its own dtype with query, key and value (and gate and up) joined.
 
     Rotary pairs ``(i, i + dim / 2)`` are moved next to each other in the rows of the query and key projections, so that
@@ -115,7 +114,7 @@ class LeanDecoder:
             q = joined[:, : self.heads]
             keys, values = self.cache.kv[index]
             if self._native is None:
-                self._turn(joined[:, : self.heads + self.kv_heads], rotation)
+                self._rotate(joined[:, : self.heads + self.kv_heads], rotation)
                 self.cache.write(index, rows, joined[:, self.heads :])
             else:
                 self._native.keep(joined, self._rotation, of_token, positions, keys, values)
@@ -141,7 +140,7 @@ class LeanDecoder:
             k.copy_(F.rms_norm(k, (self.dim,), layer.k_norm, self.eps))
         return joined
 
-    def _turn(self, heads: torch.Tensor, rotation: torch.Tensor) -> None:
+    def _rotate(self, heads: torch.Tensor, rotation: torch.Tensor) -> None:
         """``heads[n, head, dim]`` by ``rotation[n, 1, dim / 2]``, in place."""
         fp32 = heads.float()  # itself, if it is that already
         torch.view_as_complex(fp32.unflatten(-1, (-1, 2))).mul_(rotation)
@@ -160,7 +159,7 @@ class LeanDecoder:
         return F.silu(gate).mul_(up)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of the lean models scales or caps them."""
+        """``[n, hidden]`` -> ``[n, vocab]`` in fp32. None of these models scales or caps them."""
         return linear(hidden, self._head, self._head_bias).float()
 
 
@@ -186,4 +185,4 @@ def _bias(projection: Any) -> torch.Tensor | None:
     return bias
 
 
-__all__ = ["LeanDecoder"]
+__all__ = ["LlamaDecoder"]
