@@ -7,6 +7,7 @@ Checkpoints are plain Hugging Face folders: safetensors, config, tokenizer, chat
 from __future__ import annotations
 
 import copy
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -68,9 +71,7 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     where = str(BASE_FOLDER) if name == BASE else name
     path = Path(where)
     if path.suffix == ".gguf":
-        from policy.lm.gguf import load_gguf
-
-        return load_gguf(path, getattr(torch, dtype))
+        return _load_gguf(path, getattr(torch, dtype))
     if name == BASE and not has_base():
         raise CheckpointError("base: this installation came without the base model; `imagine pretrain` makes one")
     if path.is_dir() and not (path / "config.json").exists():
@@ -93,6 +94,44 @@ def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel,
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _load_gguf(file: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model of a GGUF file, its quantised weights unpacked to ``dtype``, and its tokenizer.
+
+    transformers unpacks the file, but its model calls itself quantised and refuses to be saved: the unpacked weights go
+    into a fresh model of the same shape.
+
+    Raises:
+        CheckpointError: the file is no GGUF, is torn, holds no causal LM that transformers knows, or the package that
+            reads it is not installed.
+    """
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise CheckpointError(f"{file}: GGUF files need a package: pip install 'imagination[gguf]'") from error
+    try:
+        with file.open("rb") as opened:
+            if opened.read(4) != b"GGUF":
+                raise CheckpointError(f"{file}: not a GGUF file: it does not begin with GGUF")
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+    # A reader of a torn file fails wherever it happens to look: past the end, at a length that is no length, at a name
+    # that is no text.
+    except (OSError, ValueError, IndexError, KeyError, RuntimeError, OverflowError, MemoryError, struct.error) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{file}: torn, or not of a known causal LM; fetch it again: {reason}") from error
+    model = AutoModelForCausalLM.from_config(_unquantised(unpacked.config), dtype=dtype)
+    model.load_state_dict(unpacked.state_dict())
+    return model, tokenizer
+
+
+def _unquantised(config: PretrainedConfig) -> PretrainedConfig:
+    """The configuration without what says that the weights are packed."""
+    values = config.to_dict()
+    for key in ("quantization_config", "_name_or_path"):
+        values.pop(key, None)
+    return AutoConfig.for_model(**values)
 
 
 def has_base() -> bool:

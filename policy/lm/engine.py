@@ -1,8 +1,8 @@
 """The ``Engine`` protocol: token ids in, sampled token ids and their log-probs out. Who samples them hides behind it.
 
-``inprocess.py`` runs a model that lives in this process, ``vllm_engine.py`` runs vLLM in it, ``openai_engine.py`` asks
-a server. Callers are coroutines that each follow one episode and ask for one completion at a time; what waits at the
-same time is batched.
+``engines/inprocess/`` runs a model of this process, ``engines/vllm.py`` runs vLLM in it, ``engines/openai.py`` sends
+requests to a server. Each caller is a coroutine that follows one episode and requests one completion at a time;
+concurrent requests are batched.
 """
 
 from __future__ import annotations

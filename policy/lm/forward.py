@@ -13,7 +13,7 @@ from torch import Tensor
 
 from policy.lm.batch import RowBatch, by_length
 from policy.lm.compiled import linear
-from policy.lm.lean import is_hooked, is_lean, lean_states
+from policy.lm.fused_llama import fused_states, is_fusable, is_hooked
 from policy.lm.pack import IMPLEMENTATION, Pack, by_prefix, pack
 
 # torch's attention on CPUs computes what a causal mask hides, up to 512 keys; blocks leave most of it out. Smaller ones
@@ -170,13 +170,13 @@ def packs(model: Any, longest: int) -> bool:
     limits = (attention_window(core.config), getattr(core.config, "attention_chunk_size", None))
     if any(limit is not None and longest > limit for limit in limits):
         return False
-    known, lean = _FAITHFUL.setdefault(core, {}), is_lean(core)
-    if lean not in known:  # the other way too, which a hook or adapters may bring about later
-        known.update({way: _packing_is_faithful(model, way) for way in {lean, False} - known.keys()})
-    return known[lean]
+    known, fused = _FAITHFUL.setdefault(core, {}), is_fusable(core)
+    if fused not in known:  # the other way too, which a hook or adapters may bring about later
+        known.update({way: _packing_is_faithful(model, way) for way in {fused, False} - known.keys()})
+    return known[fused]
 
 
-_FAITHFUL: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()  # by whether the lean forward pass is used
+_FAITHFUL: WeakKeyDictionary[Any, dict[bool, bool]] = WeakKeyDictionary()  # by whether the fused forward pass is used
 
 
 @contextmanager
@@ -192,13 +192,13 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _packing_is_faithful(model: Any, lean: bool) -> bool:
+def _packing_is_faithful(model: Any, fused: bool) -> bool:
     core = decoder(model)
     device = next(core.parameters()).device
     rows = [[1, 2, 3, 4], [1, 2, 4], [0, 3]]
     with evaluating(core), torch.autocast(device.type, enabled=False):
         packing = pack(rows).to(device)
-        packed = lean_states(core, packing) if lean else _own_states(core, packing)
+        packed = fused_states(core, packing) if fused else _own_states(core, packing)
         alone = [
             core(input_ids=torch.tensor([row], device=device), use_cache=False).last_hidden_state[0] for row in rows
         ]
@@ -219,8 +219,8 @@ def _packed(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Pack | Non
 def _packed_states(model: Any, packing: Pack, wanted: Tensor | None = None) -> Tensor:
     """``[wanted, hidden]``, of all packed tokens by default."""
     core = decoder(model)
-    if is_lean(core):
-        return lean_states(core, packing, wanted)
+    if is_fusable(core):
+        return fused_states(core, packing, wanted)
     states = _own_states(core, packing)
     return states if wanted is None else states.index_select(0, wanted)
 

@@ -30,7 +30,7 @@ from lightning.pytorch import Callback
 from imagination.cli import main as imagine
 from imagination.learning import trainer
 from imagination.settings import Config
-from policy.lm import lean
+from policy.lm import fused_llama
 from policy.lm.engines.inprocess import decode_llama, slots
 from policy.lm.pack import packed_attention
 
@@ -46,16 +46,16 @@ def attention_of_training() -> AbstractContextManager[Any]:
         q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
         return packed_attention(module, q, k, v, None, packing=packing, scaling=q.shape[-1] ** -0.5)[0][0]  # type: ignore[arg-type]
 
-    return mock.patch.object(lean, "_Attended", SimpleNamespace(apply=apply))
+    return mock.patch.object(fused_llama, "CausalAttention", SimpleNamespace(apply=apply))
 
 
 def layers_of_training() -> AbstractContextManager[Any]:
     """Norms, gates and rotations of training."""
     stack = ExitStack()
-    for name in ("_Normed", "_Gated", "_Turned"):
-        plain = getattr(lean, name)
+    for name in ("RMSNorm", "SwiGLU", "RoPE"):
+        plain = getattr(fused_llama, name)
         of_torch = SimpleNamespace(apply=lambda *given, plain=plain: plain.apply(*given[:-1], None))
-        stack.enter_context(mock.patch.object(lean, name, of_torch))
+        stack.enter_context(mock.patch.object(fused_llama, name, of_torch))
     return stack
 
 

@@ -15,7 +15,7 @@ _WIDEST = 16  # numbers of a vector
 
 
 class NativeTraining:
-    """Each function computes what ``policy.lm.lean`` says it does; all tensors are contiguous."""
+    """Each function computes what ``policy.lm.fused_llama`` says it does; all tensors are contiguous."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

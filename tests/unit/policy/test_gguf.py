@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from policy.lm.backbone import CheckpointError, load_checkpoint
-from policy.lm.gguf import load_gguf
 
 gguf = pytest.importorskip("gguf", reason="pip install 'imagination[gguf]'")
 
@@ -40,13 +39,13 @@ def test_a_torn_file_is_one_line_that_names_it(tmp_path: Path, kept: int) -> Non
 @pytest.mark.parametrize("architecture", ["llama", "no-such-architecture"])
 def test_a_whole_file_without_a_model_is_one_line_too(tmp_path: Path, architecture: str) -> None:
     with pytest.raises(CheckpointError) as error:
-        load_gguf(written(tmp_path, architecture))
+        load_checkpoint(str(written(tmp_path, architecture)))
     assert "\n" not in str(error.value)
 
 
 def test_what_is_no_gguf_at_all(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_text("<html>not found</html>")
     with pytest.raises(CheckpointError, match="does not begin with GGUF"):
-        load_gguf(tmp_path / "model.gguf")
+        load_checkpoint(str(tmp_path / "model.gguf"))
     with pytest.raises(CheckpointError, match="none\\.gguf"):
-        load_gguf(tmp_path / "none.gguf")
+        load_checkpoint(str(tmp_path / "none.gguf"))

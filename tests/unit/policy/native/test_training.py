@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from policy.lm.forward import hidden_before, packs
-from policy.lm.lean import _Attended, _Gated, _Normed, _Turned
+from policy.lm.fused_llama import CausalAttention, RMSNorm, RoPE, SwiGLU
 from policy.lm.native import decoding as native
 from policy.lm.native.training import NativeTraining, native_training
 from policy.lm.pack import Pack, pack
@@ -68,7 +68,7 @@ def check_attention(heads: int, group: int, dim: int) -> None:
     packing = pack(rows_that_branch())
     n = len(packing.ids)
     given = (numbers(n, heads * group, dim), numbers(n, heads, dim, seed=1), numbers(n, heads, dim, seed=2))
-    agree((_Attended.apply(*given, packing, compiled()),), (one_by_one(*given, packing),), given)
+    agree((CausalAttention.apply(*given, packing, compiled()),), (one_by_one(*given, packing),), given)
 
 
 def check_steps(width: int) -> None:
@@ -76,18 +76,18 @@ def check_steps(width: int) -> None:
         got, expected = step(x, *more, compiled()), step(x.double(), *more, None)
         agree(*(made if isinstance(made, tuple) else (made,) for made in (got, expected)), (x,))  # type: ignore[arg-type]
 
-    both(_Normed.apply, numbers(6, width), 1e-5)
-    both(_Normed.apply, numbers(6, 3, width), 1e-5)
-    both(_Normed.apply, numbers(33_000 // width, width), 1e-5)  # enough for threads
-    both(_Gated.apply, numbers(33_000 // width, 2 * width))
-    both(_Gated.apply, (numbers(6, 2 * width) * 30).detach().requires_grad_())
+    both(RMSNorm.apply, numbers(6, width), 1e-5)
+    both(RMSNorm.apply, numbers(6, 3, width), 1e-5)
+    both(RMSNorm.apply, numbers(33_000 // width, width), 1e-5)  # enough for threads
+    both(SwiGLU.apply, numbers(33_000 // width, 2 * width))
+    both(SwiGLU.apply, (numbers(6, 2 * width) * 30).detach().requires_grad_())
 
 
 def check_turns(dim: int, n: int) -> None:
     joined, angles = numbers(n, 7, dim), torch.rand(n, 1, dim // 2, generator=torch.Generator().manual_seed(3)) * 6
     rotation, counts = torch.polar(torch.full_like(angles, 1.5), angles), [3, 2, 2]  # YaRN makes them longer, too
-    expected = _Turned.apply(joined.double(), rotation.to(torch.complex128), counts, None)
-    agree(_Turned.apply(joined, rotation, counts, compiled()), expected, (joined,))
+    expected = RoPE.apply(joined.double(), rotation.to(torch.complex128), counts, None)
+    agree(RoPE.apply(joined, rotation, counts, compiled()), expected, (joined,))
 
 
 @needs_compiler
@@ -128,7 +128,7 @@ def test_any_number_of_threads_agrees_and_the_same_number_exactly() -> None:
     try:
         for threads in (1, 2, 2, 3, 40):
             torch.set_num_threads(threads)
-            out = _Attended.apply(*given, packing, made)
+            out = CausalAttention.apply(*given, packing, made)
             found.append((out, *torch.autograd.grad(out.square().sum(), given)))
     finally:
         torch.set_num_threads(before)
@@ -143,7 +143,7 @@ def test_weights_far_below_the_highest_vanish_and_large_scores_do_not_overflow()
     q = torch.full((3, 1, 16), 60.0).requires_grad_()
     k = torch.stack([torch.full((1, 16), x) for x in (-60.0, 60.0, 59.0)]).requires_grad_()
     v = torch.stack([torch.full((1, 16), x) for x in (5.0, 2.0, 7.0)]).requires_grad_()
-    out = _Attended.apply(q, k, v, packing, compiled())
+    out = CausalAttention.apply(q, k, v, packing, compiled())
     assert out[:, 0, 0].tolist() == [5.0, 2.0, 2.0]
     grads = torch.autograd.grad(out.sum(), (q, k, v))
     assert grads[2][:, 0, 0].tolist() == [1.0, 2.0, 0.0]
@@ -158,7 +158,7 @@ def test_nan_stays_in_its_branch(where: int) -> None:
     packing = pack([[1, 2, 3], [1, 4]])  # as tokens 1 4 2 3
     given = [numbers(4, 1, 16, seed=i).detach() for i in range(3)]
     given[where][2] = torch.nan
-    out = _Attended.apply(*given, packing, compiled())
+    out = CausalAttention.apply(*given, packing, compiled())
     assert out.isnan().any(-1).flatten().tolist() == [False, False, True, where != 0]  # a query is its own
 
 

@@ -145,7 +145,7 @@ def test_two_looks_tell_of_each_token_given_its_neighbours() -> None:
     assert np.exp(logprobs) == pytest.approx([0.9, 0.5, 0.4, 0.6])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "granite"])  # the lean pass twice, and the model's own
+@pytest.mark.parametrize("name", ["llama", "qwen3", "granite"])  # the fused pass twice, and the model's own
 def test_it_fills_in_what_a_plain_loop_does(name: str) -> None:
     """Prompts of several lengths side by side, answers of several canvases, and second turns from cached text."""
     model = make_model(name)

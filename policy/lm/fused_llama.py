@@ -26,8 +26,8 @@ _LAYER = {*_PRODUCTS, "", "self_attn", "mlp", "mlp.act_fn", "input_layernorm", "
 _NORMED_HEADS = {"self_attn.q_norm", "self_attn.k_norm"}
 
 
-def is_lean(core: Any) -> bool:
-    """Whether ``lean_states`` may stand for the forward pass of ``core``, the part of a causal LM below its head."""
+def is_fusable(core: Any) -> bool:
+    """Whether ``fused_states`` may stand for the forward pass of ``core``, the part of a causal LM below its head."""
     config, weight = core.config, core.embed_tokens.weight if hasattr(core, "embed_tokens") else None
     if weight is None or weight.device.type != "cpu" or weight.dtype not in (torch.float32, torch.float64):
         return False
@@ -41,7 +41,7 @@ def is_lean(core: Any) -> bool:
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether somebody wants to be told when ``module`` is called, which the lean pass does not do."""
+    """Whether ``module`` has hooks, which the fused pass does not call."""
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
@@ -54,7 +54,7 @@ def _is_plain(modules: dict[str, Any]) -> bool:
     )
 
 
-def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tensor:
+def fused_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tensor:
     """Final hidden states ``[wanted, hidden]`` of packed tokens; of all ``[n, hidden]`` by default."""
     eps = core.config.rms_norm_eps
     x = core.embed_tokens(packing.ids)
@@ -65,9 +65,9 @@ def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tenso
     native = native_training(x.dtype, 2 * half, x.device)
     for index, layer in enumerate(core.layers):
         attention, mlp = layer.self_attn, layer.mlp
-        q, k, v = _heads(attention, _Normed.apply(x, eps, native), layer.input_layernorm.weight, rotation, eps, native)
+        q, k, v = _heads(attention, RMSNorm.apply(x, eps, native), layer.input_layernorm.weight, rotation, eps, native)
         if native is not None:
-            seen = _Attended.apply(q, k, v, packing, native).flatten(1)
+            seen = CausalAttention.apply(q, k, v, packing, native).flatten(1)
         else:
             q, k, v = (heads.transpose(0, 1)[None] for heads in (q, k, v))
             seen = packed_attention(attention, q, k, v, None, packing=packing)[0][0].flatten(1)
@@ -75,9 +75,9 @@ def lean_states(core: Any, packing: Pack, wanted: Tensor | None = None) -> Tenso
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
         x = linear_onto(x, seen, attention.o_proj.weight)
         gate_up = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]) * layer.post_attention_layernorm.weight
-        gated = _Gated.apply(linear(_Normed.apply(x, eps, native), gate_up), native)
+        gated = SwiGLU.apply(linear(RMSNorm.apply(x, eps, native), gate_up), native)
         x = linear_onto(x, gated, mlp.down_proj.weight)
-    return _Normed.apply(x, eps, native) * core.norm.weight
+    return RMSNorm.apply(x, eps, native) * core.norm.weight
 
 
 def _heads(
@@ -91,13 +91,13 @@ def _heads(
     heads = linear(x, joined, bias).view(len(x), -1, dim)
     counts = [len(p.weight) // dim for p in (q, k, v)]
     if not hasattr(attention, "q_norm"):
-        return _Turned.apply(heads, rotation, counts, native)
+        return RoPE.apply(heads, rotation, counts, native)
     parts = heads.split(counts, 1)
     normed = [
-        _Normed.apply(part, eps, native) * _paired(n.weight, dim)
+        RMSNorm.apply(part, eps, native) * _paired(n.weight, dim)
         for part, n in zip(parts, (attention.q_norm, attention.k_norm), strict=False)
     ]
-    return _Turned.apply(torch.cat([*normed, parts[2]], 1), rotation, counts, native)
+    return RoPE.apply(torch.cat([*normed, parts[2]], 1), rotation, counts, native)
 
 
 def _paired(rows: Tensor, dim: int) -> Tensor:
@@ -105,7 +105,7 @@ def _paired(rows: Tensor, dim: int) -> Tensor:
     return rows.view(-1, 2, dim // 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-class _Normed(torch.autograd.Function):
+class RMSNorm(torch.autograd.Function):
     """``x / sqrt(mean(x^2) + eps)`` (Zhang and Sennrich 2019, arXiv 1910.07467, equation 4, without its gain)."""
 
     @staticmethod
@@ -129,7 +129,7 @@ class _Normed(torch.autograd.Function):
         return torch.addcmul(grad, y, along, value=-1).mul_(scale), None, None
 
 
-class _Gated(torch.autograd.Function):
+class SwiGLU(torch.autograd.Function):
     """``silu(gate) * up`` of both side by side, ``[n, 2 * mlp]`` (Shazeer 2020, arXiv 2002.05202, equation 6)."""
 
     @staticmethod
@@ -157,7 +157,7 @@ class _Gated(torch.autograd.Function):
         return out, None
 
 
-class _Turned(torch.autograd.Function):
+class RoPE(torch.autograd.Function):
     """Splits ``[n, head, dim]`` into queries, keys and values, and rotates the first two (as complex numbers)."""
 
     @staticmethod
@@ -186,7 +186,7 @@ class _Turned(torch.autograd.Function):
         return out, None, None, None
 
 
-class _Attended(torch.autograd.Function):
+class CausalAttention(torch.autograd.Function):
     """Causal attention of packed tokens, ``[n, head, dim]``, to their own past."""
 
     @staticmethod
@@ -210,4 +210,4 @@ def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(_complex(x) * rotation).flatten(-2)
 
 
-__all__ = ["is_hooked", "is_lean", "lean_states"]
+__all__ = ["fused_states", "is_fusable", "is_hooked"]
