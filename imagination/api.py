@@ -35,8 +35,8 @@ from imagination.commands.report import report
 from imagination.commands.train import train
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Episode, Provenance, play_with_bar
+from imagination.runs.fingerprint import summary
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.status import summary
 from imagination.session import Session
 from imagination.settings import Config, UserError, compose
 from real_envs.env import Task

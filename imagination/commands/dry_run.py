@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from imagination.commands.stage import Stage
-from imagination.runs.fingerprint import fingerprint
-from imagination.runs.status import STEPS, state
+from imagination.runs.fingerprint import STEPS, fingerprint, state
 from imagination.settings import Config
 from imagination.settings.compose import to_yaml
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from imagination.evaluation.costs import real_costs
-from imagination.rollout.dream_env import DreamEnv, Guard, Start
+from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.run_folder import RunFolder
@@ -17,12 +18,11 @@ from imagination.runs.worlds import check_world
 from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import LanguageModelAgent
-from real_envs.env import TaskSet
+from real_envs.env import Task, TaskSet
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.evaluation.transitions import audit_metrics
-from worldmodel.world_model import LanguageWorldModel
 
 REPLAYS = 24  # dreams of the trained policy that are replayed in the real game
 SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
@@ -55,7 +55,10 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
             played[f"{which}/{split}"] = episodes
-        dreams = await _dreams(config, world, guard, tasks, agent, version, which, _starts(played[f"{which}/train"]))
+        starts = _starts(played[f"{which}/train"])
+        known = [task for task in tasks.tasks("train") if task.id in starts]
+        stamp = Provenance(Source.DREAM, version, world.version)
+        dreams = await _dreams(config, partial(DreamEnv, world, starts, guard), known, agent, stamp, which)
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results
@@ -97,21 +100,17 @@ async def play_real(
 
 async def _dreams(
     config: Config,
-    model: LanguageWorldModel,
-    guard: Guard,
-    tasks: TaskSet,
+    make_env: Callable[[], DreamEnv],
+    known: Sequence[Task],
     agent: LanguageModelAgent,
-    version: str,
+    stamp: Provenance,
     which: str,
-    starts: dict[str, Start],
 ) -> list[Trajectory]:
-    known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
+    """The policy's dreams of these tasks, from their beginnings."""
+    known = [replace(task, spec={"start": task.id}) for task in known]
     episodes = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
-    stamp = Provenance(Source.DREAM, version, model.version)
     limit = config.evaluate.max_turns
-    return await play_with_bar(
-        f"dream {which}", episodes, lambda: DreamEnv(model, starts, guard), agent, stamp, limit, concurrency=128
-    )
+    return await play_with_bar(f"dream {which}", episodes, make_env, agent, stamp, limit, concurrency=128)
 
 
 def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:

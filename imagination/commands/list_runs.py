@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from imagination.runs.status import STEPS, state, summary
+from imagination.runs.fingerprint import STEPS, state, summary
 from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides, saved_config
 from imagination.settings.schema import ConfigError, flatten

@@ -26,7 +26,7 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.loop_learning import real_success, refit_round, train_round, true_turns
 from imagination.commands.loop_rounds import begin, choose_tasks, play_round, policy_folder
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.loop.budget import Budget
+from imagination.loop.acting import Budget
 from imagination.loop.journal import Journal
 from imagination.loop.origin import copy_folder
 from imagination.loop.refit import promote
@@ -34,7 +34,7 @@ from imagination.rollout.schedules import check_share, most
 from imagination.rollout.world_models import UNFINISHED
 from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
 from imagination.settings import Config, UserError

@@ -18,8 +18,7 @@ from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
 from imagination.learning.recorded import Recorded
 from imagination.loop.origin import copy_folder, of_new_tasks, roots
-from imagination.loop.promotion import no_worse
-from imagination.loop.refit import refit, scores_of
+from imagination.loop.refit import no_worse, refit, scores_of
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.world_models import member_folder
 from imagination.runs.fingerprint import fingerprint
@@ -64,7 +63,7 @@ def refit_round(config: Config, run: RunFolder, number: int, versions: Sequence[
         return {**told, "promoted": False, "why": NOTHING_NEW}
     candidates, settings = run.path / "loop" / "candidate", config.worldmodel
     own = {t.id for t in train if round_of(t) is not None and t.agent == POLICY}
-    refit(run, settings, config.fit, config.loop, train, own, number, config.seed, candidates)
+    refit(Session(config, run), train, own, number, candidates)
     kinds = {
         "old": _some([t for t in held if not is_new(t)], config.seed),
         "new": _some([t for t in held if is_new(t)], config.seed),
@@ -146,7 +145,7 @@ def train_round(config: Config, run: RunFolder, number: int, policy: Path, impro
             found = run.summary["loop"].get("true_turns")
             turns = min(max(found, _SHORTEST), config.dream.max_turns) if found is not None else config.dream.max_turns
             mine.dream.horizon, mine.dream.horizon_shape = [[0, turns]], "steps"
-        _train(config, mine, run, nested, train_log, held, policy, improved, recorded)
+        _train(Session(config, run), mine, nested, policy, improved, recorded)
     for name in ("models", "checkpoints", "log", "origin"):  # links, and what is kept elsewhere; metrics stay
         path = there / name
         path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
@@ -162,30 +161,24 @@ def train_round(config: Config, run: RunFolder, number: int, policy: Path, impro
 
 
 def _train(
-    config: Config,
-    mine: Config,
-    run: RunFolder,
-    nested: RunFolder,
-    train_log: Sequence[Trajectory],
-    held: Sequence[Trajectory],
-    policy: Path,
-    improved: Path,
-    recorded: Recorded | None,
+    session: Session, mine: Config, nested: RunFolder, policy: Path, improved: Path, recorded: Recorded | None
 ) -> None:
+    """``mine``: the settings of this round's training, which works in the folder ``nested``."""
+    config, run, log = session.config, session.run, session.log
     for member in range(config.worldmodel.members):
         _link(nested.model(member_folder(run, member).name), member_folder(run, member))
     _link(nested.log, run.log)
     if run.origin.exists():
         _link(nested.origin, run.origin)
     _link(nested.model("policy-clone"), policy)
-    best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in train_log)])
+    best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in log.train)])
     nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
     run.update({"best_return": best})
     if run.summary["loop"]["versions"][-1]["version"] and _calibrated(config):  # version 0 was measured when fitted
-        measure(Session(config, run), list(train_log), list(held))
+        measure(session, log.train, log.held)
     try:
         if nested.summary.get("done", {}).get("train") != fingerprint(mine, "train"):
-            train(mine, nested.path, recorded, _starts(config, run, train_log))
+            train(mine, nested.path, recorded, _starts(config, run, log.train))
         nested.model("policy").rename(improved)
     except NothingToLearn as error:  # of a world model that has seen little: the next real episodes are its cure
         print(f"note: the policy stays as it is in this round: {error}", file=sys.stderr)

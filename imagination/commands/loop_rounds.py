@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from imagination.commands.collect import commands_of, open_store
-from imagination.loop.acting import act
-from imagination.loop.budget import Budget
+from imagination.loop.acting import Budget, Limits, act
 from imagination.loop.choice import Evidence, choose, score
 from imagination.loop.journal import Journal
 from imagination.loop.origin import first_looks, of_new_tasks, roots, take_over
@@ -168,22 +167,17 @@ async def play_round(
             episodes = _chosen(config, tasks, number, chosen)
             agents = {episode.id: agent for episode in episodes}
 
-        def stamp(episode: Episode) -> Provenance:
-            expert = agents[episode.id].name == "expert"
-            return Provenance(Source.EXPERT if expert else Source.REAL, version)
+        def player_of(episode: Episode) -> tuple[Agent, Provenance]:
+            agent = agents[episode.id]
+            return agent, Provenance(Source.EXPERT if agent.name == "expert" else Source.REAL, version)
 
         await act(
             f"act, round {number}",
             journal,
             episodes,
             tasks,
-            lambda episode: agents[episode.id],
-            stamp,
-            budget,
-            before,
-            config.collect.max_turns,
-            config.collect.workers,
-            config.loop.patience,
+            player_of,
+            Limits(budget, *before, config.collect.max_turns, config.collect.workers, config.loop.patience),
         )
     finally:
         await tasks.close()

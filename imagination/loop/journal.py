@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.rollout.play import Episode, Provenance
-from real_envs.env import Env, StepResult, Task
+from real_envs.env import Agent, Env, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
 from real_envs.worker_pool import PoolStats, real_interaction
 
@@ -199,7 +199,7 @@ class JournalEnv:
 
     Args:
         episodes: by seed; no two have the same.
-        about: who plays an episode, and what is stamped on it.
+        player_of: who plays an episode, and what is stamped on it.
     """
 
     def __init__(
@@ -207,15 +207,16 @@ class JournalEnv:
         env: Env,
         journal: Journal,
         episodes: Mapping[int, Episode],
-        about: Callable[[Episode], tuple[str, Provenance]],
+        player_of: Callable[[Episode], tuple[Agent, Provenance]],
     ) -> None:
-        self._env, self._journal, self._episodes, self._about = env, journal, episodes, about
+        self._env, self._journal, self._episodes, self._player_of = env, journal, episodes, player_of
         self._name = ""
 
     async def reset(self, task: Task, seed: int) -> Observation:
         episode = self._episodes[seed]
         self._name = episode.id
-        self._journal.begin(episode, *self._about(episode))
+        agent, stamp = self._player_of(episode)
+        self._journal.begin(episode, agent.name, stamp)
         observation = await self._env.reset(task, seed)
         self._journal.reset(self._name, observation)
         return observation

@@ -1,49 +1,52 @@
-"""A new version of the world model: the last one's weights, fitted on to real transitions, old and new."""
+"""A new version of the world model: the last one fitted on to real transitions, and whether it takes its place.
+
+A version is judged by how likely it finds real episodes that no version was fitted to, those of before the round and
+new ones: a batch of broken transitions may make its own kind likelier, never the old.
+"""
 
 from __future__ import annotations
 
 import math
 import random
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from imagination.data.batches import fit_batches, fitting
+from imagination.data.batches import fit_batches, fitting, truncate
 from imagination.data.examples import WorldModelExamples
+from imagination.learning.losses import token_logprobs
 from imagination.learning.supervised import SupervisedTrainer
-from imagination.loop.promotion import Scores, log_likelihood
 from imagination.rollout.world_models import form_of, member_folder
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import FitSettings, LoopSettings, WorldModelSettings
+from imagination.session import Session
+from imagination.settings import WorldModelSettings
 from policy.lm.backbone import save_checkpoint
+from policy.lm.batch import by_length, collate
+from policy.lm.forward import hidden_before, token_logits
+from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.formats.full import TransitionFormat
+from worldmodel.objective import world_model_rows
 
 
-def refit(
-    run: RunFolder,
-    settings: WorldModelSettings,
-    fit: FitSettings,
-    loop: LoopSettings,
-    log: Sequence[Trajectory],
-    own: Collection[str],
-    number: int,
-    seed: int,
-    candidates: Path,
-) -> None:
+def refit(session: Session, log: Sequence[Trajectory], own: Collection[str], number: int, candidates: Path) -> None:
     """Fits each member on and writes it to ``candidates``/<member>; what is there is done, half of one is gone on with.
 
+    Length and rate are those of the loop; all else is as the first version was fitted.
+
     Args:
-        fit: how the first version was fitted; length and rate are the loop's.
         log: real episodes, none of them held back and none of them dreamed.
         own: ids of those that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
         number: of the round.
-        seed: of the run.
     """
+    config, run, seed = session.config, session.run, session.config.seed
+    settings, fit, loop = config.worldmodel, config.fit, config.loop
     examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed)
     is_own = [t.id in own for t in examples.episodes]
     steps = loop.fit_steps
@@ -119,3 +122,58 @@ def promote(run: RunFolder, members: int, candidates: Path) -> None:
         if candidate.exists():
             shutil.rmtree(folder, ignore_errors=True)
             candidate.rename(folder)
+
+
+Scores = Mapping[str, float | None]
+
+
+@torch.no_grad()
+def log_likelihood(
+    model: Any,
+    chat: ChatFormat,
+    form: TransitionFormat,
+    episodes: Sequence[Trajectory],
+    context: int,
+    micro_tokens: int,
+) -> float | None:
+    """Mean log-probability of a real turn, in nats: of the next observation, reward and end, given what was before.
+
+    Args:
+        context: beyond it a turn is not asked about; it still counts, for every version alike.
+        micro_tokens: of a forward pass.
+
+    Returns:
+        ``None`` where no turn has a measured reward.
+    """
+    turns, total = 0, 0.0
+    rows = []
+    for episode in episodes:
+        weights = [0.0 if turn.reward is None else 1.0 for turn in episode.turns]
+        turns += int(sum(weights))
+        rows += [truncate(row, context) for row in world_model_rows(chat, episode, weights, form)]
+    rows = [row for row in rows if any(row.ce_weight)]
+    if not turns:
+        return None
+    model.eval()
+    for batch in by_length([len(row.ids) for row in rows], micro_tokens):
+        tokens = collate([rows[i] for i in batch], pad=0).to(model.device)
+        mask = tokens.ce_weight != 0
+        found = hidden_before(model, tokens.input_ids, tokens.attention_mask, mask)
+        logits = token_logits(model, found.states)
+        total += float(token_logprobs(logits, tokens.input_ids[mask], which=found.which).double().sum())
+    return total / turns
+
+
+def no_worse(before: Scores, after: Scores, tolerance: float) -> bool:
+    """Whether each kind of held-back episodes is as likely as before, up to ``tolerance`` in nats a turn.
+
+    Where nothing was held back, nothing is known of a version, and it is not trusted.
+
+    Example::
+
+        no_worse({"old": -0.50, "new": -2.0}, {"old": -0.505, "new": -0.9}, tolerance=0.01)  # True
+        no_worse({"old": -0.50, "new": -2.0}, {"old": -0.60, "new": -0.9}, tolerance=0.01)  # False
+    """
+    judged = [(before[kind], after[kind]) for kind in before]
+    pairs = [(b, a) for b, a in judged if b is not None and a is not None]
+    return bool(pairs) and all(a >= b - tolerance for b, a in pairs)

@@ -1,4 +1,4 @@
-"""Which settings decide what a stage makes: the same work has the same short hash."""
+"""Which settings decide what a stage makes: the same work has the same short hash. What of a run is done with them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import hashlib
 import json
 from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from imagination.settings import Config, EnvSettings
 
@@ -68,3 +69,26 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
+
+
+STEPS = (
+    *("collect", "fit_world_model", "refine_world_model", "reflect", "relabel", "clone", "fit_critic"),
+    *("train", "evaluate"),
+)
+State = Literal["done", "other settings", "stopped", "not done"]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What the stages of a run noted; nothing for a new run."""
+    path = folder / "summary.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def state(config: Config, folder: Path, stage: str) -> State:
+    """Whether a stage was finished with these settings or with others, or was stopped on the way."""
+    done = summary(folder).get("done", {}).get(stage)
+    if done == fingerprint(config, stage):
+        return "done"
+    if (folder / "checkpoints" / f"{stage}.ckpt").exists():
+        return "stopped"
+    return "other settings" if done else "not done"

@@ -24,11 +24,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from imagination.commands.experiments.other_world_models import fit_beside
-from imagination.commands.experiments.seed_runs import prepared_run
+from imagination.commands.experiments.audit_table import fit_beside
+from imagination.commands.experiments.variants import prepared_run
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.runs.log import read_log
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config

@@ -28,7 +28,7 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.reflect import reflect
 from imagination.commands.relabel import relabel
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config

@@ -32,7 +32,7 @@ from imagination.commands.collect import collect
 from imagination.commands.experiments.variants import play_clone, train_arm
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.forecast import measures_of
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config

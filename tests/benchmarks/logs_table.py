@@ -28,7 +28,7 @@ from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.import_logs import COVERAGE, cover_log, import_logs
 from imagination.evaluation.verdict import show
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.errors import UserError, hides_traceback

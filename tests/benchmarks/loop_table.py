@@ -37,7 +37,7 @@ from imagination.commands.train import train
 from imagination.loop.origin import copy_folder, roots
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import open_run
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config

@@ -21,13 +21,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.experiments.seed_runs import prepared_run
-from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.commands.experiments.variants import play_clone, prepared_run, train_arm
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Provenance, plan, play_all
 from imagination.rollout.world_models import rules_of
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from real_envs.errors import hides_traceback

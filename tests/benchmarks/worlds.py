@@ -32,14 +32,14 @@ import torch
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.compare import compare
 from imagination.commands.experiments.demo import run_stages
-from imagination.commands.experiments.seed_runs import seed_config
+from imagination.commands.experiments.variants import seed_config
 from imagination.commands.report import report
 from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Episode, Provenance, plan, play_all, replay_all
 from imagination.runs.lifecycle import open_run
 from imagination.runs.log import read_log
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks
 from imagination.session import Session

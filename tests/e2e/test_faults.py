@@ -20,6 +20,7 @@ from imagination.learning import collector as collector_module
 from imagination.learning.collector import ExperienceCollector, longest_turns
 from imagination.learning.policy_module import Update
 from imagination.report.run_page import write_report
+from imagination.session import Session
 from imagination.settings import Config
 from real_envs.trajectory import Source, StopReason, Trajectory
 from real_envs.worker_pool import SyncEnv
@@ -70,7 +71,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
         with monkeypatch.context() as patch:
             patch.setattr(ExperienceCollector, "update", watched_update)
             patch.setattr(collector_module, "play_all", watched_play)
-            patch.setattr(train_stage, "open_tasks", lambda *_: PlantedTasks(factory))
+            patch.setattr(Session, "tasks", lambda *_: PlantedTasks(factory))
             train_stage.train(config, folder)
         return seen
 

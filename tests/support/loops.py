@@ -29,6 +29,7 @@ from imagination.commands import loop as loop_stage
 from imagination.commands import loop_rounds
 from imagination.loop.journal import Journal
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config
 from policy.lm.backbone import load_checkpoint
 from real_envs.env import Task
@@ -104,7 +105,7 @@ def play_in_corridors(
     tasks: Callable[..., PlantedTasks] = Corridors,
 ) -> None:
     """The loop's real world is that of a factory; ``patch`` sets attributes, such as ``monkeypatch.setattr``."""
-    patch(loop_rounds, "open_tasks", lambda *_: tasks(factory, workers=1))
+    patch(Session, "tasks", lambda *_: tasks(factory, workers=1))
     patch(loop_rounds, "find_world", lambda _: CorridorWorld())
     patch(loop_stage, "generate_tasks", lambda *_: None)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.check_train import check
-from imagination.commands.experiments.seed_runs import SEEDS, named_runs, prepared_run
-from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.commands.experiments.variants import SEEDS, named_runs, play_clone, prepared_run, train_arm
 from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.runs.lifecycle import need
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config, UserError

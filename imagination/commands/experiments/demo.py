@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.evaluate import evaluate
-from imagination.commands.experiments import seed_runs
+from imagination.commands.experiments import variants
 from imagination.commands.experiments.variants import train_arm
 from imagination.commands.report import report
 from imagination.evaluation.costs import KEYS
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.memory import give_back_memory
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
@@ -22,7 +22,7 @@ from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
 from worldmodel.evaluation.proportions import Proportion, pooled
 
-STAGES = {**seed_runs.STAGES, "evaluate": evaluate}
+STAGES = {**variants.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
@@ -49,7 +49,7 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
     Writes ``table.json`` and ``table.md``.
     """
-    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in seed_runs.SEEDS}
+    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in variants.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
     write_atomically(folder / "table.json", json.dumps(results, indent=1))
     table = seeds_table([table_row(result) for result in results])
@@ -59,7 +59,7 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
 def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     """One seed of them; its line of the table."""
-    mine = seed_runs.seed_config(config, seed)
+    mine = variants.seed_config(config, seed)
     print(f"== seed {seed}: dreams", flush=True)
     run_stages(mine, folder)
     report(mine, folder, partial=False)

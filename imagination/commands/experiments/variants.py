@@ -1,4 +1,4 @@
-"""The policy of a run trained once more, in a folder of its own, with other settings: controls and ablations."""
+"""Further trainings of a run: its policy trained once more with other settings, or the run with other seeds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import asyncio
 import hashlib
 import shutil
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.clone import clone
+from imagination.commands.collect import collect
 from imagination.commands.evaluate import play_real
+from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.evaluation.costs import KEYS, real_costs
 from imagination.runs.fingerprint import fingerprint
 from imagination.runs.lifecycle import need
+from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
-from imagination.settings import Config
+from imagination.settings import Config, UserError
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import FILE
@@ -103,3 +108,43 @@ def hash_of(root: Path, folders: Sequence[str]) -> str:
             digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
             digest.update(content)
     return digest.hexdigest()[:12]
+
+
+STAGES = {"collect": collect, "fit_world_model": fit_world_model, "clone": clone, "train": train}
+SEEDS = (0, 1, 2)
+
+
+def seed_config(config: Config, seed: int) -> Config:
+    """The settings of one of several seeds; checkpoints of its policy are kept on the way, for audits."""
+    mine = deepcopy(config)
+    mine.seed = seed
+    mine.clone.keep_every = config.clone.keep_every or max(1, config.clone.steps // 5)
+    mine.train.keep_every = config.train.keep_every or max(1, config.train.updates // 6)
+    return mine
+
+
+def named_runs(named: Sequence[str], key: str) -> list[Path]:
+    """The runs that the setting ``key`` names.
+
+    Raises:
+        UserError: one is not there.
+    """
+    paths = [Path(name) for name in named]
+    for path in paths:
+        if not (path / "summary.json").exists():
+            raise UserError(f"{key}: {path} holds no run (no summary.json)")
+    return paths
+
+
+def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") -> Path:
+    """The run of a seed under ``folder``, taken as far as the stage ``until``.
+
+    A stage that it has finished, with whatever settings, is not done again.
+    """
+    mine, path = seed_config(config, seed), folder / f"seed-{seed}"
+    for name in list(STAGES)[: list(STAGES).index(until) + 1]:
+        if name not in RunFolder(path, seed).summary.get("done", {}):
+            print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
+            STAGES[name](mine, path)
+            give_back_memory()
+    return path

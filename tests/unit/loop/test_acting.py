@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -10,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from imagination.loop.acting import act
-from imagination.loop.budget import Budget
+from imagination.loop.acting import Budget, Limits, act, wave
 from imagination.loop.journal import Journal
 from imagination.rollout.play import Episode, Provenance, Replay
+from imagination.settings import LoopSettings
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory
 
@@ -57,13 +58,8 @@ def played(tmp_path: Path, world: Away, names: Sequence[str], patience: float) -
             journal,
             episodes,
             world,
-            lambda _: Replay(("look", "look")),
-            lambda _: Provenance(Source.REAL),
-            Budget(100),
-            (0, 0.0),
-            2,
-            1,
-            patience,
+            lambda _: (Replay(("look", "look")), Provenance(Source.REAL)),
+            Limits(Budget(100), 0, 0.0, max_turns=2, workers=1, patience=patience),
             sleep,
         )
     )
@@ -116,3 +112,39 @@ def test_own_episodes_make_up_their_share(share: float) -> None:
     assert order == shares(own, share, read=16, rng=Random(0))
     assert shares([True, False], 0.5, 100, Random(0)) == [1, 0]
     assert shares([False, False], 0.5, 1, Random(0)) == [0, 1], "nothing of its own yet: all there is"
+
+
+def test_what_is_left_is_the_least_that_any_limit_leaves() -> None:
+    assert Budget(100).left(30) == 70
+    assert Budget(100).left(130) == 0
+    assert Budget(100, price=0.3, step_price=0.1).left(1) == 2, "0.3 / 0.1 is 3, rounding aside"
+    assert Budget(5, price=100.0, step_price=0.1).left(1) == 4
+    assert Budget(100, seconds=2.0).left(30, 1.9) == 70
+    assert Budget(100, seconds=2.0).left(30, 2.0) == 0
+
+
+def test_a_wave_begins_episodes_only_with_what_is_left_as_their_limit() -> None:
+    assert wave(["a", "b", "c"], left=20, longest=12) == {"a": 12, "b": 8}
+    assert wave(["a", "b", "c"], left=100, longest=12, most=2) == {"a": 12, "b": 12}
+    assert wave(["a"], left=0, longest=12) == {}
+    assert wave([], left=10, longest=12) == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_waves_spend_the_budget_to_its_last_step_and_never_more(seed: int) -> None:
+    """Whatever the episodes come to, as long as there are enough of them."""
+    rng = random.Random(seed)
+    budget, spent, waiting = Budget(50), 0, [str(n) for n in range(100)]
+    while limits := wave(waiting, budget.left(spent), 12):
+        assert sum(limits.values()) <= budget.left(spent)
+        spent += sum(rng.randint(1, limit) for limit in limits.values())
+        waiting = [name for name in waiting if name not in limits]
+    assert spent == 50
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"budget": -1}, {"epsilon": 1.5}, {"tasks": 0}, {"own_share": 1.0}, {"tolerance": -0.1}, {"looks": 0}]
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        LoopSettings(**wrong)  # type: ignore[arg-type]

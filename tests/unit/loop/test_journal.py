@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from imagination.loop.acting import act
-from imagination.loop.budget import Budget
+from imagination.loop.acting import Budget, Limits, act
 from imagination.loop.journal import Journal
 from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Env, EnvFailure, StepResult, Task
@@ -86,9 +85,7 @@ class _Actor:
 def play(path: Path, world: World, budget: int = 100) -> Journal:
     journal = Journal(path)
     stamp = Provenance(Source.REAL, "v1")
-    asyncio.run(
-        act("act", journal, EPISODES, world, lambda _: Player(), lambda _: stamp, Budget(budget), (0, 0.0), 5, 1)
-    )
+    asyncio.run(act("act", journal, EPISODES, world, lambda _: (Player(), stamp), Limits(Budget(budget), 0, 0.0, 5, 1)))
     return journal
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from imagination.loop.promotion import log_likelihood, no_worse
+from imagination.loop.refit import log_likelihood, no_worse
 from policy.lm.backbone import build_model
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
