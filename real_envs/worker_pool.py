@@ -333,7 +333,11 @@ class WorkerPool:
             self._count("crashes")
             detail = f"the worker died in {method} ({worker.kill()}): {arguments!r}"
             raise EnvFailure(StopReason.ENV_CRASHED, detail) from None
-        except BaseException:  # cancelled: the answer is still to come, and must not be taken for the next one's
+        except asyncio.CancelledError:  # the answer is still to come, and must not be taken for the next one's
+            worker.hang_up()
+            await asyncio.to_thread(worker.end)  # what a reset is just opening on a server is closed by its worker
+            raise
+        except BaseException:
             worker.kill()
             raise
         status, *answer = _unpacked(packed)

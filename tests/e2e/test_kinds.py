@@ -198,7 +198,8 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
     tiny.worldmodel.kind = "delta"
     with monkeypatch.context() as patch:
         patch.setattr(
-            "imagination.commands.fit_world_model.supervise", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt)
+            "imagination.commands.fit_world_model.SupervisedTrainer",
+            lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt),
         )
         with pytest.raises(KeyboardInterrupt):
             fit_world_model(tiny, run)

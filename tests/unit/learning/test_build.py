@@ -86,9 +86,9 @@ def test_the_help_teaches_the_choice() -> None:
     for line in (
         "train.self_imitation.share=0.0       a number; of replayed episodes among those of an update",
         "train.reward_tiers=[]                a list such as [1,2]; outcome to reward",
-        "train.process=                       text; number of the turn's record that judges it",
+        "train.process=                       text; value in a turn's record that serves as process reward",
         "algorithm.progress.enabled=false     true or false; turns are judged by what the estimator says",
-        "dream.horizon_growth=2.0             a number; from stage to stage, a factor (multiply) or turns (add)",
+        "dream.horizon_growth=2.0             a number; ",
     ):
         assert line in words
 

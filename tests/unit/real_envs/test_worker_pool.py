@@ -237,7 +237,7 @@ def test_closing_the_pool_ends_hung_workers_too() -> None:
 def test_workers_die_with_their_parent() -> None:
     script = (
         "import asyncio, os, sys; sys.path.insert(0, sys.argv[1])\n"
-        "from test_isolation import Moody, TASK\n"
+        "from test_worker_pool import Moody, TASK\n"
         "from real_envs.worker_pool import WorkerPool\n"
         "pool = WorkerPool(Moody, workers=1)\n"
         "print(asyncio.run(pool.make_env().reset(TASK, 0)).text, flush=True)\n"
