@@ -1,5 +1,5 @@
 // What a decoder computes between its matrix products when it is trained, with gradients, on CPUs and in fp32
-// (policy/lm/lean.py): each is one pass over rows that are in the cache.
+// (policy/lm/fused_llama.py): each is one pass over rows that are in the cache.
 
 #include <algorithm>
 
