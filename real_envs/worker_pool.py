@@ -65,11 +65,6 @@ class PoolStats:
 _TOTAL: ContextVar[PoolStats] = ContextVar("real_interaction", default=PoolStats())  # noqa: B039  one for all
 
 
-def counted_here() -> PoolStats:
-    """What pools count for, beside their own numbers: the process, or ``count_apart`` where that is around."""
-    return _TOTAL.get()
-
-
 def real_interaction() -> PoolStats:
     """What all pools of this process have done so far; the difference of two is what was done between them.
 
@@ -84,9 +79,9 @@ def count_apart() -> Iterator[PoolStats]:
 
     A context of its own (``contextvars``): what goes on at the same time in another thread counts as ever.
     """
-    token = _TOTAL.set(mine := PoolStats())
+    token = _TOTAL.set(stats := PoolStats())
     try:
-        yield mine
+        yield stats
     finally:
         _TOTAL.reset(token)
 
@@ -354,7 +349,7 @@ class WorkerPool:
         return answer[0]
 
     def _count(self, what: str, amount: float = 1) -> None:
-        for stats in (self.stats, counted_here()):
+        for stats in (self.stats, _TOTAL.get()):
             setattr(stats, what, getattr(stats, what) + amount)
 
     async def close(self) -> None:

@@ -49,13 +49,13 @@ def audit(config: Config, folder: Path) -> None:
     if config.worldmodel.kind == "screen":
         audit_screens(config, folder)
         return
-    found = run_audit(config, folder)
+    measured = run_audit(config, folder)
     console = Console()
-    console.print(terminal_audit(found))
-    for sentence in found["verdict"]["sentences"]:
+    console.print(terminal_audit(measured))
+    for sentence in measured["verdict"]["sentences"]:
         console.print(f"- {sentence}", highlight=False, markup=False, soft_wrap=True)
-    if found["forecast"]:
-        console.print(f"- {found['forecast']['sentence']}", highlight=False, markup=False, soft_wrap=True)
+    if measured["forecast"]:
+        console.print(f"- {measured['forecast']['sentence']}", highlight=False, markup=False, soft_wrap=True)
     console.print(f"audit: {audit_files(folder, config.audit.world_model)[1]}", highlight=False, soft_wrap=True)
 
 
@@ -74,19 +74,19 @@ def run_audit(config: Config, folder: Path) -> dict[str, Any]:
     check(config.audit)
     run = open_run(config, folder)
     begin, before = time.monotonic(), real_interaction()
-    found = asyncio.run(_audit(config, run))
+    measured = asyncio.run(_audit(config, run))
     spent = real_interaction() - before
-    found |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
-    found |= {"verdict": verdict(found, config.audit), "targets": targets(found, config.audit)}
-    found["forecast"] = forecast(found, logged_world(run) or config.env.name, config.env.options)
-    run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": found["seconds"]}})
+    measured |= {"seconds": round(time.monotonic() - begin, 1), "real_steps": spent.steps}
+    measured |= {"verdict": verdict(measured, config.audit), "targets": targets(measured, config.audit)}
+    measured["forecast"] = forecast(measured, logged_world(run) or config.env.name, config.env.options)
+    run.update({**real_costs("audit", spent, config.env.price), "wall_seconds": {"audit": measured["seconds"]}})
     for path, text in zip(
         audit_files(folder, config.audit.world_model),
-        (json.dumps(found, indent=1), render_audit(found)),
+        (json.dumps(measured, indent=1), render_audit(measured)),
         strict=True,
     ):
         write_atomically(path, text)
-    return found
+    return measured
 
 
 def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
@@ -99,9 +99,9 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
     models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
     if any(model.stat().st_mtime > written for model in models):
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same = found.get("version") == VERSION and found.get("settings") == _settings(config)
-    return found if same else None
+    measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = measured.get("version") == VERSION and measured.get("settings") == _settings(config)
+    return measured if same else None
 
 
 def _settings(config: Config) -> str:
@@ -159,7 +159,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         rules=rules_of(run),
     )
     try:
-        found = await measure(audit_input, settings, lambda what: print(f"audit: {what}", flush=True))
+        measured = await measure(audit_input, settings, lambda what: print(f"audit: {what}", flush=True))
     finally:
         if tasks is not None:
             await tasks.close()
@@ -171,8 +171,8 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         "settings": _settings(config),
         "seeds": {"run": config.seed, "bootstrap": config.seed},
         "horizon": config.evaluate.max_turns,
-        **found,
-        "notes": [*notes, *found["notes"]],
+        **measured,
+        "notes": [*notes, *measured["notes"]],
     }
 
 

@@ -74,8 +74,8 @@ def transitions_of(
 ) -> tuple[Transitions, Tensor] | None:
     """What these episodes teach a critic, see ``logged_transitions``; ``None`` where no episode fits the context."""
     pay = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
-    paid = config.worldmodel.goal.relabel_log(episodes)
-    rows = logged_rows(chat, paid, pay, context_of(model, config.policy))
+    relabelled = config.worldmodel.goal.relabel_log(episodes)
+    rows = logged_rows(chat, relabelled, pay, context_of(model, config.policy))
     if len(rows) < len(episodes):
         print(
             f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes are longer than "

@@ -76,8 +76,8 @@ def info(folder: Path, root: Path) -> RunInfo:
             settings = {"unreadable": str(error)}
         else:
             default = flatten(asdict(load_config([], Config)))
-            mine = flatten(asdict(config))
-            settings = {k: v for k, v in mine.items() if v != default.get(k) and k not in ("run", "output")}
+            values = flatten(asdict(config))
+            settings = {k: v for k, v in values.items() if v != default.get(k) and k not in ("run", "output")}
             states = {step: state(config, folder, step) for step in STEPS}
             done = {step: how for step, how in states.items() if how != "not done"}
     audit = folder / "audit.json"

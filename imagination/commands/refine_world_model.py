@@ -72,11 +72,16 @@ def refine_world_model(config: Config, folder: Path) -> None:
         before = measure(session, train, held)
         after = measure(session, train, held, CANDIDATE)
         better = no_worse(before, after)
-        told = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
+        measured = {
+            "before": before["exact_match"],
+            "after": after["exact_match"],
+            "promoted": better,
+            "n": after["n"],
+        }
         if better:
             _promote(run)
             run.update({"world_model": after})
-        run.update({"refined": told, "real_steps": {NAME: 0}})
+        run.update({"refined": measured, "real_steps": {NAME: 0}})
     verdict = "takes its place" if better else f"is worse and stays in {run.model(CANDIDATE)}"
     print(
         f"exact match on {after['n']} held-out turns: {before['exact_match']:.3f} before, {after['exact_match']:.3f} "
@@ -245,10 +250,10 @@ class Answers:
     def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
         start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
         try:
-            told = parse_completion(self.chat, self.form, (), completion, start, history, limit).prediction
+            prediction = parse_completion(self.chat, self.form, (), completion, start, history, limit).prediction
         except PredictionInvalid:
             return None
-        return told.observation, told.reward, told.terminated
+        return prediction.observation, prediction.reward, prediction.terminated
 
     def _rows(
         self, asked: Sequence[_Asked], found: Sequence[tuple[list[int], list[Completion | None]]]
@@ -272,14 +277,14 @@ class Answers:
             if completion is not None and wanted
         ]
         n = max(1, sum(valid))
-        told = {
+        counts = {
             "reward": sum(r for r, v in zip(rewards, valid, strict=True) if v) / n,
             "exact_sampled": exact / n,
             "malformed": malformed / n,
             "failures": float(len(valid) - sum(valid)),
             "rows_with_gradient": len(rows) / n,
         }
-        return rows, told
+        return rows, counts
 
 
 def _row(prompt: Sequence[int], completion: Completion, reward: float, group: int) -> Row:

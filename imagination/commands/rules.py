@@ -52,16 +52,16 @@ def find_rules(
         UserError: the model or its key is missing, or no question was answered.
     """
     server = ask.open("rules") if ask is not None and ask.url else None
-    paid = goal.relabel_log(train)
+    relabelled = goal.relabel_log(train)
     with Bar("mine rules", 1) as bar:
 
         def advance(done: int, total: int) -> None:
             bar.total = total
             bar.advance(done)
 
-        found = mine_rules(paid, advance)
+        found = mine_rules(relabelled, advance)
     if ask is not None and server is not None:
-        found = _with_proposed(found, paid, server, ask.questions, seed)
+        found = _with_proposed(found, relabelled, server, ask.questions, seed)
     (run.path / "models").mkdir(parents=True, exist_ok=True)
     found.save(run.path / "models")
     measured = check_rules(found, goal.relabel_log(held))

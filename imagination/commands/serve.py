@@ -47,13 +47,13 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
     """
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
     session = Session.open(config, folder, "serve")
-    paid = config.worldmodel.goal.relabel_log(session.log.train)
-    starts = dream_starts(paid, config.dream.max_turns)
+    relabelled = config.worldmodel.goal.relabel_log(session.log.train)
+    starts = dream_starts(relabelled, config.dream.max_turns)
     if not config.serve.branch:
         starts = {name: start for name, start in starts.items() if not start.history}
     model = session.world_model()
     try:
-        index = TransitionIndex(paid)
+        index = TransitionIndex(relabelled)
     except ValueError:  # no turn has a reward
         index = None
     return DreamWorld(

@@ -83,20 +83,20 @@ class Losses:
             backward: what a trainer calls instead of ``loss.backward()``.
         """
         mask = batch.trained_mask
-        found = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
-        logits = token_logits(self.model, found.states)  # [m, vocab], what predicts trained tokens, each once
+        predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        logits = token_logits(self.model, predictors.states)  # [m, vocab], what predicts trained tokens, each once
         ids, ce = batch.input_ids[mask], batch.ce_weight[mask]  # [n]
         sources = Sources.of(batch.source, mask)
-        loss = found.states.new_zeros((), dtype=torch.float32)
+        loss = predictors.states.new_zeros((), dtype=torch.float32)
         real = batch.attention_mask.sum().float()
-        sums = {"real_tokens": real, "packing": torch.full_like(real, found.computed)}
+        sums = {"real_tokens": real, "packing": torch.full_like(real, predictors.computed)}
         maxima: dict[str, Tensor] = {}
-        logprobs = token_logprobs(logits, ids, self.temperature, which=found.which)
+        logprobs = token_logprobs(logits, ids, self.temperature, which=predictors.which)
         pulled = [logprobs]
         rewarded = self.algorithm.entropy.entropy_coef > 0
-        entropy = token_entropy(logits if rewarded else logits.detach(), self.temperature)[found.which]
+        entropy = token_entropy(logits if rewarded else logits.detach(), self.temperature)[predictors.which]
         if step.rl_tokens:
-            tokens, sums_of_engine, maxima = self._tokens(batch, mask, found, logprobs, entropy, step)
+            tokens, sums_of_engine, maxima = self._tokens(batch, mask, predictors, logprobs, entropy, step)
             terms = self.algorithm.losses(
                 tokens,
                 step.denominator,
@@ -104,7 +104,7 @@ class Losses:
                 entropy_history=step.entropy_history,
             )
             loss = loss + total(terms)
-            sums |= sums_of_engine | self._told(terms, tokens, step)
+            sums |= sums_of_engine | self._logged_sums(terms, tokens, step)
             entropy = entropy.detach()
             sums |= by_source(
                 sources, self.algorithm, tokens, terms["policy"], entropy, step.denominator, step.rl_tokens
@@ -120,7 +120,7 @@ class Losses:
             sums |= of_replays(terms_again, gains, again, entropy.detach(), step.replay_tokens)
         if step.ce_tokens:
             if self.temperature != 1.0:
-                logprobs = token_logprobs(logits, ids, which=found.which)
+                logprobs = token_logprobs(logits, ids, which=predictors.which)
                 pulled.append(logprobs)
             expert = self._imitation(logprobs, batch.advantages[mask], ce, step.ce_tokens)
             loss = loss + self.train.expert_coef * expert.loss
@@ -139,23 +139,23 @@ class Losses:
             return expert_policy_loss(logprobs, advantages, weight, denominator=denominator)
         return cross_entropy_loss(logprobs, weight, denominator=denominator)
 
-    def _told(self, terms: Mapping[str, LossTerms], tokens: Tokens, step: Step) -> dict[str, Tensor]:
+    def _logged_sums(self, terms: Mapping[str, LossTerms], tokens: Tokens, step: Step) -> dict[str, Tensor]:
         """What is logged of the terms, as sums over tokens."""
         policy = terms["policy"]
         assert tokens.entropy is not None
-        told = {"rl_tokens": policy.tokens, "policy_loss": policy.loss.detach() * step.rl_tokens, **policy.sums}
-        told["entropy"] = (tokens.entropy.detach() * (tokens.weight != 0)).sum()
+        sums = {"rl_tokens": policy.tokens, "policy_loss": policy.loss.detach() * step.rl_tokens, **policy.sums}
+        sums["entropy"] = (tokens.entropy.detach() * (tokens.weight != 0)).sum()
         if "kl" in terms:
-            told["kl_reference"] = terms["kl"].sums["kl"]
+            sums["kl_reference"] = terms["kl"].sums["kl"]
         if "entropy" in terms:
-            told |= {name: found for name, found in terms["entropy"].sums.items() if name != "entropy"}
+            sums |= {name: value for name, value in terms["entropy"].sums.items() if name != "entropy"}
         if self.algorithm.critic is not None:
             unscaled = terms["critic"].loss.detach() / self.algorithm.critic.value_coef
-            told |= {"value_tokens": terms["critic"].tokens, "value_loss": unscaled * step.value_tokens}
-        return told
+            sums |= {"value_tokens": terms["critic"].tokens, "value_loss": unscaled * step.value_tokens}
+        return sums
 
     def _tokens(
-        self, batch: RowBatch, mask: Tensor, found: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
+        self, batch: RowBatch, mask: Tensor, predictors: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
     ) -> tuple[Tokens, dict[str, Tensor], dict[str, Tensor]]:
         """What the algorithm reads of the masked tokens, and, as sums and maxima, how far engine and trainer differ."""
         engine, rl, remembered = (x[mask] for x in (batch.behavior_logprobs, batch.rl_weight, batch.old_logprobs))
@@ -184,7 +184,7 @@ class Losses:
             importance=importance,
             ref_logprobs=logprobs_under(self.reference, batch, mask, self.temperature) if refer else None,
             entropy=entropy,
-            values=self.value(found.states)[found.which] if self.value is not None else None,
+            values=self.value(predictors.states)[predictors.which] if self.value is not None else None,
             old_values=batch.values[mask] if critic else None,
             returns=batch.returns[mask] if critic else None,
             learned=batch.learned[mask] if critic else None,
@@ -195,8 +195,10 @@ class Losses:
 @torch.no_grad()
 def logprobs_under(model: Any, batch: RowBatch, mask: Tensor, temperature: float) -> Tensor:
     """``[n]``, nats, of the masked tokens under ``model`` at the sampling temperature."""
-    found = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
-    return token_logprobs(token_logits(model, found.states), batch.input_ids[mask], temperature, which=found.which)
+    predictors = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
+    return token_logprobs(
+        token_logits(model, predictors.states), batch.input_ids[mask], temperature, which=predictors.which
+    )
 
 
 @torch.no_grad()
@@ -209,10 +211,10 @@ def reference_kl(batch: RowBatch, reference: Any, estimator: Estimator, temperat
         max_tokens: bound of a forward pass.
     """
     estimate = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator]
-    found = torch.zeros_like(batch.behavior_logprobs)
+    estimates = torch.zeros_like(batch.behavior_logprobs)
     for picked, part in split(reference, batch, max_tokens):
         mask = part.rl_weight != 0
         kl = torch.zeros_like(part.behavior_logprobs)
         kl[mask] = estimate(part.behavior_logprobs[mask], logprobs_under(reference, part, mask, temperature))
-        found[picked, : kl.shape[1]] = kl.cpu()
-    return found
+        estimates[picked, : kl.shape[1]] = kl.cpu()
+    return estimates

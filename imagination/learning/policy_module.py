@@ -157,8 +157,8 @@ class PolicyModule(L.LightningModule):
             critic_values(batch, self.model, self.value, limit, own)
         if own and kl.kl_coef and kl.kl_in == "reward":
             sampled = batch[own]
-            found = reference_kl(sampled, self._reference[0], kl.kl_estimator, self.temperature, limit)
-            batch.kl[own, : found.shape[1]] = found
+            penalties = reference_kl(sampled, self._reference[0], kl.kl_estimator, self.temperature, limit)
+            batch.kl[own, : penalties.shape[1]] = penalties
         if own and self.progress is not None:
             shaped, metrics = self.progress.turn_rewards(batch[own], limit)
         assign_credit(

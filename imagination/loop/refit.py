@@ -103,14 +103,14 @@ def scores_of(
     micro_tokens: int,
 ) -> Scores:
     """Log-likelihood of a turn by kind of held-back episode, the mean over the members of a version."""
-    form, found = form_of(settings, log), list[dict[str, float | None]]()
+    form, likelihoods = form_of(settings, log), list[dict[str, float | None]]()
     for folder in folders:
         model, chat = load_model(folder, "fit-world-model", settings)
         context = context_of(model, settings)
-        found.append({k: log_likelihood(model, chat, form, ts, context, micro_tokens) for k, ts in held.items()})
+        likelihoods.append({k: log_likelihood(model, chat, form, ts, context, micro_tokens) for k, ts in held.items()})
     means: dict[str, float | None] = {}
     for kind in held:
-        known = [score for scores in found if (score := scores[kind]) is not None]
+        known = [score for scores in likelihoods if (score := scores[kind]) is not None]
         means[kind] = sum(known) / len(known) if known else None
     return means
 
@@ -158,9 +158,9 @@ def log_likelihood(
     for batch in by_length([len(row.ids) for row in rows], micro_tokens):
         tokens = collate([rows[i] for i in batch], pad=0).to(model.device)
         mask = tokens.ce_weight != 0
-        found = hidden_before(model, tokens.input_ids, tokens.attention_mask, mask)
-        logits = token_logits(model, found.states)
-        total += float(token_logprobs(logits, tokens.input_ids[mask], which=found.which).double().sum())
+        predictors = hidden_before(model, tokens.input_ids, tokens.attention_mask, mask)
+        logits = token_logits(model, predictors.states)
+        total += float(token_logprobs(logits, tokens.input_ids[mask], which=predictors.which).double().sum())
     return total / turns
 
 

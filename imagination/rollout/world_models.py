@@ -102,10 +102,10 @@ def rules_of(run: RunFolder) -> RuleSet | None:
         UserError: their file cannot be read.
     """
     try:
-        found = RuleSet.load(run.path / "models")
+        rules = RuleSet.load(run.path / "models")
     except RulesInvalid as error:
         raise UserError(f"{error}; run `imagine rules` to find them again, or set worldmodel.rules=off") from error
-    return found if found is not None and (found.rules or found.invariants) else None
+    return rules if rules is not None and (rules.rules or rules.invariants) else None
 
 
 def guard_of(
@@ -141,21 +141,21 @@ def calibration_of(
     Raises:
         UserError: there is none, or it was fitted to answers at another temperature or to another goal.
     """
-    found = Calibration.load(run.model(name))
-    if found is None:
+    calibration = Calibration.load(run.model(name))
+    if calibration is None:
         raise UserError(f"{asks} needs {run.model(name) / FILE}; run `imagine {STAGE}` with this version")
-    if found.temperature != dream.temperature:
+    if calibration.temperature != dream.temperature:
         raise UserError(
-            f"{asks}: {run.model(name) / FILE} is of answers at temperature {found.temperature:g}; set "
-            f"dream.temperature={found.temperature:g}, or run `imagine {STAGE}` with "
+            f"{asks}: {run.model(name) / FILE} is of answers at temperature {calibration.temperature:g}; set "
+            f"dream.temperature={calibration.temperature:g}, or run `imagine {STAGE}` with "
             f"dream.temperature={dream.temperature:g}"
         )
-    if found.goal != settings.goal.observation:
+    if calibration.goal != settings.goal.observation:
         raise UserError(
-            f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={found.goal!r}; run "
+            f"{asks}: {run.model(name) / FILE} was fitted with worldmodel.goal.observation={calibration.goal!r}; run "
             f"`imagine {STAGE}` with the goal of now"
         )
-    return found
+    return calibration
 
 
 def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSettings) -> None:
@@ -199,16 +199,16 @@ def thoughts_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> list
     if not settings.reasoning_tokens:
         return []
     try:
-        found = [thought for t in log for turn in t.turns if (thought := reasoning_of(turn)) is not None]
+        thoughts = [thought for t in log for turn in t.turns if (thought := reasoning_of(turn)) is not None]
     except ValueError as error:
         raise UserError(f"worldmodel.reasoning_tokens: {error}; mend the log") from error
-    if not found and not settings.follows_instructions:
+    if not thoughts and not settings.follows_instructions:
         raise UserError(
             "a world model from scratch has nothing to learn reasoning from: no turn of the log has a text "
             'info["reasoning"]. Add some, set worldmodel.model to a pretrained chat model, or '
             "worldmodel.reasoning_tokens=0"
         )
-    return found
+    return thoughts
 
 
 def check_thoughts(

@@ -282,14 +282,14 @@ class Alfworld(GeneratedWorld):
         """
         splits: dict[str, list[dict[str, Any]]] = {}
         for split, count in counts.items():
-            found = _games(settings, settings.heldout if split == "heldout" else settings.train)
-            if len(found) < count:
-                raise UserError(f"{settings.folder} has {len(found)} games for '{split}', not games.{split}={count}")
-            random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(found)
+            games = _games(settings, settings.heldout if split == "heldout" else settings.train)
+            if len(games) < count:
+                raise UserError(f"{settings.folder} has {len(games)} games for '{split}', not games.{split}={count}")
+            random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(games)
             before = sum(map(len, splits.values()))
-            opened = asyncio.run(_opened(found, count, partial(_advance, progress, before, sum(counts.values()))))
+            opened = asyncio.run(_opened(games, count, partial(_advance, progress, before, sum(counts.values()))))
             if len(opened) < count:
-                raise UserError(f"of {len(found)} games for '{split}' {len(opened)} open, not games.{split}={count}")
+                raise UserError(f"of {len(games)} games for '{split}' {len(opened)} open, not games.{split}={count}")
             splits[split] = [
                 {
                     "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
@@ -332,10 +332,10 @@ async def _opened(games: Sequence[Path], count: int, progress: Callable[[int], N
 
 
 def _games(settings: AlfworldSettings, splits: str) -> list[Path]:
-    found: list[Path] = []
+    games: list[Path] = []
     for split in splits.split("+"):
         folder = settings.folder / split
         if not folder.is_dir():
             raise UserError(f"{folder} is missing: `alfworld-download` fetches it, or set env.options.data")
-        found += sorted(p for p in folder.rglob(GAME) if p.relative_to(folder).parts[0].startswith(settings.kind))
-    return found
+        games += sorted(p for p in folder.rglob(GAME) if p.relative_to(folder).parts[0].startswith(settings.kind))
+    return games

@@ -125,14 +125,14 @@ class Contradiction(StrEnum):
     RETRIED = "retried"  # refused, and then accepted, with nothing but refusals in between
 
 
-def contradiction(found: Answer | None, turn: Turn, rules: RuleSet) -> Contradiction | None:
+def contradiction(answer: Answer | None, turn: Turn, rules: RuleSet) -> Contradiction | None:
     """How a turn contradicts what the rules foretell of it; ``None`` where it does not, or no rule applies."""
-    if found is None:
+    if answer is None:
         return None
-    rule, refused = found.rule, rules.language.refuses(turn.action, turn.observation)
-    if rule.is_right(found.observation, turn):
+    rule, refused = answer.rule, rules.language.refuses(turn.action, turn.observation)
+    if rule.is_right(answer.observation, turn):
         return None
-    if turn.observation.strip() == found.observation.strip():
+    if turn.observation.strip() == answer.observation.strip():
         return Contradiction.OUTCOME
     if rule.refuses:
         return None if refused else Contradiction.ACCEPTED

@@ -242,21 +242,21 @@ class AnswerStates:
     @torch.no_grad()
     def __call__(self, episodes: Sequence[Trajectory]) -> Tensor:
         """``[episodes, 2 hidden]``, of the last turn of each, given those before it."""
-        told = [episode_tokens(self._chat, episode, self._form) for episode in episodes]
+        tokens = [episode_tokens(self._chat, episode, self._form) for episode in episodes]
         device = next(self._model.parameters()).device
         found: dict[int, Tensor] = {}
         with evaluating(self._model):
-            for micro in micro_batches(self._model, [t.ids for t in told], self._max_tokens):
-                ids = padded([told[i].ids for i in micro], 0, torch.long).to(device)
-                mask = padded([[1.0] * len(told[i].ids) for i in micro], 0, torch.long).to(device)
+            for micro in micro_batches(self._model, [t.ids for t in tokens], self._max_tokens):
+                ids = padded([tokens[i].ids for i in micro], 0, torch.long).to(device)
+                mask = padded([[1.0] * len(tokens[i].ids) for i in micro], 0, torch.long).to(device)
                 encoded = encode(self._model, ids, mask)
                 for row, i in enumerate(micro):
                     last = len(episodes[i].turns) - 1
-                    owners = zip(told[i].owners, told[i].turns, strict=True)
+                    owners = zip(tokens[i].owners, tokens[i].turns, strict=True)
                     own = [at for at, (owner, turn) in enumerate(owners) if owner == Owner.ENV and turn == last]
                     states = encoded.states[encoded.index[row, own]].float().cpu()
                     found[i] = torch.cat([states[-1], states.mean(0)])
-        return torch.stack([found[i] for i in range(len(told))])
+        return torch.stack([found[i] for i in range(len(tokens))])
 
 
 class Discriminator:

@@ -73,9 +73,9 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     Malformed predictions count as wrong everywhere, and as ``invalid``; ``invalid_edit`` of them are rejected edits,
     ``invalid_reasoning`` such whose reasoning did not end.
     """
-    paid = [j.turn.reward or 0.0 for j in judged]
+    rewards = [j.turn.reward or 0.0 for j in judged]
     claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
-    both = sum(p != 0 and same_reward(p, c) for p, c in zip(paid, claimed, strict=True))
+    both = sum(p != 0 and same_reward(p, c) for p, c in zip(rewards, claimed, strict=True))
     n = len(judged)
     ends = sum(j.predicted is not None and j.predicted.terminated == j.turn.terminated for j in judged)
     f1 = sum(token_f1(j.predicted.observation, j.turn.observation) for j in judged if j.predicted)
@@ -84,7 +84,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
         "exact_match": _ratio(sum(j.exact for j in judged), n),
         "token_f1": f1 / n if n else None,
         "reward_precision": _ratio(both, sum(c != 0 for c in claimed)),
-        "reward_recall": _ratio(both, sum(p != 0 for p in paid)),
+        "reward_recall": _ratio(both, sum(p != 0 for p in rewards)),
         "end_accuracy": _ratio(ends, n),
         "ece": expected_calibration_error(confidence),
         "invalid": sum(j.predicted is None for j in judged),
@@ -258,10 +258,10 @@ def by_task(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
 
 def _reward(judged: Sequence[Judged]) -> dict[str, Any]:
     claimed = [j for j in judged if j.predicted is not None and j.predicted.reward != 0]
-    paid = [j for j in judged if j.turn.reward]
+    rewarded = [j for j in judged if j.turn.reward]
     return {
         "precision": share(claimed, [j.reward_right for j in claimed]).to_json(),
-        "recall": share(paid, [j.reward_right for j in paid]).to_json(),
+        "recall": share(rewarded, [j.reward_right for j in rewarded]).to_json(),
         "accuracy": share(judged, [j.reward_right for j in judged]).to_json(),
     }
 

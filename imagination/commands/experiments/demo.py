@@ -59,19 +59,19 @@ def demo_seeds(config: Config, folder: Path) -> None:
 
 def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     """One seed of them; its line of the table."""
-    mine = variants.seed_config(config, seed)
+    seeded = variants.seed_config(config, seed)
     print(f"== seed {seed}: dreams", flush=True)
-    run_stages(mine, folder)
-    report(mine, folder, partial=False)
+    run_stages(seeded, folder)
+    report(seeded, folder, partial=False)
     again: list[dict[str, Any]] = []
     for k in range(1, config.train.seeds):
         print(f"== seed {seed}: the same clone in dreams of the same world model, training seed {k}", flush=True)
-        arm = deepcopy(mine)
+        arm = deepcopy(seeded)
         arm.train.seed = derive_seed("training seed", seed, k)
         again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
     print(f"== seed {seed}: control, the same updates in the real games", flush=True)
-    control = _control(mine, folder)
-    report(mine, folder, partial=False)  # again: now it can say what the same success costs without dreams
+    control = _control(seeded, folder)
+    report(seeded, folder, partial=False)  # again: now it can say what the same success costs without dreams
     return {**_result(folder, control), "training_seeds": again}
 
 

@@ -116,11 +116,11 @@ SEEDS = (0, 1, 2)
 
 def seed_config(config: Config, seed: int) -> Config:
     """The settings of one of several seeds; checkpoints of its policy are kept on the way, for audits."""
-    mine = deepcopy(config)
-    mine.seed = seed
-    mine.clone.keep_every = config.clone.keep_every or max(1, config.clone.steps // 5)
-    mine.train.keep_every = config.train.keep_every or max(1, config.train.updates // 6)
-    return mine
+    changed = deepcopy(config)
+    changed.seed = seed
+    changed.clone.keep_every = config.clone.keep_every or max(1, config.clone.steps // 5)
+    changed.train.keep_every = config.train.keep_every or max(1, config.train.updates // 6)
+    return changed
 
 
 def named_runs(named: Sequence[str], key: str) -> list[Path]:
@@ -141,10 +141,10 @@ def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") 
 
     A stage that it has finished, with whatever settings, is not done again.
     """
-    mine, path = seed_config(config, seed), folder / f"seed-{seed}"
+    changed, path = seed_config(config, seed), folder / f"seed-{seed}"
     for name in list(STAGES)[: list(STAGES).index(until) + 1]:
         if name not in RunFolder(path, seed).summary.get("done", {}):
             print(f"== seed {seed}: {name.replace('_', ' ')}", flush=True)
-            STAGES[name](mine, path)
+            STAGES[name](changed, path)
             give_back_memory()
     return path

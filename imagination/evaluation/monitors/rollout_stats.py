@@ -262,10 +262,10 @@ class ActionStats:
     """
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
-        said = [turn.action for t in log for turn in t.turns]
-        most = _NEARLY_ALL * len(said)
-        self.calls = bool(said) and sum(bool(_CALL.search(action)) for action in said) >= most
-        self.phrases = bool(said) and sum(len(words(action)) > 1 for action in said) >= most
+        actions = [turn.action for t in log for turn in t.turns]
+        most = _NEARLY_ALL * len(actions)
+        self.calls = bool(actions) and sum(bool(_CALL.search(action)) for action in actions) >= most
+        self.phrases = bool(actions) and sum(len(words(action)) > 1 for action in actions) >= most
         self._solutions: dict[str, Counter[str]] = defaultdict(Counter)
         for t in log:
             if t.solved:

@@ -155,8 +155,8 @@ class ProgressEstimator(nn.Module):
             contributions ``[batch, turns]``, in units of the final reward, exactly zero where ``exists`` is false.
         """
         turns = turns.masked_fill(~exists[..., None], 0.0)
-        found: Tensor = self.layers(turns)[..., 0]
-        return found.masked_fill(~exists, 0.0)
+        scores: Tensor = self.layers(turns)[..., 0]
+        return scores.masked_fill(~exists, 0.0)
 
 
 def attribution_error(contributions: Tensor, final_rewards: Tensor, valid: Tensor, *, denominator: float) -> Tensor:

@@ -309,22 +309,22 @@ def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) 
     if max_tokens is not None:
         changes.setdefault("max_tokens", max_tokens)
     try:
-        found = algorithm(settings.name, **changes)
+        chosen = algorithm(settings.name, **changes)
     except ValueError as error:
         raise UserError(f"algorithm: {error}") from error
     if settings.tis_cap and not settings.tis_cap >= 1:
         raise UserError(f"algorithm.tis_cap must be 1 or more, or 0 for no correction, got {settings.tis_cap}")
-    if not settings.advantage_mask and found.advantage.judges_turns:
+    if not settings.advantage_mask and chosen.advantage.judges_turns:
         raise UserError(
             f"algorithm.advantage_mask=false is for algorithms of tokens and of whole episodes; {settings.name} judges "
             "turns: leave it out, or set algorithm.name=ppo or grpo"
         )
-    if not settings.loss_mask and found.aggregation == "constant":
+    if not settings.loss_mask and chosen.aggregation == "constant":
         raise UserError(
             "algorithm.loss_mask=false trains more tokens than algorithm.aggregation=constant divides by: set "
             "algorithm.aggregation=token_mean"
         )
-    return found
+    return chosen
 
 
 def changed(settings: AlgorithmSettings) -> dict[str, Any]:

@@ -218,10 +218,10 @@ def _outcome(output: Any, sampling: Sampling, version: int) -> Completion | Engi
         return EngineFailure(f"vLLM broke off after {len(ids)} tokens: {output.finish_reason}")
     if not stopped and len(ids) < sampling.max_tokens:
         return EngineFailure(f"vLLM wrote {len(ids)} of {sampling.max_tokens} tokens and did not say why")
-    found = output.logprobs or []
-    if len(found) != len(ids) or any(token not in at for token, at in zip(ids, found, strict=True)):
+    candidates = output.logprobs or []
+    if len(candidates) != len(ids) or any(token not in at for token, at in zip(ids, candidates, strict=True)):
         return EngineFailure("vLLM returned no log-probs for some tokens")
-    logprobs = tuple(float(at[token].logprob) for token, at in zip(ids, found, strict=True))
+    logprobs = tuple(float(at[token].logprob) for token, at in zip(ids, candidates, strict=True))
     if not all(math.isfinite(logprob) for logprob in logprobs):
         return EngineFailure("the model's log-probs are not finite")
     return Completion(ids, logprobs, stopped, version)
@@ -318,21 +318,21 @@ def _process_state_kept() -> Iterator[None]:
 @contextlib.contextmanager
 def _load_warnings() -> Iterator[list[str]]:
     """What vLLM warns of while it loads weights: it keeps the old ones and goes on, and so would a run, unnoticed."""
-    found: list[str] = []
+    problems: list[str] = []
 
     class _Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             text = record.getMessage()
             rotary = "RotaryEmbedding" in text  # a table that is computed: no checkpoint has it
             if ("Failed to load weights" in text and not rotary) or "not loaded" in text:
-                found.append(text)
+                problems.append(text)
 
     logger, handler = logging.getLogger("vllm.model_executor.model_loader.reload"), _Collect(level=logging.WARNING)
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
     try:
-        yield found
+        yield problems
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

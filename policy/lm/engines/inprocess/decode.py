@@ -136,11 +136,11 @@ class GenericDecoder:
         places, states = [], []
         with evaluating(self.model):
             for kind in np.unique(kinds):
-                rows, mine = kinds == kind, of_token == kind
-                place = np.flatnonzero(mine[feed.wanted])
-                wanted = np.cumsum(mine)[feed.wanted[place]] - 1  # among the tokens of this kind
+                rows, of_kind = kinds == kind, of_token == kind
+                place = np.flatnonzero(of_kind[feed.wanted])
+                wanted = np.cumsum(of_kind)[feed.wanted[place]] - 1  # among the tokens of this kind
                 part = Feed(
-                    feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[mine], wanted, feed.canvas
+                    feed.slots[rows], feed.starts[rows], feed.counts[rows], feed.tokens[of_kind], wanted, feed.canvas
                 )
                 places.append(place)
                 states.append(self._padded(part))
