@@ -165,8 +165,9 @@ def _ordered(count: int, observations: list[Any], start: Any, reading: Reading) 
     if len(observations) not in (count, count + 1):
         raise FieldError(name, f"has {len(observations)} entries, but there are {count} actions")
     if len(observations) == count + 1 or reading.observation == "before":
-        first = observations[0] if observations else None
-        return observations[1:], first if start is None else f"{start}\n{first}"
+        if not observations:
+            return [], start  # no turn either: refused where turns are read
+        return observations[1:], observations[0] if start is None else f"{start}\n{observations[0]}"
     if reading.observation == "after":
         if start is None:
             raise FieldError("start", "is unknown: name its column, or that of the goal, with imports.mapping.start")

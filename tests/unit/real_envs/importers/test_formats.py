@@ -343,6 +343,14 @@ def test_rows_that_are_episodes_hold_lists(tmp_path: Path) -> None:
     episode = only(path, "huggingface", mapping=mapping)  # one observation more: nothing has to be said
     assert (episode.start, [t.observation for t in episode.turns]) == ("0", ["1", "2"])
     assert (episode.success, dict(episode.turns[-1].info)) == (True, {"log.note": "n"})
+
+
+def test_a_row_without_any_action_is_refused_and_ends_no_import(tmp_path: Path) -> None:
+    rows = [{"acts": acts, "obs": acts, "goal": "Find it."} for acts in ([], ["look", "light"])]
+    path = write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    mapping = {"action": "acts", "observation": "obs", "start": "goal"}
+    episodes, refused = items(path, "huggingface", mapping=mapping, observation="before")
+    assert ([e.start for e in episodes], len(refused)) == (["Find it.\nlook"], 1)
     _, refused = items(path, "huggingface", mapping=mapping | {"action": "actz"})
     assert refused[0].field == "actz"
     assert "did you mean 'acts'?" in refused[0].reason
