@@ -101,8 +101,11 @@ def test_a_server_that_dies_under_way_makes_typed_failures_that_are_counted(
 def test_a_run_that_is_stopped_leaves_no_environments_on_the_server(how: signal.Signals, tmp_path: Path) -> None:
     with agentgym_server(tmp_path) as server:
         size = ["collect.episodes=5000", f"output={tmp_path}", f"env.options.url={server.url}"]
-        command = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", "collect", "preset=tiny"]
-        run = subprocess.Popen([sys.executable, *command, "env=agentgym", *FEW, *size], stderr=subprocess.PIPE)
+        # a shell that has put the tests in the background has made all of them deaf to SIGINT
+        script = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        script += "from imagination.cli import main; sys.exit(main())"
+        command = [sys.executable, "-c", script, "collect", "preset=tiny", "env=agentgym", *FEW, *size]
+        run = subprocess.Popen(command, stderr=subprocess.PIPE)
         try:
             deadline = time.monotonic() + 120
             while server.counts()["open"] < 3 and time.monotonic() < deadline:  # one to draw tasks, and the workers'
