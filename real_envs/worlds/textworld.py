@@ -189,10 +189,12 @@ def _build(seed: int, folder: Path, settings: GameSettings) -> str | None:
     """The start text of a seed's game, which is built; ``None`` if the seed gives no quest."""
     import textworld
     from textworld.generator.chaining import QuestGenerationError
+    from textworld.generator.data import KnowledgeBase
 
     name = settings.task_id(seed)
     game_file, data_file = folder / f"{name}.z8", folder / f"{name}.json"
     options = textworld.GameOptions()
+    options.kb = KnowledgeBase.default()  # to read its files anew takes a third of a game's time
     options.nb_rooms, options.nb_objects, options.quest_length = settings.rooms, settings.objects, settings.quest_length
     options.seeds = seed
     options.grammar.only_last_action = True  # otherwise the objective spells out the walkthrough
