@@ -46,13 +46,14 @@ _ALL = (
         name="pretrain",
         summary="a base model that has read many worlds, for runs to start from",
         help=(
-            "Scripted agents of all skills play training tasks of many worlds without end, with sizes drawn anew; a\n"
-            "model that starts from nothing reads each episode once, as world model and as policy. Stopped, it goes\n"
-            "on where it was. Other runs start from it by worldmodel.model=<run>/models/base."
+            "Scripted agents of all skills play training tasks of many worlds, with sizes drawn anew; then a model\n"
+            "that starts from nothing reads them, as world model and as policy. Stopped, it goes on where it was.\n"
+            "pretrain.corpus=<run> reads the corpus of another run, on a GPU, say, with no world installed.\n"
+            "Other runs start from it by worldmodel.model=<run>/models/base."
         ),
         reads="nothing",
-        writes="models/base, tokenizer/, corpus.json (what it has read)",
-        examples=("imagine pretrain", "imagine pretrain run=small pretrain.steps=2000 pretrain.model.layers=4"),
+        writes="models/base, tokenizer/, corpus/",
+        examples=("imagine pretrain", "imagine pretrain run=large pretrain.corpus=outputs/base pretrain.model.layers=8"),
         sections=("pretrain",),
         function="imagination.commands.pretrain:pretrain",
         run="base",

@@ -5,6 +5,7 @@ A stopped run therefore goes on with the batches that the uninterrupted one woul
 
 from __future__ import annotations
 
+import bisect
 import random
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ Settings = TypeVar("Settings", bound=FitSettings)
 CopyingRows = Callable[[Sequence[int], int, random.Random], list[Row]]
 
 _WINDOW = 512  # rows that are sorted by length together, so that epochs differ
+_BATCHES = 16  # batches' worth of rows that are at least, so that little of a large batch is padding
 _LENGTHS = (32, 96)  # tokens of a copying row
 _PHRASE = (2, 12)  # tokens of a phrase
 _PHRASES = (3, 8)  # different phrases of a row
@@ -60,8 +62,9 @@ def epoch_batches(rows: Sequence[Row], batch_tokens: int, rng: random.Random) ->
     shuffled = list(rows)
     rng.shuffle(shuffled)
     batches: list[list[Row]] = []
-    for start in range(0, len(shuffled), _WINDOW):
-        window = shuffled[start : start + _WINDOW]
+    size = max(_WINDOW, _BATCHES * len(rows) * batch_tokens // max(1, sum(len(row.ids) for row in rows)))
+    for start in range(0, len(shuffled), size):
+        window = shuffled[start : start + size]
         batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], batch_tokens))
     rng.shuffle(batches)
     return batches
@@ -78,12 +81,21 @@ class SupervisedBatches:
         self._first_step = [0]
 
     def __call__(self, step: int) -> RowBatch:
+        epoch = self._epoch(step)
+        return collate(self._epochs[epoch][step - self._first_step[epoch]], self._pad)
+
+    def epochs(self, steps: int) -> float:
+        """How often so many steps read each row, on average."""
+        epoch = self._epoch(steps)
+        return epoch + (steps - self._first_step[epoch]) / len(self._epochs[epoch])
+
+    def _epoch(self, step: int) -> int:
+        """The epoch of a step, which is drawn if it was not yet."""
         while self._first_step[-1] <= step:
             rng = random.Random(derive_seed("batches", self._seed, len(self._epochs)))
             self._epochs.append(epoch_batches(self._rows, self._batch_tokens, rng))
             self._first_step.append(self._first_step[-1] + len(self._epochs[-1]))
-        epoch = next(i for i in range(len(self._epochs)) if step < self._first_step[i + 1])
-        return collate(self._epochs[epoch][step - self._first_step[epoch]], self._pad)
+        return bisect.bisect_right(self._first_step, step) - 1
 
 
 def fit_batches(

@@ -1,34 +1,39 @@
 """The corpus of a base model: scripted agents of all skills in many worlds, in training tasks that are drawn anew.
 
-It is endless: shard after shard is played and put into tokens while others train. Only the training fold of a world is
-played, so that a base model has read no task by which anybody is judged.
+Each environment has its own shards, files of a quarter of a byte a token, which processes generate by seed and number.
+Only the training fold of a world is played, so that a base model has read no task by which anybody is judged.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
-import math
 import random
 import re
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field, replace
+import zipfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from imagination.data.augmentation import with_renamed
-from imagination.data.batches import copying_rows, epoch_batches, truncate
+from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
 from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.runs.progress_bar import Bar
 from imagination.settings import UserError
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from imagination.settings.schema import build
 from policy.lm.backbone import load_tokenizer
-from policy.lm.batch import Row, RowBatch, collate
+from policy.lm.batch import Row
 from policy.lm.render import ChatFormat
-from policy.lm.tokenizer import plain_tokens
 from real_envs.env import Agent, EnvFailure, TaskSet
 from real_envs.files import write_atomically
 from real_envs.scripted_agents import deal
@@ -39,7 +44,6 @@ from worldmodel.formats.full import FullObservation
 from worldmodel.formats.memory import MemoryFormat, TaskMemory
 from worldmodel.objective import world_model_row
 
-INDEX = "corpus.json"
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _SEEDS = (1_000, 400_000)  # of draws of tasks: runs have smaller ones, and TextWorld can have no larger ones
 _FAILURES = 3  # draws in a row that give no episode, after which a world gives none at all
@@ -79,8 +83,8 @@ def drawn(options: Mapping[str, Option], rng: random.Random) -> dict[str, Any]:
     return chosen
 
 
-def known_worlds(worlds: Mapping[str, CorpusWorld]) -> tuple[dict[str, CorpusWorld], list[str]]:
-    """The worlds that can be played here, and a line for each of the others, whose share goes to these.
+def known_worlds(worlds: Mapping[str, CorpusWorld]) -> dict[str, CorpusWorld]:
+    """The worlds that can be played here; the share of the others goes to these, which is said on standard error.
 
     Raises:
         UserError: there is none.
@@ -97,28 +101,27 @@ def known_worlds(worlds: Mapping[str, CorpusWorld]) -> tuple[dict[str, CorpusWor
                 here[name] = world
     if not here:
         raise UserError("; ".join(["no world of pretrain.worlds can be played", *missing]))
-    return here, missing
+    for line in missing:
+        print(line, file=sys.stderr, flush=True)
+    return here
 
 
-def play_shard(
-    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], seed: int, number: int
-) -> dict[str, Played]:
-    """What is played for a shard, by the name of the world, with about ``settings.shard_characters`` in all.
+def play_shard(settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], seed: int, name: str, number: int) -> Played:
+    """What is played for a shard of ``worlds[name]``: its share of about ``settings.shard_characters``.
 
     Raises:
-        UserError: a world has options that it cannot have.
+        UserError: the world has options that it cannot have.
     """
-    total = sum(world.share for world in worlds.values())
-    shard = {}
-    for name, world in worlds.items():
-        world_seed = derive_seed(f"corpus/{name}", seed, number)
-        played = shard[name] = _play_world(world, settings.shard_characters * world.share / total, world_seed)
-        if settings.renamed_share:
-            rng = random.Random(derive_seed("corpus renamed", world_seed))
-            copies = with_renamed(played.episodes, 1, world_seed)[len(played.episodes) :]
-            pairs = zip(played.episodes, copies, strict=True)
-            played.episodes = [copy if rng.random() < settings.renamed_share else episode for episode, copy in pairs]
-    return shard
+    world = worlds[name]
+    world_seed = derive_seed(f"corpus/{name}", seed, number)
+    share = world.share / sum(other.share for other in worlds.values())
+    played = _play_world(world, settings.shard_characters * share, world_seed)
+    if settings.renamed_share:
+        rng = random.Random(derive_seed("corpus renamed", world_seed))
+        copies = with_renamed(played.episodes, 1, world_seed)[len(played.episodes) :]
+        pairs = zip(played.episodes, copies, strict=True)
+        played.episodes = [copy if rng.random() < settings.renamed_share else episode for episode, copy in pairs]
+    return played
 
 
 def _play_world(world: CorpusWorld, characters: float, seed: int) -> Played:
@@ -184,48 +187,145 @@ def _length(episode: Trajectory) -> int:
 
 
 Counts = dict[str, dict[str, int]]  # what is counted -> world -> how many
-_COUNTED = ("episodes", "tokens", "real_steps", "broken", "fruitless")  # the latter three: see Played
+COUNTED = ("episodes", "tokens", "real_steps", "broken", "fruitless")  # the latter three: see Played
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Shard:
-    """A part of the corpus as rows, with its counts."""
+    """Rows of one environment as arrays of all their tokens, one row after the other.
 
-    rows: list[Row] = field(default_factory=list)
-    counts: Counts = field(default_factory=lambda: {what: {} for what in _COUNTED})
+    Attributes:
+        ids: ``[tokens]``.
+        trained: ``[tokens]``, whether the model learns to say it.
+        lengths: ``[rows]``.
+        counts: what was played for it, by ``COUNTED``.
+    """
 
-    def to_json(self) -> str:
-        rows = [(list(r.ids), list(r.action_mask), r.source, list(r.ce_weight)) for r in self.rows]
-        return json.dumps({"rows": rows, **self.counts})
+    ids: np.ndarray
+    trained: np.ndarray
+    lengths: np.ndarray
+    counts: dict[str, int]
 
     @staticmethod
-    def from_json(text: str) -> Shard:
-        data = json.loads(text)
-        rows = [Row(ids, mask, Source(source), ce_weight=weights) for ids, mask, source, weights in data.pop("rows")]
-        return Shard(rows, data)
+    def of(rows: Sequence[Row], counts: dict[str, int]) -> Shard:
+        """``counts`` lacks the tokens."""
+        ids = np.array([token for row in rows for token in row.ids], dtype=np.int32)
+        trained = np.array([weight != 0 for row in rows for weight in row.ce_weight], dtype=bool)
+        return Shard(ids, trained, np.array([len(row.ids) for row in rows]), counts | {"tokens": len(ids)})
+
+    def rows(self) -> list[Row]:
+        """Views of the arrays, which batches read as they read lists."""
+        ends = np.cumsum(self.lengths)
+        weight = self.trained.astype(np.float32)
+        cuts = [slice(end - length, end) for end, length in zip(ends.tolist(), self.lengths.tolist(), strict=True)]
+        return [
+            Row(cast(Sequence[int], self.ids[cut]), (), Source.REAL, ce_weight=cast(Sequence[float], weight[cut]))
+            for cut in cuts
+        ]
+
+    def save(self, path: Path) -> None:
+        buffer = io.BytesIO()
+        counts = np.array([self.counts[what] for what in COUNTED])
+        np.savez_compressed(buffer, ids=self.ids, trained=self.trained, lengths=self.lengths, counts=counts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getvalue())
+
+    @staticmethod
+    def load(path: Path) -> Shard:
+        """
+        Raises:
+            UserError: the file is torn.
+        """
+        try:
+            with np.load(path) as file:
+                counts = dict(zip(COUNTED, file["counts"].tolist(), strict=True))
+                return Shard(file["ids"], file["trained"], file["lengths"], counts)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise UserError(f"{path}: not a shard of a corpus, or torn; delete it, and it is made anew") from error
+
+
+def _file(folder: Path, name: str, number: int) -> Path:
+    return folder / name / f"{number:05d}.npz"
 
 
 def make_shard(
-    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], tokenizer: Path, seed: int, number: int
-) -> Shard:
-    """The rows of a shard: each episode in the world model's view, those to imitate also in the policy's, and copying
-    rows (``settings.copying_share``)."""
+    settings: PretrainSettings,
+    worlds: Mapping[str, CorpusWorld],
+    tokenizer: Path,
+    folder: Path,
+    seed: int,
+    name: str,
+    number: int,
+) -> None:
+    """Writes a shard: each episode in the world model's view, those to imitate also in the policy's."""
     chat = ChatFormat(load_tokenizer(tokenizer))
-    shard = Shard()
-    for name, played in play_shard(settings, worlds, seed, number).items():
-        rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
-        kept = [short for short in (truncate(row, settings.model.context) for row in rows) if any(short.ce_weight)]
-        shard.rows += kept
-        tokens = sum(len(row.ids) for row in kept)
-        numbers = (len(played.episodes), tokens, played.real_steps, played.broken, played.fruitless)
-        for what, count in zip(_COUNTED, numbers, strict=True):
-            shard.counts[what][name] = count
-    if settings.copying_share:
-        tokens = max(1, int(settings.copying_share * sum(shard.counts["tokens"].values())))
-        shard.rows += copying_rows(
-            plain_tokens(chat.tokenizer), tokens, random.Random(derive_seed("corpus copying", seed, number))
-        )
-    return shard
+    played = play_shard(settings, worlds, seed, name, number)
+    rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
+    kept = [short for short in (truncate(row, settings.model.context) for row in rows) if any(short.ce_weight)]
+    counts = {name: getattr(played, name) for name in ("real_steps", "broken", "fruitless")}
+    Shard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
+
+
+def make_corpus(
+    settings: PretrainSettings,
+    worlds: Mapping[str, CorpusWorld],
+    tokenizer: Path,
+    folder: Path,
+    seed: int,
+    makers: Executor,
+) -> None:
+    """Generates the shards ``folder/<world>/00000.npz`` and so on that are not there yet, ``settings.shards`` a world.
+
+    Raises:
+        UserError: the shards that are there were generated by other settings.
+    """
+    made_by = {
+        "seed": seed,
+        "shard_characters": settings.shard_characters,
+        "agents": settings.agents,
+        "renamed_share": settings.renamed_share,
+        "context": settings.model.context,
+        "worlds": {name: asdict(world) for name, world in worlds.items()},
+    }
+    note = folder / "corpus.json"
+    before = json.loads(note.read_text()) if note.exists() else made_by
+    if differing := [key for key in made_by if before.get(key) != made_by[key]]:
+        raise UserError(f"{folder} was generated by other settings ({', '.join(differing)}); take another run=")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(note, json.dumps(made_by, indent=1))
+    wanted = [(name, number) for number in range(settings.shards) for name in worlds]
+    missing = [one for one in wanted if not _file(folder, *one).exists()]
+    make = partial(make_shard, settings, worlds, tokenizer, folder, seed)
+    bar = Bar("corpus", len(wanted), "shards")
+    bar.start(len(wanted) - len(missing))
+    futures = [makers.submit(make, *one) for one in missing]
+    try:
+        for done, future in enumerate(as_completed(futures), len(wanted) - len(missing) + 1):
+            future.result()
+            bar.count(1)
+            bar.advance(done, {})
+    finally:
+        for future in futures:
+            future.cancel()
+        bar.stop()
+
+
+def load_corpus(folder: Path, worlds: Mapping[str, CorpusWorld]) -> tuple[list[Row], Counts]:
+    """All rows of these environments, and what was counted of each, of those with shards.
+
+    Raises:
+        UserError: there is no shard, or one is torn.
+    """
+    rows: list[Row] = []
+    counts: Counts = {what: {} for what in COUNTED}
+    for name in worlds:
+        shards = [Shard.load(path) for path in sorted((folder / name).glob("*.npz"))]
+        rows += [row for shard in shards for row in shard.rows()]
+        for what in COUNTED if shards else ():
+            counts[what][name] = sum(shard.counts[what] for shard in shards)
+    if not rows:
+        raise UserError(f"{folder} has no shard of {', '.join(worlds)}; `imagine pretrain` generates them")
+    return rows, counts
 
 
 def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agents: Sequence[str]) -> list[Row]:
@@ -240,91 +340,3 @@ def _both_views(chat: ChatFormat, episode: Trajectory, world: CorpusWorld, agent
     if episode.agent.startswith(tuple(agents)):
         rows.append(imitation_row(chat, episode))
     return rows
-
-
-class CorpusBatches:
-    """The batch of a step; steps are asked for in order.
-
-    A stopped run goes on in the shard where it was. The shards since its last training state are kept in files, because
-    a world may play the same seeds in another way the next time.
-
-    Args:
-        make: makes a shard by its number, in ``executor``, ``settings.makers`` shards ahead.
-        path: ``corpus.json``, the index: steps and counts of each shard so far.
-        seed: of the order of the batches.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[int], Shard],
-        executor: Executor,
-        settings: PretrainSettings,
-        path: Path,
-        seed: int,
-        pad: int,
-    ) -> None:
-        self._make, self._executor, self._settings, self._path = make, executor, settings, path
-        self._seed, self._pad = seed, pad
-        self._index: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-        self._futures: dict[int, Future[Shard]] = {}
-        self._first, self._batches = 0, list[list[Row]]()  # of the open shard: its first step, and a batch for each
-
-    def __call__(self, step: int) -> RowBatch:
-        """
-        Raises:
-            UserError: the shard of the step is not what it was when the run was stopped.
-        """
-        while not 0 <= step - self._first < len(self._batches):
-            self._open(next((k for k in range(len(self._index)) if step < self._end(k)), len(self._index)))
-        return collate(self._batches[step - self._first], self._pad)
-
-    def _end(self, number: int) -> int:
-        """The first step after a shard of the index."""
-        return int(self._index[number]["first_step"] + self._index[number]["steps"])
-
-    def _open(self, number: int) -> None:
-        file = _shard_file(self._path, number)
-        on_disk = file.exists()
-        for later in range(number + on_disk, number + self._settings.makers + 1):
-            if later not in self._futures:
-                self._futures[later] = self._executor.submit(self._make, later)
-        shard = Shard.from_json(file.read_text()) if on_disk else self._futures.pop(number).result()
-        self._first = self._end(number - 1) if number else 0
-        seeds = (derive_seed("corpus batches", self._seed, number, k) for k in range(self._settings.passes))
-        rngs = map(random.Random, seeds)
-        size = self._settings.batch_tokens
-        self._batches = [batch for rng in rngs for batch in epoch_batches(shard.rows, size, rng)]
-        entry = {"first_step": self._first, "steps": len(self._batches), **shard.counts}
-        if number == len(self._index):
-            write_atomically(file, shard.to_json())
-            self._index.append(entry)
-            write_atomically(self._path, json.dumps(self._index))
-            for old in range(len(self._index)):
-                if self._end(old) <= self._first - self._settings.save_every:
-                    _shard_file(self._path, old).unlink(missing_ok=True)
-        elif self._index[number] != entry:
-            raise UserError(
-                f"{self._path}: shard {number} was {self._index[number]} and now is {entry}: the worlds have changed "
-                "since this run was stopped; begin with another run="
-            )
-
-
-def _shard_file(path: Path, number: int | str) -> Path:
-    return path.with_name(f"{path.stem}-{number}.json")
-
-
-def delete_shards(path: Path) -> None:
-    """Deletes the files of shards beside the index ``path``; a run that then goes on makes them anew."""
-    for file in path.parent.glob(_shard_file(path, "*").name):
-        file.unlink()
-
-
-def count_read(path: Path, steps: float = math.inf) -> Counts:
-    """What was read in so many steps of the shards in the index ``path``; of the last shard its share."""
-    total: dict[str, dict[str, float]] = {what: {} for what in _COUNTED}
-    for entry in json.loads(path.read_text()) if path.exists() else []:  # time may end it before the first shard
-        share = min(1.0, max(0.0, (steps - entry["first_step"]) / entry["steps"]))
-        for what, counts in total.items():
-            for name, count in entry[what].items():
-                counts[name] = counts.get(name, 0.0) + share * count
-    return {what: {name: round(count) for name, count in counts.items()} for what, counts in total.items()}

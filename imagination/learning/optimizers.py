@@ -11,18 +11,16 @@ from torch import nn
 
 
 class Muon(torch.optim.Muon):
-    """``torch.optim.Muon``, whose products are computed in fp32 on CPUs, and those of equal matrices at once.
+    """``torch.optim.Muon``, whose products are computed for equal matrices at once, and in fp32 on CPUs.
 
-    torch computes them in bf16, for which most CPUs have no instructions: on an AMD EPYC of the third generation such a
-    step takes more than twice as long as the forward and backward pass before it.
+    torch computes them one by one: a small model on a GPU then waits for a thousand launches a step. It computes them
+    in bf16, for which most CPUs have no instructions: on an AMD EPYC of the third generation such a step takes more
+    than twice as long as the forward and backward pass before it.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """See ``torch.optim.Muon``; other devices than the CPU go there."""
-        on_cpu = all(p.device.type == "cpu" for group in self.param_groups for p in group["params"])
-        if not on_cpu:
-            return super().step(closure)
+        """See ``torch.optim.Muon``."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -44,7 +42,9 @@ class Muon(torch.optim.Muon):
             momentum = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
             momentum.lerp_(p.grad, 1 - group["momentum"])
             directions.append(p.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum)
-        steps = orthogonalize(torch.stack(directions), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        matrices = torch.stack(directions)
+        matrices = matrices if matrices.device.type == "cpu" else matrices.bfloat16()
+        steps = orthogonalize(matrices, group["ns_coefficients"], group["ns_steps"], group["eps"])
         lr = group["lr"]
         scale = (
             0.2 * max(shape) ** 0.5

@@ -79,7 +79,8 @@ class NextTokenStep:
             x[rows] for x in (self.batch.input_ids, self.batch.attention_mask, self.batch.ce_weight)
         )
         mask = weight != 0
-        predictors = hidden_before(model, ids, present, mask)
+        # rows of different tasks share little: on a GPU it takes longer to look for it than to compute it
+        predictors = hidden_before(model, ids, present, mask, packed=ids.device.type == "cpu")
         logits = token_logits(model, predictors.states)
         logprobs = token_logprobs(logits, ids[mask], which=predictors.which)
         terms = cross_entropy_loss(logprobs[None], weight[mask][None], denominator=self.denominator)

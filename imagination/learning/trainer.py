@@ -84,10 +84,12 @@ class WeightAverage(Callback):
 
     @torch.no_grad()
     def on_train_batch_end(self, *_: Any) -> None:
+        if not self._trained:
+            return
         self._steps += 1
         past = min(self._decay, (1 + self._steps) / (10 + self._steps))
-        for name, p in self._trained.items():
-            self._mean[name] = self._mean[name].to(p.device).lerp_(p.float(), 1 - past)
+        self._mean = {name: self._mean[name].to(p.device) for name, p in self._trained.items()}
+        torch._foreach_lerp_(list(self._mean.values()), [p.float() for p in self._trained.values()], 1 - past)
 
     @torch.no_grad()
     def on_train_end(self, *_: Any) -> None:

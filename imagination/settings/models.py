@@ -292,10 +292,11 @@ class PretrainSettings(FitSettings):
 
     Attributes:
         worlds: environments by a name; preset=base has them.
-        shard_characters: characters of a shard, which is generated, trained on and dropped.
-        passes: epochs over each shard, for environments that are slower than training.
+        shards: files of the corpus per environment.
+        shard_characters: characters of one shard of every environment together.
+        corpus: folder of another run, whose corpus and tokenizer are read; empty generates them.
         minutes: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps.
-        makers: processes that generate the next shards.
+        makers: processes that generate shards; 0 is one per core.
         agents: agents whose episodes the policy imitates, by prefix of their names.
         renamed_share: share of the episodes with made-up names.
         save_every: steps between two saved training states.
@@ -303,10 +304,11 @@ class PretrainSettings(FitSettings):
     """
 
     worlds: dict[str, CorpusWorld] = field(default_factory=dict)
+    shards: int = 120
     shard_characters: int = 800_000
-    passes: int = 1
+    corpus: str = ""
     minutes: float = 0.0
-    makers: int = 1
+    makers: int = 0
     agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])
     renamed_share: float = 0.5
     save_every: int = 200
@@ -314,9 +316,9 @@ class PretrainSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.shard_characters, self.passes, self.makers, self.save_every) < 1 or self.minutes < 0:
+        if min(self.shards, self.shard_characters, self.save_every) < 1 or min(self.makers, self.minutes) < 0:
             raise ValueError(
-                "shard_characters, passes, makers and save_every must be at least 1, and minutes 0 or more"
+                "shards, shard_characters and save_every must be at least 1, and makers and minutes 0 or more"
             )
         if not 0 <= self.renamed_share <= 1:
             raise ValueError(f"renamed_share must lie in [0, 1], got {self.renamed_share}")

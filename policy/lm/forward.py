@@ -41,14 +41,15 @@ class Encoded:
     index: Tensor
 
 
-def encode(model: Any, input_ids: Tensor, attention_mask: Tensor) -> Encoded:
+def encode(model: Any, input_ids: Tensor, attention_mask: Tensor, packed: bool = True) -> Encoded:
     """Final hidden states of all tokens.
 
     Args:
         model: a causal LM of transformers.
         input_ids, attention_mask: ``[batch, time]``, padded on the right.
+        packed: a prefix that rows share is computed once, where the model allows it.
     """
-    packing = _packed(model, input_ids, attention_mask)
+    packing = _packed(model, input_ids, attention_mask) if packed else None
     if packing is not None:
         return Encoded(_packed_states(model, packing), packing.index)
     # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
@@ -72,13 +73,16 @@ class Predictors:
     computed: int
 
 
-def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: Tensor) -> Predictors:
+def hidden_before(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, packed: bool = True
+) -> Predictors:
     """Final hidden states that predict the masked tokens; what stands behind a row's last one is not computed.
 
     Args:
         model: a causal LM of transformers.
         input_ids, attention_mask: ``[batch, time]``, padded on the right.
         mask: ``[batch, time]``; true on tokens to be predicted, at their own position. Position 0 has no past.
+        packed: a prefix that rows share is computed once, where the model allows it.
 
     Returns:
         One entry of ``which`` for each true entry of the mask, in row-major order.
@@ -93,11 +97,12 @@ def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: T
     position = torch.arange(mask.shape[1], device=mask.device)
     # the last masked token itself is predicted, not read; a row that asks for nothing keeps one token and its place
     read = (position * mask).amax(1, keepdim=True).clamp(min=1)
-    packing = _packed(model, input_ids, position < read)
+    packing = _packed(model, input_ids, position < read) if packed else None
     if packing is None:
-        encoded = encode(model, input_ids, position < read)
-        wanted, which = encoded.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
-        return Predictors(encoded.states.index_select(0, wanted), which, len(encoded.states))
+        states = encode(model, input_ids, position < read, packed=False).states
+        row, place = mask[:, 1:].nonzero(as_tuple=True)
+        which = torch.arange(len(row), device=mask.device)
+        return Predictors(states.index_select(0, row * mask.shape[1] + place), which, len(states))
     wanted, which = packing.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
     return Predictors(_packed_states(model, packing, wanted), which, len(packing.ids))
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,18 @@ import pytest
 
 from imagination.data import corpus
 from imagination.data.corpus import (
-    CorpusBatches,
     Played,
     Shard,
-    count_read,
     drawn,
     known_worlds,
-    make_shard,
+    load_corpus,
+    make_corpus,
     play_shard,
 )
 from imagination.settings import UserError
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from policy.lm.backbone import load_tokenizer
-from policy.lm.batch import Row
+from policy.lm.batch import Row, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source, StopReason, Trajectory
@@ -43,7 +41,7 @@ def play(
     worlds: Mapping[str, CorpusWorld], characters: int, renamed_share: float, seed: int, number: int
 ) -> dict[str, Played]:
     settings = PretrainSettings(shard_characters=characters, renamed_share=renamed_share)
-    return play_shard(settings, worlds, seed, number)
+    return {name: play_shard(settings, worlds, seed, name, number) for name in worlds}
 
 
 def test_options_are_drawn_from_lists_and_ranges() -> None:
@@ -116,11 +114,11 @@ def test_shares_are_of_text() -> None:
     assert 2 < text["large"] / text["small"] < 4
 
 
-def test_worlds_that_are_not_here_are_left_out_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    here, missing = known_worlds({"baby": BABY, "x": CorpusWorld("nowhere")})
-    assert list(here) == ["baby"]
-    assert len(missing) == 1
-    assert missing[0].startswith("pretrain.worlds.x is left out: there is no environment 'nowhere'")
+def test_worlds_that_are_not_here_are_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert list(known_worlds({"baby": BABY, "x": CorpusWorld("nowhere")})) == ["baby"]
+    assert "pretrain.worlds.x is left out: there is no environment 'nowhere'" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"no world of pretrain\.worlds can be played; pretrain\.worlds\.x is left out"):
         known_worlds({"x": CorpusWorld("nowhere")})
     monkeypatch.setattr(corpus, "_play_tasks", lambda *_: [])
@@ -134,63 +132,81 @@ def test_an_impossible_option_is_one_clear_line() -> None:
         play({"baby": wrong}, 100, 0.0, 0, 0)
 
 
-def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(tmp_path: Path) -> None:
+def make(settings: PretrainSettings, folder: Path, seed: int = 0) -> None:
+    with ThreadPoolExecutor(1) as makers:
+        make_corpus(settings, {"baby": BABY}, folder.parent / "tokenizer", folder, seed, makers)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> PretrainSettings:
+    """Settings of a small corpus, whose tokenizer is in ``tmp_path / "tokenizer"``."""
     episodes = play({"baby": BABY}, 4000, 0.0, 0, 0)["baby"].episodes
-    train_tokenizer([u.observation for t in episodes for u in t.turns], 400).save_pretrained(tmp_path)
-    settings = PretrainSettings(shard_characters=4000, renamed_share=0.0, copying_share=0.0, agents=["noisy"])
-    shard = make_shard(settings, {"baby": BABY}, tmp_path, 0, 0)
-    again = make_shard(settings, {"baby": BABY}, tmp_path, 0, 0)
-    assert shard == again
+    train_tokenizer([u.observation for t in episodes for u in t.turns], 400).save_pretrained(tmp_path / "tokenizer")
+    return PretrainSettings(shards=2, shard_characters=4000, renamed_share=0.0, agents=["noisy"])
+
+
+def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(
+    small: PretrainSettings, tmp_path: Path
+) -> None:
+    make(small, tmp_path / "corpus")
+    rows, counts = load_corpus(tmp_path / "corpus", {"baby": BABY})
+    episodes = [t for number in (0, 1) for t in play({"baby": BABY}, 4000, 0.0, 0, number)["baby"].episodes]
     imitated = [t for t in episodes if t.agent.startswith("noisy")]
-    assert shard.counts["episodes"] == {"baby": len(episodes)}
-    assert len(shard.rows) == len(episodes) + len(imitated)
-    assert shard.counts["tokens"] == {"baby": sum(len(row.ids) for row in shard.rows)}
-    assert shard.counts["real_steps"] == {"baby": sum(len(t.turns) for t in episodes)}
-    assert shard.counts["broken"] == {"baby": 0}
-    assert Shard.from_json(shard.to_json()) == replace(shard, rows=[replace(r, ids=list(r.ids)) for r in shard.rows])
-    chat = ChatFormat(load_tokenizer(tmp_path))
-    for row in shard.rows:
-        assert all(made or not weight for made, weight in zip(row.action_mask, row.ce_weight, strict=True))
-    says = ["".join(chat.decode([i]) for i, w in zip(r.ids, r.ce_weight, strict=True) if w) for r in shard.rows]
+    assert len(rows) == len(episodes) + len(imitated)
+    assert counts == {
+        "episodes": {"baby": len(episodes)},
+        "tokens": {"baby": sum(len(row.ids) for row in rows)},
+        "real_steps": {"baby": sum(len(t.turns) for t in episodes)},
+        "broken": {"baby": 0},
+        "fruitless": {"baby": 0},
+    }
+    chat = ChatFormat(load_tokenizer(tmp_path / "tokenizer"))
+    says = ["".join(chat.decode([int(i)]) for i, w in zip(r.ids, r.ce_weight, strict=True) if w) for r in rows]
     assert sum("[reward=" in said for said in says) == len(episodes)
+    assert sum(said.count("[reward=") for said in says) == sum(len(t.turns) for t in episodes)
 
 
-def shards(number: int) -> Shard:
-    rows = [Row([number * 100 + k] * 10, [False] * 10, Source.REAL, ce_weight=[1.0] * 10) for k in range(5 + number)]
-    return Shard(rows, Shard().counts | {"episodes": {"w": 5 + number}, "tokens": {"w": len(rows) * 10}})
+def test_only_shards_that_are_missing_are_made_and_they_are_the_same(small: PretrainSettings, tmp_path: Path) -> None:
+    make(small, tmp_path / "corpus")
+    files = sorted((tmp_path / "corpus" / "baby").iterdir())
+    assert [file.name for file in files] == ["00000.npz", "00001.npz"]
+    before, first = load_corpus(tmp_path / "corpus", {"baby": BABY}), files[0].stat().st_mtime_ns
+    files[1].unlink()
+    make(small, tmp_path / "corpus")
+    assert files[0].stat().st_mtime_ns == first
+    after = load_corpus(tmp_path / "corpus", {"baby": BABY})
+    assert [list(row.ids) for row in after[0]] == [list(row.ids) for row in before[0]]
+    assert after[1] == before[1]
+    make(replace(small, shards=3), tmp_path / "corpus")  # a corpus may grow
+    assert len(load_corpus(tmp_path / "corpus", {"baby": BABY})[0]) > len(before[0])
 
 
-def batches_of(make: Callable[[int], Shard], makers: Executor, path: Path, passes: int = 1) -> CorpusBatches:
-    return CorpusBatches(make, makers, PretrainSettings(batch_tokens=20, passes=passes), path, 0, 0)
+def test_rows_are_what_was_saved(tmp_path: Path) -> None:
+    """By hand, with a token beyond 16 bits."""
+    rows = [Row([1, 70_000, 3], (), Source.REAL, ce_weight=[0.0, 1.0, 1.0]), Row([4], (), Source.REAL, ce_weight=[0.0])]
+    Shard.of(rows, {"episodes": 2, "real_steps": 7, "broken": 1, "fruitless": 0}).save(tmp_path / "w" / "00000.npz")
+    loaded, counts = load_corpus(tmp_path, {"w": BABY})
+    assert [(list(row.ids), list(row.ce_weight)) for row in loaded] == [(r.ids, r.ce_weight) for r in rows]
+    assert {what: of["w"] for what, of in counts.items()} == {
+        "episodes": 2, "tokens": 4, "real_steps": 7, "broken": 1, "fruitless": 0,
+    }  # fmt: skip
+    batch = collate(loaded, pad=9)
+    assert batch.input_ids.tolist() == [[1, 70_000, 3], [4, 9, 9]]
+    assert batch.ce_weight.tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
 
 
-def read(batches: CorpusBatches, steps: range) -> list[list[int]]:
-    return [sorted(batches(step).input_ids[:, 0].tolist()) for step in steps]
-
-
-def test_every_row_is_read_once_and_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as makers:
-
-        def batches() -> CorpusBatches:
-            return batches_of(shards, makers, tmp_path / "corpus.json")
-
-        whole = read(batches(), range(10))
-        first = [i for batch in whole for i in batch]
-        assert sorted(first)[:11] == [*range(5), *range(100, 106)]
-        assert len(set(first)) == len(first)
-        noted = json.loads((tmp_path / "corpus.json").read_text())
-        assert [note["first_step"] for note in noted] == [0, 3, 6, 10][: len(noted)]
-        for start in (0, 2, 3, 5, 9):
-            assert read(batches(), range(start, 10)) == whole[start:]
-
-
-def test_what_was_read_is_counted_to_the_step(tmp_path: Path) -> None:
-    """By hand: shards of 5, 6 and 7 rows of ten tokens, two rows a batch; four steps are one shard and a third."""
-    with ThreadPoolExecutor(1) as makers:
-        read(batches_of(shards, makers, tmp_path / "corpus.json"), range(7))
-    assert count_read(tmp_path / "corpus.json", 4)["tokens"] == {"w": 50 + 20}
-    assert count_read(tmp_path / "corpus.json")["episodes"] == {"w": 5 + 6 + 7}
-    assert count_read(tmp_path / "none.json", 4)["tokens"] == {}
+def test_a_corpus_of_other_settings_or_a_torn_one_is_one_clear_line(small: PretrainSettings, tmp_path: Path) -> None:
+    make(small, tmp_path / "corpus")
+    with pytest.raises(UserError, match=r"generated by other settings \(seed\); take another run="):
+        make(small, tmp_path / "corpus", seed=1)
+    with pytest.raises(UserError, match=r"generated by other settings \(agents\)"):
+        make(replace(small, agents=["expert"]), tmp_path / "corpus")
+    torn = tmp_path / "corpus" / "baby" / "00001.npz"
+    torn.write_bytes(torn.read_bytes()[:100])
+    with pytest.raises(UserError, match="00001.npz: not a shard of a corpus, or torn; delete it"):
+        load_corpus(tmp_path / "corpus", {"baby": BABY})
+    with pytest.raises(UserError, match="has no shard of other"):
+        load_corpus(tmp_path / "corpus", {"other": BABY})
 
 
 def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,36 +226,3 @@ def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyP
     assert [t.start for t in played.episodes] == [whole[0].start, *(t.start for t in whole)]
     assert (played.broken, played.fruitless) == (2, 2)
     assert played.real_steps == 3 * len(whole[0].turns) + sum(len(t.turns) for t in whole)
-
-
-def test_a_corpus_that_has_changed_is_not_gone_on_with(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as makers:
-        path = tmp_path / "corpus.json"
-        read(batches_of(shards, makers, path), range(2))
-        (tmp_path / "corpus-0.json").unlink()
-        other = batches_of(lambda number: shards(number + 1), makers, path)
-        with pytest.raises(UserError, match=r"shard 0 was .* the worlds have changed since this run was stopped"):
-            other(1)
-
-
-def test_a_shard_is_passed_over_as_often_as_asked(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as makers:
-        found = read(batches_of(shards, makers, tmp_path / "corpus.json", passes=2), range(6))
-    assert sorted(i for batch in found for i in batch) == sorted([*range(5), *range(5)])
-    assert found[:3] != found[3:]
-
-
-def test_a_stopped_run_goes_on_in_the_shard_it_was_in_even_if_the_world_would_play_another(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as makers:
-        path = tmp_path / "corpus.json"
-        whole = read(batches_of(shards, makers, path), range(5))
-        changed = batches_of(lambda number: shards(number + 1), makers, path)
-        assert read(changed, range(1, 5)) == whole[1:]
-
-
-def test_shards_that_no_training_state_needs_any_more_are_not_kept(tmp_path: Path) -> None:
-    settings = PretrainSettings(batch_tokens=20, save_every=3)
-    with ThreadPoolExecutor(1) as makers:
-        batches = CorpusBatches(shards, makers, settings, tmp_path / "corpus.json", 0, 0)
-        read(batches, range(7))  # shards begin at steps 0, 3 and 6; the last training state is that of step 6
-    assert sorted(path.name for path in tmp_path.glob("corpus-*")) == ["corpus-1.json", "corpus-2.json"]
