@@ -53,7 +53,7 @@ _ALL = (
         ),
         reads="nothing",
         writes="models/base, tokenizer/, corpus/",
-        examples=("imagine pretrain", "imagine pretrain run=large pretrain.corpus=outputs/base pretrain.model.layers=8"),
+        examples=("imagine pretrain", "imagine pretrain run=deep pretrain.corpus=outputs/base pretrain.model.layers=8"),
         sections=("pretrain",),
         function="imagination.commands.pretrain:pretrain",
         run="base",

@@ -106,7 +106,9 @@ def known_worlds(worlds: Mapping[str, CorpusWorld]) -> dict[str, CorpusWorld]:
     return here
 
 
-def play_shard(settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], seed: int, name: str, number: int) -> Played:
+def play_shard(
+    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], seed: int, name: str, number: int
+) -> Played:
     """What is played for a shard of ``worlds[name]``: its share of about ``settings.shard_characters``.
 
     Raises:

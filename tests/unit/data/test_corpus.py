@@ -203,7 +203,7 @@ def test_a_corpus_of_other_settings_or_a_torn_one_is_one_clear_line(small: Pretr
         make(replace(small, agents=["expert"]), tmp_path / "corpus")
     torn = tmp_path / "corpus" / "baby" / "00001.npz"
     torn.write_bytes(torn.read_bytes()[:100])
-    with pytest.raises(UserError, match="00001.npz: not a shard of a corpus, or torn; delete it"):
+    with pytest.raises(UserError, match=r"00001\.npz: not a shard of a corpus, or torn; delete it"):
         load_corpus(tmp_path / "corpus", {"baby": BABY})
     with pytest.raises(UserError, match="has no shard of other"):
         load_corpus(tmp_path / "corpus", {"other": BABY})
