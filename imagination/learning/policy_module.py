@@ -261,7 +261,7 @@ class PolicyModule(L.LightningModule):
         for picked, micro in split(self.model, batch, self.settings.micro_tokens, [i for i in rows if i in sampled]):
             mask = micro.rl_weight != 0
             old = torch.full_like(micro.old_logprobs, math.nan)
-            old[mask] = logprobs_under(self.model, micro, mask, self.temperature)
+            old[mask] = logprobs_under(self.model, micro, mask, self.temperature).to(old.dtype)
             batch.old_logprobs[picked, : old.shape[1]] = old.cpu()
 
     def configure_optimizers(self) -> Any:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ class RunFolder:
                 {
                     "seed": seed,
                     "hardware": f"{processor()}, {os.cpu_count()} cores",
-                    "versions": {p: version(p) for p in ("torch", "transformers", "lightning", "textworld")},
+                    # TextWorld is not installed on Windows
+                    "versions": {
+                        p: version(p) for p in ("torch", "transformers", "lightning", "textworld") if find_spec(p)
+                    },
                 }
             )
 

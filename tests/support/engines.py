@@ -44,7 +44,7 @@ MODEL = make_model()
 
 def teacher_forced(model: Any, prompt: Sequence[int], completion: Completion, temperature: float) -> list[float]:
     """Log-probs of the sampled tokens from one pass over the whole sequence, as a trainer computes them."""
-    ids = torch.tensor([[*prompt, *completion.ids]])
+    ids = torch.tensor([[*prompt, *completion.ids]], device=model.device)
     with torch.no_grad():
         logprobs = (model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature).log_softmax(-1)
     return logprobs[range(len(completion.ids)), list(completion.ids)].tolist()
@@ -57,7 +57,7 @@ def assert_scored(model: Any, prompt: Sequence[int], completion: Completion, tem
 
 def generate(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, stop: int) -> tuple[int, ...]:
     """Greedy text by transformers."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

@@ -221,12 +221,18 @@ class Noted(PolicyModule):
         return self.notes
 
 
-def fit(module: L.LightningModule, item: Any, steps: int = 1, callbacks: Sequence[L.Callback] = ()) -> None:
+def fit(
+    module: L.LightningModule,
+    item: Any,
+    steps: int = 1,
+    callbacks: Sequence[L.Callback] = (),
+    accelerator: str = "cpu",
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = L.Trainer(
-            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, callbacks=list(callbacks),
-            enable_progress_bar=False, enable_model_summary=False,
+            max_epochs=1, accelerator=accelerator, devices=1, logger=False, enable_checkpointing=False,
+            callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, StepStream(steps, lambda: 0, lambda step: item))
 
