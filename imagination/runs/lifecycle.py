@@ -36,6 +36,8 @@ def _set_up_torch(seed: int) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(cores())
     _tell_threads(torch.get_num_threads(), cores())
+    # cuDNN plans its attention for each shape it has not seen, ten milliseconds a layer; batches of text are all new
+    torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(seed)  # lightning's seed_everything does no more, and costs three seconds of imports
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
