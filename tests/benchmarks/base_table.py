@@ -1,7 +1,7 @@
 """What a base model is worth to a log: exact answers on unseen tasks after so many tokens, with it and without.
 
     python -m tests.benchmarks.base_table
-    python -m tests.benchmarks.base_table --worlds mapreader babyai --models scratch mine=outputs/base/models/base
+    python -m tests.benchmarks.base_table --worlds mapreader babyai --models scratch mine:outputs/base/models/base
 
 Each world has one log (its preset, smaller, held-out tasks of the dev fold where it has one). A model reads so many
 tokens of it (``fit.steps * fit.batch_tokens``; 0: it is asked as it is) and then answers the logged turns of the
@@ -34,6 +34,7 @@ from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from policy.lm.backbone import load_checkpoint, save_checkpoint
+from policy.lm.settings import BASE
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 from real_envs.world import find_world
@@ -73,9 +74,10 @@ def main() -> int:
     parser = study_options(__doc__, "outputs/base-table", [0, 1, 2])
     parser.add_argument("--worlds", nargs="+", default=[*WORLDS])
     parser.add_argument("--tokens", type=int, nargs="+", default=BUDGETS)
-    parser.add_argument("--models", nargs="+", default=[SCRATCH, "base=base"], help="scratch, or <name>=<checkpoint>")
+    parser.add_argument("--models", nargs="+", default=[SCRATCH, BASE], help="scratch, base, or <name>:<folder>")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
-    models = {name: where for name, _, where in (model.partition("=") for model in options.models)}
+    named = {name: where for name, _, where in (model.partition(":") for model in options.models)}
+    models = {name: where or ("" if name == SCRATCH else name) for name, where in named.items()}
     failed: list[str] = []
     for world in [] if options.table else options.worlds:
         overrides = settings_of(world, settings, options.worlds)
