@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+# Libraries that import JAX wherever it is installed would take three quarters of a GPU's memory for it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 if TYPE_CHECKING:
     from imagination.api import AuditResult as AuditResult
