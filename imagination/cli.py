@@ -125,9 +125,8 @@ def _completed(stage: Stage, overrides: list[str]) -> list[str]:
     if stage.run and not given & {"run", "preset"}:
         overrides = [f"run={stage.run}", *overrides]
     if stage.preset and not given & {"preset", "env"}:
-        words = [
-            word for word in overrides if word.partition("=")[0] in ("run", "output")
-        ]  # others may need the preset
+        # which run it is, alone: what else is overridden may be a part of what the preset declares
+        words = [word for word in overrides if word.partition("=")[0] in ("run", "output")]
         if not compose.resolve(words, _load("imagination.settings:Config")).earlier:
             overrides = [f"preset={stage.preset}", *overrides]
     return overrides

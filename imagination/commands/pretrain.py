@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from imagination.data.batches import SupervisedBatches, copying_first, copying_rows, pad_of
-from imagination.data.corpus import Counts, known_worlds, load_corpus, make_corpus, play_shard
+from imagination.data.corpus import Counts, declare_corpus, known_worlds, load_corpus, make_corpus, play_shard
 from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.machine import cores
@@ -54,6 +54,7 @@ def pretrain(config: Config, folder: Path) -> None:
             tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
         else:
             worlds, home = known_worlds(settings.worlds), run.path
+            declare_corpus(config, worlds, home / "corpus")
             makers = settings.makers or cores()
             with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
                 tokenizer = _tokenizer(config, run, home / "tokenizer", worlds, executor)

@@ -76,8 +76,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, nargs="+", default=BUDGETS)
     parser.add_argument("--models", nargs="+", default=[SCRATCH, BASE], help="scratch, base, or <name>:<folder>")
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
-    named = {name: where for name, _, where in (model.partition(":") for model in options.models)}
-    models = {name: where or ("" if name == SCRATCH else name) for name, where in named.items()}
+    models = checkpoints(options.models)
     failed: list[str] = []
     for world in [] if options.table else options.worlds:
         overrides = settings_of(world, settings, options.worlds)
@@ -91,6 +90,17 @@ def main() -> int:
                         write_table(options.out)
     print(write_table(options.out))
     return int(bool(failed))
+
+
+def checkpoints(words: Sequence[str]) -> dict[str, str]:
+    """What ``--models`` says, by name; of ``scratch`` an empty one.
+
+    Example::
+
+        checkpoints(["scratch", "base", "mine:outputs/mine"])  # {"scratch": "", "base": "base", "mine": "outputs/mine"}
+    """
+    named = {name: where for name, _, where in (word.partition(":") for word in words)}
+    return {name: where or ("" if name == SCRATCH else name) for name, where in named.items()}
 
 
 def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: int, seed: int) -> None:

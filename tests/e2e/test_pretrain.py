@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from imagination import cli
 from imagination.cli import main
+from imagination.commands.catalogue import STAGES
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.pretrain import pretrain
 from imagination.settings import Config, UserError
@@ -74,6 +76,14 @@ def test_time_ends_a_training_before_its_steps_do_and_a_corpus_serves_other_runs
     tiny.pretrain.corpus = str(tmp_path / "third")
     with pytest.raises(UserError, match="third/tokenizer is not there yet"):
         pretrain(tiny, tmp_path / "second")
+
+
+def test_a_world_of_the_default_preset_is_left_out_by_its_share_alone(tmp_path: Path) -> None:
+    words = cli._completed(STAGES["pretrain"], ["run=x", f"output={tmp_path}", "pretrain.worlds.coin.share=0"])
+    config, _ = cli.prepare(words, write=False)
+    assert config.pretrain.worlds["coin"].share == 0
+    assert config.pretrain.worlds["coin"].env == "textworld_express"
+    assert config.pretrain.worlds["twc"].share > 0
 
 
 def test_a_corpus_without_worlds_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,15 +107,15 @@ def drawn(seed: int) -> dict[str, Tensor]:
     chance = torch.Generator().manual_seed(seed)
     mask = torch.rand(4, 6, generator=chance) < 0.6
     mask[0, 0], mask[1, 1] = True, False
-    found = {
+    inputs = {
         "mask": mask,
         "weight": torch.where(mask, 0.5 + torch.rand(4, 6, generator=chance), 0.0),
         "ids": torch.randint(5, (4, 6), generator=chance),
         "logits": torch.randn(4, 6, 5, generator=chance),
     }
     for name in ("behaviour", "reference", "advantages", "values", "old_values", "returns"):
-        found[name] = torch.randn(4, 6, generator=chance)
-    return {name: x.to(DEVICE) for name, x in found.items()}
+        inputs[name] = torch.randn(4, 6, generator=chance)
+    return {name: x.to(DEVICE) for name, x in inputs.items()}
 
 
 def losses_and_gradients(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,8 +243,8 @@ def test_updates_of_adapters_leave_the_rest_alone_and_a_merged_checkpoint_says_t
     mask[:, : len(text)] = False
     with torch.no_grad():
         trained = trainer_logprobs(model, [row], mask)
-    told = torch.tensor(completion.logprobs, device=DEVICE)
-    torch.testing.assert_close(told, trained, rtol=0, atol=1e-4, check_dtype=False)
+    by_engine = torch.tensor(completion.logprobs, device=DEVICE)
+    torch.testing.assert_close(by_engine, trained, rtol=0, atol=1e-4, check_dtype=False)
 
 
 # --- resuming ---

@@ -106,9 +106,9 @@ def test_sampled_tokens_are_those_of_the_seed_and_logprobs_those_of_the_trainer(
     with torch.no_grad():
         trained = trainer_logprobs(model, rows, mask, temperature)
         at_one = trainer_logprobs(model, rows, mask)
-    told = torch.tensor([x for c in completions for x in c.logprobs], device=DEVICE)
-    assert float(told.std()) > 0.5, "log-probs that are all alike would show nothing"
-    torch.testing.assert_close(told, trained, rtol=0, atol=1e-4, check_dtype=False)
+    by_engine = torch.tensor([x for c in completions for x in c.logprobs], device=DEVICE)
+    assert float(by_engine.std()) > 0.5, "log-probs that are all alike would show nothing"
+    torch.testing.assert_close(by_engine, trained, rtol=0, atol=1e-4, check_dtype=False)
     scores = together(*(engine.score(row, len(ids)) for row, ids in zip(rows, prompts, strict=True)))
     scored = torch.tensor([x for row in scores for x in row], device=DEVICE)
     torch.testing.assert_close(scored, at_one, rtol=0, atol=1e-4, check_dtype=False)
@@ -133,12 +133,12 @@ def test_bf16_engine_is_as_close_to_exact_logprobs_as_the_bf16_trainer(name: str
     with torch.no_grad():
         trained = trainer_logprobs(model, rows, mask)
         exact = trainer_logprobs(model.float(), rows, mask)
-    told = torch.tensor([x for c in completions for x in c.logprobs], device=DEVICE, dtype=torch.float32)
-    ones = torch.ones_like(told)
-    (of_engine, _), (of_trainer, _) = engine_mismatch(exact, told, ones), engine_mismatch(exact, trained, ones)
-    between, largest = engine_mismatch(trained, told, ones)
-    wrong, _ = engine_mismatch(exact, told.roll(1), ones)
-    record_property("k3 a token", f"{float(between) / len(told):.1e}, largest ratio {float(largest):.3f}")
+    by_engine = torch.tensor([x for c in completions for x in c.logprobs], device=DEVICE, dtype=torch.float32)
+    ones = torch.ones_like(by_engine)
+    (of_engine, _), (of_trainer, _) = engine_mismatch(exact, by_engine, ones), engine_mismatch(exact, trained, ones)
+    between, largest = engine_mismatch(trained, by_engine, ones)
+    wrong, _ = engine_mismatch(exact, by_engine.roll(1), ones)
+    record_property("k3 a token", f"{float(between) / len(by_engine):.1e}, largest ratio {float(largest):.3f}")
     assert 0 < of_engine < 4 * of_trainer
     assert between < 4 * of_trainer
     assert largest < 2.0, "beyond the cap of the correction (algorithm.tis_cap)"

@@ -45,5 +45,6 @@ def batch_of(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
 def trainer_logprobs(model: Any, rows: Sequence[Sequence[int]], mask: Tensor, temperature: float = 1.0) -> Tensor:
     """Of the masked tokens in row-major order, as updates compute them."""
     ids, real = batch_of(rows)
-    found = hidden_before(model, ids, real, mask)
-    return token_logprobs(token_logits(model, found.states), ids[mask], temperature, which=found.which)
+    predictors = hidden_before(model, ids, real, mask)
+    logits = token_logits(model, predictors.states)
+    return token_logprobs(logits, ids[mask], temperature, which=predictors.which)

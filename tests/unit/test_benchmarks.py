@@ -19,15 +19,25 @@ from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from tests.benchmarks import dreaming, gpu, machine, measure
+from tests.benchmarks import base_table, dreaming, gpu, machine, measure
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
 from tests.benchmarks.machine import nominal_peak
 from tests.benchmarks.measure import Stopwatch, distinct_tokens, forward_operations, run_in_turns, run_worker
 from tests.benchmarks.race import Race, Side
+from tests.benchmarks.study import options_and_settings, study_options
 from tests.benchmarks.table import Limit, ratios, table, table_row
 from tests.benchmarks.update_ours import Shape, make_rows
 from tests.benchmarks.zoo import DIET, TURNS, Zoo, answer
+
+
+def test_models_of_the_base_table_are_not_taken_for_settings() -> None:
+    words = ["--models", "scratch", "base", "mine:there/base", "--seeds", "0", "fit.steps=3"]
+    parser = study_options("", "out", [0])
+    parser.add_argument("--models", nargs="+")
+    options, settings = options_and_settings(parser, "all", words)
+    assert base_table.checkpoints(options.models) == {"scratch": "", "base": "base", "mine": "there/base"}
+    assert settings == ["fit.steps=3"]
 
 
 def test_keeper_who_knows_all_earns_one_and_who_knows_nothing_earns_zero() -> None:

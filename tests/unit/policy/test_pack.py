@@ -68,6 +68,22 @@ def test_log_probs_and_gradients_are_those_of_row_by_row(
         torch.testing.assert_close(g, expected_gradients[key], rtol=0, atol=tolerance * scale)
 
 
+@pytest.mark.parametrize("kind", ROWS)
+def test_without_packing_the_log_probs_are_those_of_row_by_row_too(kind: str) -> None:
+    """What supervised training does on a GPU. Padded rows are computed as they are."""
+    model, rows = make_model("llama", torch.float64), ROWS[kind]
+    ids, real = batch_of(rows)
+    mask = real & (torch.rand(ids.shape, generator=torch.Generator().manual_seed(1)) < 0.6)
+    mask[:, 0] = False
+    if kind in ("length one", "one row"):
+        mask[-2 % len(rows), 1] = True
+    predictors = hidden_before(model, ids, real, mask, packed=False)
+    assert predictors.computed == ids.numel()
+    logits = token_logits(model, predictors.states)
+    got = token_logprobs(logits, ids[mask], which=predictors.which)
+    torch.testing.assert_close(got, plain_logprobs(model, rows, mask), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("block", [None, 1, 3, 16, 64])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_blocks_of_attention_change_nothing(name: str, block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
