@@ -54,7 +54,7 @@ def pretrain(config: Config, folder: Path) -> None:
             tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
         else:
             worlds, home = known_worlds(settings.worlds), run.path
-            declare_corpus(config, worlds, home / "corpus")
+            declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
             makers = settings.makers or cores()
             with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
                 tokenizer = _tokenizer(config, run, home / "tokenizer", worlds, executor)

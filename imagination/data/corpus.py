@@ -28,7 +28,7 @@ from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.runs.progress_bar import Bar
-from imagination.settings import Config, UserError
+from imagination.settings import UserError
 from imagination.settings.models import CorpusWorld, Option, PretrainSettings
 from imagination.settings.schema import build
 from policy.lm.backbone import load_tokenizer
@@ -268,16 +268,17 @@ def make_shard(
     Shard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
 
 
-def declare_corpus(config: Config, worlds: Mapping[str, CorpusWorld], folder: Path) -> None:
+def declare_corpus(
+    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], folder: Path, seed: int, vocab_size: int
+) -> None:
     """Writes down in ``folder/corpus.json`` by which settings its tokenizer and its shards are made.
 
     Raises:
         UserError: what is there was made by others.
     """
-    settings = config.pretrain
     made_by = {
-        "seed": config.seed,
-        "vocab_size": config.vocab_size,
+        "seed": seed,
+        "vocab_size": vocab_size,
         "shard_characters": settings.shard_characters,
         "agents": settings.agents,
         "renamed_share": settings.renamed_share,
