@@ -17,7 +17,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from imagination.data.batches import SupervisedBatches, copying_first, copying_rows, pad_of
-from imagination.data.corpus import Counts, declare_corpus, known_worlds, load_corpus, make_corpus, play_shard
+from imagination.data.corpus import (
+    Counts,
+    declare_corpus,
+    held_out_starts,
+    known_worlds,
+    load_corpus,
+    make_corpus,
+    play_shard,
+)
 from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.machine import cores
@@ -54,11 +62,13 @@ def pretrain(config: Config, folder: Path) -> None:
             tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
         else:
             worlds, home = known_worlds(settings.worlds), run.path
+            left_out = held_out_starts(settings.leave_out)
             declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
             makers = settings.makers or cores()
             with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
                 tokenizer = _tokenizer(config, run, home / "tokenizer", worlds, executor)
-                make_corpus(settings, worlds, home / "tokenizer", home / "corpus", config.seed, executor)
+                place = home / "corpus"
+                make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
         rows, counts = load_corpus(home / "corpus", worlds)
         if lost := {name: count for name, count in counts["broken"].items() if count}:
             print(f"note: episodes that a world broke, which nobody reads: {lost}", file=sys.stderr)
@@ -97,7 +107,7 @@ with the next observation, the reward and the end) and a policy (it answers an o
 format of its tokenizer, and is meant to be tuned on your log. It knows nothing beside the worlds below.
 
 It has read {tokens:,} tokens of these worlds, each {epochs:.1f} times, as world model and as policy (agents {agents}):
-episodes by scripted agents of all skills in training tasks alone, {renamed:.0%} of them with made-up names.
+episodes by scripted agents of all skills in training tasks alone, {renamed:.0%} of them with made-up names. {left_out}
 
 | world | options | episodes | tokens | real steps |
 |---|---|---|---|---|
@@ -127,6 +137,8 @@ def _card(
         epochs=epochs,
         agents=", ".join(settings.agents),
         renamed=settings.renamed_share,
+        left_out=f"Episodes that begin as a held-out task of {len(settings.leave_out)} runs were left out: "
+        f"{sum(counts['left_out'].values()):,}.",
         rows="\n".join(rows),
         seed=seed,
         version=weights_version(model),

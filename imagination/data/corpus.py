@@ -14,7 +14,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -38,6 +38,7 @@ from real_envs.env import Agent, EnvFailure, TaskSet
 from real_envs.files import write_atomically
 from real_envs.scripted_agents import deal
 from real_envs.seeding import derive_seed
+from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, Trajectory
 from real_envs.world import UnknownWorld, find_world
 from worldmodel.formats.full import FullObservation
@@ -57,12 +58,14 @@ class Played:
         episodes: without those that the world broke.
         real_steps: that were taken, those of broken episodes included.
         broken: how many episodes it broke.
+        left_out: how many episodes begin as a task that is left out.
         fruitless: draws of the options that gave no episode.
     """
 
     episodes: list[Trajectory] = field(default_factory=list)
     real_steps: int = 0
     broken: int = 0
+    left_out: int = 0
     fruitless: int = 0
 
 
@@ -106,10 +109,36 @@ def known_worlds(worlds: Mapping[str, CorpusWorld]) -> dict[str, CorpusWorld]:
     return here
 
 
+def held_out_starts(folders: Sequence[str]) -> frozenset[str]:
+    """First observations of the held-out tasks of these runs, as their logs have them.
+
+    Raises:
+        StoreError: a log is missing or broken.
+        UserError: a log has no episode of a held-out task.
+    """
+    starts: set[str] = set()
+    for folder in folders:
+        log = TrajectoryStore.open(Path(folder) / "log")
+        trained = set(log.splits.get("train", ()))
+        others = {start for task, start in log.starts() if task not in trained}
+        if not others:
+            raise UserError(f"pretrain.leave_out: {log.folder} has no episode of a held-out task")
+        starts |= others
+    return frozenset(starts)
+
+
 def play_shard(
-    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], seed: int, name: str, number: int
+    settings: PretrainSettings,
+    worlds: Mapping[str, CorpusWorld],
+    seed: int,
+    name: str,
+    number: int,
+    left_out: Collection[str] = (),
 ) -> Played:
     """What is played for a shard of ``worlds[name]``: its share of about ``settings.shard_characters``.
+
+    Args:
+        left_out: first observations of tasks of which no episode is read.
 
     Raises:
         UserError: the world has options that it cannot have.
@@ -117,7 +146,7 @@ def play_shard(
     world = worlds[name]
     world_seed = derive_seed(f"corpus/{name}", seed, number)
     share = world.share / sum(other.share for other in worlds.values())
-    played = _play_world(world, settings.shard_characters * share, world_seed)
+    played = _play_world(world, settings.shard_characters * share, world_seed, left_out)
     if settings.renamed_share:
         rng = random.Random(derive_seed("corpus renamed", world_seed))
         copies = with_renamed(played.episodes, 1, world_seed)[len(played.episodes) :]
@@ -126,20 +155,22 @@ def play_shard(
     return played
 
 
-def _play_world(world: CorpusWorld, characters: float, seed: int) -> Played:
+def _play_world(world: CorpusWorld, characters: float, seed: int, left_out: Collection[str]) -> Played:
     rng = random.Random(derive_seed("corpus draws", seed))
     played = Played()
     length = in_a_row = 0
     while length < characters:
         episodes: list[Trajectory] = []
-        why = "the world broke in each episode"
+        why = "the world broke in each episode, or each begins as a task of pretrain.leave_out"
         try:
             episodes = _play_tasks(world, drawn(world.options, rng), rng.randrange(*_SEEDS))
         except (ValueError, EnvFailure) as error:  # such a draw of the options may not have so many different tasks
             why = str(error)
-        kept = [t for t in episodes if t.turns and not t.stop.is_failure]
+        whole = [t for t in episodes if t.turns and not t.stop.is_failure]
         played.real_steps += sum(len(t.turns) for t in episodes)
-        played.broken += len(episodes) - len(kept)
+        played.broken += len(episodes) - len(whole)
+        kept = [t for t in whole if t.start not in left_out]
+        played.left_out += len(whole) - len(kept)
         played.fruitless += not kept
         in_a_row = 0 if kept else in_a_row + 1
         if in_a_row == _FAILURES:
@@ -189,7 +220,7 @@ def _length(episode: Trajectory) -> int:
 
 
 Counts = dict[str, dict[str, int]]  # what is counted -> world -> how many
-COUNTED = ("episodes", "tokens", "real_steps", "broken", "fruitless")  # the latter three: see Played
+COUNTED = ("episodes", "tokens", "real_steps", "broken", "left_out", "fruitless")  # the latter four: see Played
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +287,16 @@ def make_shard(
     tokenizer: Path,
     folder: Path,
     seed: int,
+    left_out: Collection[str],
     name: str,
     number: int,
 ) -> None:
     """Writes a shard: each episode in the world model's view, those to imitate also in the policy's."""
     chat = ChatFormat(load_tokenizer(tokenizer))
-    played = play_shard(settings, worlds, seed, name, number)
+    played = play_shard(settings, worlds, seed, name, number, left_out)
     rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
     kept = [short for short in (truncate(row, settings.model.context) for row in rows) if any(short.ce_weight)]
-    counts = {name: getattr(played, name) for name in ("real_steps", "broken", "fruitless")}
+    counts = {name: getattr(played, name) for name in COUNTED[2:]}
     Shard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
 
 
@@ -282,6 +314,7 @@ def declare_corpus(
         "shard_characters": settings.shard_characters,
         "agents": settings.agents,
         "renamed_share": settings.renamed_share,
+        "leave_out": settings.leave_out,
         "context": settings.model.context,
         "worlds": {name: asdict(world) for name, world in worlds.items()},
     }
@@ -299,6 +332,7 @@ def make_corpus(
     folder: Path,
     seed: int,
     makers: Executor,
+    left_out: Collection[str] = (),
 ) -> None:
     """Generates the shards ``folder/<world>/00000.npz`` and so on that are not there yet, ``settings.shards`` a world.
 
@@ -306,7 +340,7 @@ def make_corpus(
     """
     wanted = [(name, number) for number in range(settings.shards) for name in worlds]
     missing = [one for one in wanted if not _file(folder, *one).exists()]
-    make = partial(make_shard, settings, worlds, tokenizer, folder, seed)
+    make = partial(make_shard, settings, worlds, tokenizer, folder, seed, left_out)
     bar = Bar("corpus", len(wanted), "shards")
     bar.start(len(wanted) - len(missing))
     futures = [makers.submit(make, *one) for one in missing]

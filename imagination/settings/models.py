@@ -295,6 +295,8 @@ class PretrainSettings(FitSettings):
         shards: files of the corpus per environment.
         shard_characters: characters of one shard of every environment together.
         corpus: folder of another run, whose corpus and tokenizer are read; empty generates them.
+        leave_out: folders of runs from whose held-out tasks nothing is read: episodes that begin as one of theirs are
+            left out of the corpus.
         minutes: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps.
         makers: processes that generate shards; 0 is one per core.
         agents: agents whose episodes the policy imitates, by prefix of their names.
@@ -307,6 +309,7 @@ class PretrainSettings(FitSettings):
     shards: int = 120
     shard_characters: int = 800_000
     corpus: str = ""
+    leave_out: list[str] = field(default_factory=list)
     minutes: float = 0.0
     makers: int = 0
     agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])

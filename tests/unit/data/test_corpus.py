@@ -18,6 +18,7 @@ from imagination.data.corpus import (
     Shard,
     declare_corpus,
     drawn,
+    held_out_starts,
     known_worlds,
     load_corpus,
     make_corpus,
@@ -29,6 +30,7 @@ from policy.lm.backbone import load_tokenizer
 from policy.lm.batch import Row, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
 from real_envs.world import World
 from real_envs.worlds.gymnasium_text import GymnasiumText, is_heldout
@@ -160,6 +162,7 @@ def test_rows_have_both_views_and_only_what_belongs_to_a_view_is_trained(
         "tokens": {"baby": sum(len(row.ids) for row in rows)},
         "real_steps": {"baby": sum(len(t.turns) for t in episodes)},
         "broken": {"baby": 0},
+        "left_out": {"baby": 0},
         "fruitless": {"baby": 0},
     }
     chat = ChatFormat(load_tokenizer(tmp_path / "tokenizer"))
@@ -186,12 +189,11 @@ def test_only_shards_that_are_missing_are_made_and_they_are_the_same(small: Pret
 def test_rows_are_what_was_saved(tmp_path: Path) -> None:
     """By hand, with a token beyond 16 bits."""
     rows = [Row([1, 70_000, 3], (), Source.REAL, ce_weight=[0.0, 1.0, 1.0]), Row([4], (), Source.REAL, ce_weight=[0.0])]
-    Shard.of(rows, {"episodes": 2, "real_steps": 7, "broken": 1, "fruitless": 0}).save(tmp_path / "w" / "00000.npz")
+    counted = {"episodes": 2, "real_steps": 7, "broken": 1, "left_out": 3, "fruitless": 0}
+    Shard.of(rows, counted).save(tmp_path / "w" / "00000.npz")
     loaded, counts = load_corpus(tmp_path, {"w": BABY})
     assert [(list(row.ids), list(row.ce_weight)) for row in loaded] == [(r.ids, r.ce_weight) for r in rows]
-    assert {what: of["w"] for what, of in counts.items()} == {
-        "episodes": 2, "tokens": 4, "real_steps": 7, "broken": 1, "fruitless": 0,
-    }  # fmt: skip
+    assert {what: of["w"] for what, of in counts.items()} == {**counted, "tokens": 4}
     batch = collate(loaded, pad=9)
     assert batch.input_ids.tolist() == [[1, 70_000, 3], [4, 9, 9]]
     assert batch.ce_weight.tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
@@ -235,3 +237,28 @@ def test_what_a_world_breaks_is_counted_and_not_read(monkeypatch: pytest.MonkeyP
     assert [t.start for t in played.episodes] == [whole[0].start, *(t.start for t in whole)]
     assert (played.broken, played.fruitless) == (2, 2)
     assert played.real_steps == 3 * len(whole[0].turns) + sum(len(t.turns) for t in whole)
+
+
+def test_no_episode_begins_as_a_held_out_task_of_a_run(small: PretrainSettings, tmp_path: Path) -> None:
+    """Other seeds and options may draw the same task: first observations are compared, before names are made up."""
+    everything = play({"baby": BABY}, 4000, 0.0, 0, 0)["baby"].episodes
+    held_out = {t.start for t in everything[::2]}
+    held = [t for t in everything if t.start in held_out]
+    _log(tmp_path / "run", [t for t in everything if t.start not in held_out], held)
+    left_out = held_out_starts([str(tmp_path / "run")])
+    assert left_out == held_out
+    played = play_shard(replace(small, renamed_share=0.0), {"baby": BABY}, 0, "baby", 0, left_out)
+    starts = [t.start for t in played.episodes]
+    first = [t.start for t in everything if t.start not in held_out]
+    assert starts[: len(first)] == first
+    assert not held_out & set(starts)
+    assert played.left_out >= len(everything) - len(first) > 0
+    _log(tmp_path / "other", everything, [])
+    with pytest.raises(UserError, match=r"pretrain\.leave_out: .* has no episode of a held-out task"):
+        held_out_starts([str(tmp_path / "run"), str(tmp_path / "other")])
+
+
+def _log(run: Path, train: list[Trajectory], held_out: list[Trajectory]) -> None:
+    split = {"train": [*{t.start: t.start for t in train}], "heldout": [*{t.start: t.start for t in held_out}]}
+    store = TrajectoryStore.create(run / "log", split)
+    store.append([replace(t, id=str(k), task_id=t.start) for k, t in enumerate([*train, *held_out])])
