@@ -19,13 +19,25 @@ the settings that were chosen before. Errors that the user can mend are ``UserEr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+import contextvars
+import ctypes
+import logging
+import os
+import random
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from transformers.utils import logging as transformers_logging
 
 from imagination.commands import audit as audit_stage
-from imagination.commands.calling import call
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
 from imagination.commands.evaluate import evaluate
@@ -35,7 +47,7 @@ from imagination.commands.report import report
 from imagination.commands.train import train
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Episode, Provenance, play_with_bar
-from imagination.runs.fingerprint import summary
+from imagination.runs.fingerprint import summary as read_summary
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError, compose
@@ -47,71 +59,77 @@ from real_envs.trajectory import Source, Trajectory
 from worldmodel.evaluation.proportions import Proportion
 
 Stage = Callable[[Config, Path], None]
+T = TypeVar("T")
+_WHICH = ("before", "after")
 
 
-@dataclass(frozen=True)
-class WorldModelResult:
-    """A fitted world model.
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """What a stage made.
 
     Attributes:
         folder: a Hugging Face checkpoint.
-        exact_match: share of held-out turns whose text, reward and end it predicts exactly; ``None`` without any.
-        measured: all that was measured, as in ``summary.json``.
         seconds: of wall time.
     """
 
     folder: Path
-    exact_match: float | None
-    measured: Mapping[str, Any]
     seconds: float
 
 
-@dataclass(frozen=True)
-class TrainResult:
+@dataclass(frozen=True, kw_only=True)
+class WorldModelResult(StageResult):
+    """A fitted world model.
+
+    Attributes:
+        measured: on held-out turns, as in ``summary.json``.
+    """
+
+    measured: Mapping[str, Any]
+
+    @property
+    def exact_match(self) -> float | None:
+        """Share of held-out turns whose text, reward and end it predicts exactly; ``None`` without any."""
+        return self.measured.get("exact_match")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(StageResult):
     """A trained policy.
 
     Attributes:
-        folder: a Hugging Face checkpoint.
         updates: the metrics of each update, as in ``metrics.jsonl``.
         stopped_by: the tripwire that stopped it, or ``None``.
         real_steps: taken in the real environment; 0 in dreams alone.
         real_seconds: inside these steps and the resets before them, those of workers side by side added up.
         real_cost: of these steps, where ``env.price`` says what one costs.
-        seconds: of wall time.
     """
 
-    folder: Path
     updates: list[dict[str, Any]]
     stopped_by: str | None
     real_steps: int
-    seconds: float
-    real_seconds: float = 0.0
-    real_cost: float | None = None
+    real_seconds: float
+    real_cost: float | None
 
     @property
     def success(self) -> list[float]:
         """Success of each update's episodes in the world they were played in, where some began at the start."""
-        found = (u.get("dream_success", u.get("real_success")) for u in self.updates)
-        return [rate for rate in found if rate is not None]
+        rates = (u.get("dream_success", u.get("real_success")) for u in self.updates)
+        return [rate for rate in rates if rate is not None]
 
 
-@dataclass(frozen=True)
-class LoopResult:
-    """A policy that learned in dreams of a world model that learned from a few real steps.
+@dataclass(frozen=True, kw_only=True)
+class LoopResult(StageResult):
+    """A policy that learned in dreams of a world model that learned from a few real steps; as in ``summary.json``.
 
     Attributes:
-        folder: a Hugging Face checkpoint of the policy.
         real_steps: charged to the budget: those that the world answered.
-        rounds: what each did and came to, as in ``summary.json``.
+        rounds: what each did and came to.
         versions: of the world model, with their data, scores and verdict.
-        seconds: of wall time.
     """
 
-    folder: Path
     real_steps: int
     rounds: list[dict[str, Any]]
     versions: list[dict[str, Any]]
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -224,11 +242,8 @@ class Run:
 
     def fit_world_model(self) -> WorldModelResult:
         """Fits the world model to the log and measures it on held-out episodes."""
-        self._do(fit_world_model)
-        found = self._summary
-        measured = found["world_model"]
-        folder = self.folder / "models" / "worldmodel"
-        return WorldModelResult(folder, measured.get("exact_match"), measured, found["wall_seconds"]["fit_world_model"])
+        summary = self._do(fit_world_model)
+        return WorldModelResult(**self._made(summary, "fit_world_model"), measured=summary["world_model"])
 
     def clone(self) -> Path:
         """Makes the starting policy by imitation; the folder of its checkpoint."""
@@ -237,30 +252,20 @@ class Run:
 
     def train(self) -> TrainResult:
         """Trains the policy in dreams, or where ``train.world`` says."""
-        self._do(train)
-        found = self._summary
+        summary = self._do(train)
         return TrainResult(
-            folder=self.folder / "models" / "policy",
+            **self._made(summary, "train"),
             updates=RunFolder(self.folder, self.config.seed).metrics("train"),
-            stopped_by=found.get("tripwires", {}).get("stopped_by"),
-            real_steps=found["real_steps"]["train"],
-            seconds=found["wall_seconds"]["train"],
-            real_seconds=found["real_seconds"]["train"],
-            real_cost=found.get("real_cost", {}).get("train"),
+            stopped_by=summary.get("tripwires", {}).get("stopped_by"),
+            **{key: summary.get(key, {}).get("train") for key in ("real_steps", "real_seconds", "real_cost")},
         )
 
     def loop(self) -> LoopResult:
         """Acts a little for real, refits, dreams and improves until ``loop.budget`` real steps are spent."""
-        self._do(loop)
-        found = self._summary
-        told = found["loop"]
-        return LoopResult(
-            folder=self.folder / "models" / "policy",
-            real_steps=told["charged"],
-            rounds=told["rounds"],
-            versions=told["versions"],
-            seconds=found["wall_seconds"]["loop"],
-        )
+        summary = self._do(loop)
+        state = summary["loop"]
+        made = self._made(summary, "loop")
+        return LoopResult(**made, real_steps=state["charged"], rounds=state["rounds"], versions=state["versions"])
 
     def dream(self, episodes: int, policy: str | None = None) -> list[Trajectory]:
         """Lets a policy play in the world model, from the beginnings of logged tasks in turn.
@@ -278,13 +283,9 @@ class Run:
 
     def evaluate(self) -> EvaluateResult:
         """Plays the cloned and the trained policy in the real environment and in dreams."""
-        self._do(evaluate)
-        found = self._summary["policy"]
-        keys = ("train_tasks", "heldout_tasks", "dream_success")
-        before, after = (
-            PolicyResult(*(Proportion.from_json(found[which][key]) for key in keys)) for which in ("before", "after")
-        )
-        return EvaluateResult(before, after)
+        played, keys = self._do(evaluate)["policy"], ("train_tasks", "heldout_tasks", "dream_success")
+        results = (PolicyResult(*(Proportion.from_json(played[which][key]) for key in keys)) for which in _WHICH)
+        return EvaluateResult(*results)
 
     def audit(self) -> AuditResult:
         """Measures whether the world model is good enough to dream in."""
@@ -298,13 +299,15 @@ class Run:
         self._do(report)
         return self.folder / "report.html"
 
-    @property
-    def _summary(self) -> dict[str, Any]:
-        return summary(self.folder)
-
-    def _do(self, stage: Stage) -> None:
+    def _do(self, stage: Stage) -> dict[str, Any]:
+        """Runs a stage; what ``summary.json`` says then."""
         self._resolved.remember()
         call(lambda: stage(self.config, self.folder))
+        return read_summary(self.folder)
+
+    def _made(self, summary: Mapping[str, Any], stage: str) -> dict[str, Any]:
+        name = "worldmodel" if stage == "fit_world_model" else "policy"
+        return {"folder": self.folder / "models" / name, "seconds": summary["wall_seconds"][stage]}
 
 
 async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[Trajectory]:
@@ -329,3 +332,71 @@ async def _dream(config: Config, folder: Path, count: int, policy: str) -> list[
         config.dream.max_turns,
         concurrency=128,
     )
+
+
+def call(work: Callable[[], T]) -> T:
+    """What ``work`` returns. What it sets for its process, a command may leave behind; here it is put back.
+
+    Stages use ``asyncio.run``, which cannot run inside a running event loop, such as a notebook's: there, ``work`` has
+    a thread of its own, and this one waits. Ctrl-C stops it with a ``KeyboardInterrupt`` everywhere.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _restored(work)
+    return _in_a_thread(lambda: _restored(work))
+
+
+def _in_a_thread(work: Callable[[], T]) -> T:
+    future: Future[T] = Future()
+
+    def target() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # told to the caller, whatever it is
+            future.set_exception(error)
+
+    # with the context of the caller, by which a notebook knows the cell that output belongs to
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(target,), daemon=True)
+    try:
+        thread.start()
+        return future.result()
+    except KeyboardInterrupt:
+        if thread.ident is None or future.done():
+            raise
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(KeyboardInterrupt))
+        return future.result()
+
+
+def _restored(work: Callable[[], T]) -> T:
+    try:
+        with _process_as_it_was():
+            return work()
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes a plain exit of Ctrl-C
+            raise KeyboardInterrupt from None
+        raise
+
+
+@contextmanager
+def _process_as_it_was() -> Iterator[None]:
+    """Puts back what stages set for the whole process: environment, random states, threads, warnings, verbosity."""
+    environment, numbers, arrays = dict(os.environ), random.getstate(), np.random.get_state()
+    tensors, threads = torch.get_rng_state(), torch.get_num_threads()
+    log = logging.getLogger("lightning.pytorch")
+    level, bars = log.level, transformers_logging.is_progress_bar_enabled()
+    try:
+        # of oneDNN, read when torch first multiplies: its cache would grow to gigabytes with the shapes of text
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+        with warnings.catch_warnings():
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+        random.setstate(numbers)
+        np.random.set_state(arrays)
+        torch.set_rng_state(tensors)
+        torch.set_num_threads(threads)
+        log.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

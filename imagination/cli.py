@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.catalogue import STAGES
-from imagination.commands.stage import Stage
+from imagination.commands.catalogue import STAGES, Stage
 from imagination.settings import compose
 from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
 from real_envs.errors import hides_traceback
@@ -88,7 +87,9 @@ def _command(words: Sequence[str]) -> int:
     dry = DRY_RUN in overrides
     config, folder = prepare([word for word in overrides if word != DRY_RUN], write=stage.writes_run and not dry)
     if dry:
-        _load("imagination.commands.dry_run:dry_run")(config, folder, stage)
+        print(
+            compose.to_yaml(config), f"in {folder}:", *(f"  {line}" for line in plan(config, folder, stage)), sep="\n"
+        )
         return 0
     function: Callable[[Any, Path], None] = _load(stage.function)
     try:
@@ -145,6 +146,40 @@ def prepare(overrides: Sequence[str], write: bool = True) -> tuple[Any, Path]:
 def _load(path: str) -> Any:
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def plan(config: Any, folder: Path, stage: Stage) -> list[str]:
+    """What a stage would do, such as ``["collect: skipped, done before", "missing: log/, which ..."]``."""
+    from imagination.runs import fingerprint
+
+    if stage.name != "demo":
+        named = [name for name in stage.reads.split(", ") if re.fullmatch(r"[\w./-]+(/|\.\w+)", name)]
+        missing = [f"missing: {name}, which an earlier stage makes" for name in named if not (folder / name).exists()]
+        step = stage.name.replace("-", "_")
+        return [f"{stage.name}: {_step(config, folder, step) if step in fingerprint.STEPS else 'done'}", *missing]
+    lines, redo = [], False
+    for step in ("collect", "fit_world_model", "clone", "train", "evaluate"):  # the demo skips what is done
+        is_done = fingerprint.state(config, folder, step) == "done"
+        how = "done again, after an earlier stage" if redo and is_done else _step(config, folder, step)
+        redo = redo or not is_done
+        lines.append(f"{step.replace('_', ' ')}: {how if redo else 'skipped, done before'}")
+    return [*lines, "report: done"]
+
+
+def _step(config: Any, folder: Path, step: str) -> str:
+    from imagination.runs.fingerprint import fingerprint, state
+
+    how = state(config, folder, step)
+    if how == "stopped":  # how far is in the saved training state, for which torch is loaded
+        from imagination.runs.lifecycle import resume_from
+        from imagination.runs.run_folder import RunFolder
+
+        if steps := resume_from(RunFolder(folder, config.seed, fingerprint(config, step)), step)[1]:
+            return f"goes on after step {steps}"
+    if how == "done" and step == "collect":
+        return "skipped as far as its episodes are logged"
+    again = {"done": "with the same settings", "other settings": "as settings have changed"}
+    return f"done again, {again[how]}" if how in again else "done"
 
 
 def overview() -> str:

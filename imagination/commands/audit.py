@@ -1,5 +1,3 @@
-"""Stage ``audit``: is the world model good enough to dream in? Writes ``audit.json`` and ``audit.html``."""
-
 from __future__ import annotations
 
 import asyncio
@@ -45,7 +43,20 @@ from worldmodel.world_model import LanguageWorldModel
 
 
 def audit(config: Config, folder: Path) -> None:
-    """Measures ``models/<audit.world_model>`` and prints the verdict and where the page is."""
+    """Is the world model good enough to dream in? with reasons, intervals and examples.
+
+    Measures a world model: exact match by turn and by size of the change, rewards, calibration, refusals,
+    action sensitivity and drift; in the real games also whether it ranks policies as they really rank, and
+    how it judges the policy's own actions. Where no real game is there, the log alone is judged.
+
+    Reads: log/, models/, games/ where it is there
+    Writes: audit.json, audit.html (worldmodel.kind=screen: audit-screens.json)
+
+    Examples:
+        imagine audit run=mine
+        imagine audit run=mine audit.episodes=100
+        imagine audit run=mine audit.policies=[outputs/a/models/policy,outputs/b/models/policy]
+    """
     if config.worldmodel.kind == "screen":
         audit_screens(config, folder)
         return

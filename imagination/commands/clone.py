@@ -1,5 +1,3 @@
-"""Stage ``clone``: the starting policy imitates the mediocre part of the log."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +18,19 @@ from real_envs.seeding import derive_seed
 
 
 def clone(config: Config, folder: Path) -> None:
-    """Behaviour cloning on the mediocre part of the log. Writes ``models/policy-clone``."""
+    """Make the starting policy: imitate the mediocre agents of the log.
+
+    Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents. A policy without
+    a checkpoint of its own starts from the world model's weights. clone.world_steps also learns what the
+    world answers, clone.supplements imitates what `reflect` and `relabel` have written.
+
+    Reads: log/, models/worldmodel/
+    Writes: models/policy-clone/
+
+    Examples:
+        imagine clone run=mine
+        imagine clone run=mine clone.agents=[expert,noisy] clone.steps=100
+    """
     run = open_run(config, folder, "clone")
     with run.timed("clone"):
         train, _ = read_log(run, config.collect.validation)

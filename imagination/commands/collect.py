@@ -1,5 +1,3 @@
-"""Stage ``collect``: generate the games and log scripted agents of many skills in them."""
-
 from __future__ import annotations
 
 import asyncio
@@ -23,7 +21,18 @@ from real_envs.world import World, find_world
 
 
 def collect(config: Config, folder: Path) -> None:
-    """Writes ``games/`` and ``log/``. Episodes that are logged already are kept."""
+    """Generate the games and log scripted agents of many skills in them.
+
+    Makes tasks of the chosen world, a training and a held-out set, and plays them for real with an expert,
+    noisy, careless and random agents. Every episode goes into the log; all later training starts from it.
+
+    Reads: nothing
+    Writes: games/, log/
+
+    Examples:
+        imagine collect run=mine
+        imagine collect run=mine env=textworld_express env.options.game=twc
+    """
     run = open_run(config, folder, "collect", models=False)
     check_world(run, config.env)
     with run.timed("collect"):

@@ -45,7 +45,21 @@ from real_envs.worker_pool import real_interaction
 
 
 def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> None:
-    """Writes ``compare.json`` and ``compare.html`` and prints what they say; or prints one pair (``compare.show``).
+    """Put dreams beside reality, turn by turn, and show where they part.
+
+    Lets the policy dream, replays its dreamed actions in the real games, dreams logged episodes again with
+    their own actions, and aligns both sides turn by turn: where do they part first, and in what? Then the
+    same policy free in both worlds: success, length, actions, tokens and cost. Logs of worlds that this
+    program cannot play are compared as far as they go. compare.html is one file to search, filter and
+    share; compare.show=<id> prints one pair and plays nothing.
+
+    Reads: models/, and games/ or log/ (compare.show: compare.json)
+    Writes: compare.html, compare.json (worldmodel.kind=screen: compare-screens.html and .json)
+
+    Examples:
+        imagine compare run=mine
+        imagine compare run=mine compare.policy=policy-clone compare.episodes=50
+        imagine compare run=mine compare.show=dream/train/tw-r3-o5-q5-s1/0
 
     Args:
         reality: the real world by split; ``None`` takes the run's own tasks, or nothing if it has none.

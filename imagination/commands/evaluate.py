@@ -1,5 +1,3 @@
-"""Stage ``evaluate``: the verdict in the real games, beside what the dream believed."""
-
 from __future__ import annotations
 
 import asyncio
@@ -29,7 +27,18 @@ SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
 
 
 def evaluate(config: Config, folder: Path) -> None:
-    """Plays the cloned and the trained policy in real and dreamed games; audits the world model on both."""
+    """The verdict: the policy before and after, in the real games and in the dream.
+
+    Plays training and held-out games for real and in dreams, replays dreams in the real games, and measures
+    the world model on the policy's own actions.
+
+    Reads: games/, models/
+    Writes: rollouts.jsonl, summary.json
+
+    Examples:
+        imagine evaluate run=mine
+        imagine evaluate run=mine evaluate.episodes=100
+    """
     run = open_run(config, folder)
     check_world(run, config.env)
     run.forget("evaluate")

@@ -1,5 +1,3 @@
-"""Stage ``fit-critic``: the value head that PPO begins with, fitted to the returns of the log."""
-
 from __future__ import annotations
 
 import sys
@@ -29,7 +27,19 @@ SYNTHER = "synther"  # of the folder under models/
 
 
 def fit_critic(config: Config, folder: Path) -> None:
-    """Writes ``models/critic``, and ``models/synther`` where synthetic transitions are mixed in.
+    """Optional: a critic that knows what the log earned, before PPO dreams.
+
+    Fits the value head on the clone's hidden states to the returns of logged episodes; `train` with a
+    critic (algorithm=ppo and its kin) then starts from it instead of from values of 0. With
+    critic.synther.ratio=0.5, half of each batch is synthetic: transitions of a diffusion model that is
+    fitted to the log first (SynthER); pip install 'imagination[diffusion]' brings what it needs.
+
+    Reads: log/, models/policy-clone/
+    Writes: models/critic/; models/synther/ with critic.synther.ratio
+
+    Examples:
+        imagine fit-critic run=mine algorithm=ppo
+        imagine fit-critic run=mine algorithm=turn_ppo critic.synther.ratio=0.5
 
     Raises:
         UserError: the algorithm has no critic, no episode can be learned from, or an earlier stage is missing.

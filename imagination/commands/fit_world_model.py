@@ -1,5 +1,3 @@
-"""Command ``fit-world-model``: the world model learns from the log."""
-
 from __future__ import annotations
 
 import sys
@@ -45,7 +43,19 @@ _OF_A_BASE = 0.1
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
-    """Trains the world model on the log and measures it on held-out episodes. Writes ``models/worldmodel``."""
+    """Learn from the log what the world answers to an action.
+
+    Trains the world model on what the environment said in real episodes, never on its own dreams, and
+    measures it on episodes it has not seen.
+
+    Reads: log/
+    Writes: tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members), or models/screen/
+
+    Examples:
+        imagine fit-world-model run=mine
+        imagine fit-world-model run=mine worldmodel.kind=delta worldmodel.members=3
+        imagine fit-world-model run=mine worldmodel.model=Qwen/Qwen2.5-0.5B-Instruct worldmodel.lora.rank=16
+    """
     if config.worldmodel.kind == "screen":
         fit_screens(config, folder)
         return

@@ -1,5 +1,3 @@
-"""The command ``import``: logs in any known format become the log of a run, and what they cover is reported."""
-
 from __future__ import annotations
 
 import json
@@ -37,7 +35,35 @@ _LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a contex
 
 
 def import_logs(config: Config, folder: Path) -> None:
-    """Reads ``imports.files`` into ``log/`` and prints what the log covers now.
+    """Logs of your own, in whatever format, in place of collect.
+
+    usage: imagine import <format> <file or folder> ... run=<name>
+
+    Reads logged episodes into the run's log: training tasks, and a share of tasks that is held out. What
+    cannot be read is named (file, record, field), counted and left out. Reading a file again adds nothing
+    twice. Secrets are masked. It says what the log covers and what it lacks to be dreamed on.
+
+    formats:
+      auto         says which of these it sees, and why
+      openai       chat messages with tool calls
+      react        printed 'Action:' and 'Observation:', in text or a notebook
+      browser-use  folders of history.json and result.json; give the run's folder
+      minari       Minari's datasets with text spaces, or discrete ones that imports.names names
+      intercode    parallel arrays in turn_history; a reward is the score so far
+      commands     '> action' lines with the answers below them
+      agentgym     conversations of from, value and loss
+      huggingface  Parquet or JSON lines with messages, or with columns that imports.mapping names
+      jsonl        our own JSON lines: task_id, start, turns of action, observation, reward
+
+    After it: `imagine fit-world-model`, `imagine clone`, `imagine train`, `imagine audit` with the same run=.
+
+    Reads: the files that you name
+    Writes: log/, coverage.json, refused.jsonl, mask.key
+
+    Examples:
+        imagine import auto my-log.jsonl run=mine
+        imagine import openai runs/*.json run=mine imports.solved_at=0.8 imports.heldout=0.1
+        imagine import huggingface a.parquet run=mine imports.mapping.action=cmd imports.mapping.start=goal ...
 
     Raises:
         UserError: there are no files, one cannot be read or is in no known format, no record is an episode, or the

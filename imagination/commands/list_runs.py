@@ -1,5 +1,3 @@
-"""``imagine list``: the runs under the output folder, how far they are, and what came of them."""
-
 from __future__ import annotations
 
 import json
@@ -45,7 +43,19 @@ class RunInfo:
 
 
 def list_runs(config: Config, folder: Path) -> None:
-    """Prints all runs under ``config.output``, as a table or as JSON."""
+    """The runs under the output folder: settings, stages done, results.
+
+    Lists every run with the settings that were chosen for it, the stages that are done with them, real
+    success on the training tasks before and after training, and what the audit says. listing.format=json
+    prints the same for programs, with every setting that is not the default.
+
+    Reads: of every run: config.yaml, overrides.json, summary.json, audit.json
+    Writes: nothing
+
+    Examples:
+        imagine list
+        imagine list output=outputs listing.format=json
+    """
     root = Path(config.output)
     runs = [info(path, root) for path in find_runs(root)]
     if config.listing.format == "json":

@@ -43,7 +43,22 @@ from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 
 def loop(config: Config, folder: Path) -> None:
-    """Spends ``loop.budget`` real steps and leaves the policy in ``models/policy``, the world model in its place.
+    """Act a little for real where it teaches most, refit, dream, improve; every real step is counted.
+
+    Rounds of five steps, until loop.budget real steps are spent: choose tasks by what log and dreams say of
+    them, play the policy there for real, fit the world model on to all real transitions, promote the result
+    only where it is no worse on held-back real episodes, and improve the policy in its dreams. Without a
+    log scripted agents play first, within the budget; a world model and a clone that are missing are made.
+    Stopped at any point, even killed, it goes on where it was; a larger loop.budget goes on with a finished
+    one. The run's log and world model grow; a copy of its folder keeps what they were.
+
+    Reads: nothing, or what the stages above write
+    Writes: games/, log/, models/, loop/, metrics.jsonl, summary.json
+
+    Examples:
+        imagine loop run=mine loop.budget=2000
+        imagine loop run=fresh env=textworld_express loop.budget=5000 loop.first_episodes=100
+        imagine loop run=plain loop.choice=uniform
 
     Raises:
         UserError: settings contradict each other, or the real world answered nothing.

@@ -1,5 +1,3 @@
-"""Stage ``pretrain``: a base model reads episodes of many worlds, as world model and as policy."""
-
 from __future__ import annotations
 
 import multiprocessing
@@ -46,7 +44,19 @@ _COMMON = 0.02  # of the turns of the sample: reward lines that are one token
 
 
 def pretrain(config: Config, folder: Path) -> None:
-    """Trains the base model from nothing; stopped, it goes on. Writes ``models/base``, with a model card.
+    """A base model that has read many worlds, for runs to start from.
+
+    Scripted agents of all skills play training tasks of many worlds, with sizes drawn anew; then a model
+    that starts from nothing reads them, as world model and as policy. Stopped, it goes on where it was.
+    pretrain.corpus=<run> reads the corpus of another run, on a GPU, say, with no world installed.
+    Other runs start from it by worldmodel.model=<run>/models/base.
+
+    Reads: nothing
+    Writes: models/base, tokenizer/, corpus/
+
+    Examples:
+        imagine pretrain
+        imagine pretrain run=deep pretrain.corpus=outputs/base pretrain.model.layers=8
 
     Raises:
         UserError: no world of the corpus can be played, one gives no episodes, or ``pretrain.corpus`` has no shards.

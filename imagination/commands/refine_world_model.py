@@ -55,7 +55,18 @@ CANDIDATE, BEFORE = "worldmodel-refined", "worldmodel-before"
 
 
 def refine_world_model(config: Config, folder: Path) -> None:
-    """Refines ``models/worldmodel``; what it was before stays in ``models/worldmodel-before``.
+    """Optional: RL of the world model on how right its answers to logged actions are.
+
+    Answers logged actions several times, checks each answer against the log, and makes the right ones
+    likelier (GRPO). The result takes the model's place only if it is no worse on held-out episodes. Run it
+    before `clone`, whose policy starts from the world model.
+
+    Reads: log/, models/worldmodel/
+    Writes: models/worldmodel/, models/worldmodel-before/, or models/worldmodel-refined/ where it is worse
+
+    Examples:
+        imagine refine-world-model run=mine
+        imagine refine-world-model run=mine refine.metric=diff_f1 refine.lr=2e-5
 
     Raises:
         UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.

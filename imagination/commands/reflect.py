@@ -1,5 +1,3 @@
-"""Stage ``reflect``: other actions than the expert's, tried in the world model and told before the expert's own."""
-
 from __future__ import annotations
 
 import asyncio
@@ -26,7 +24,18 @@ Propose = Callable[[Trajectory, int], Awaitable[Sequence[str]]]
 
 
 def reflect(config: Config, folder: Path) -> None:
-    """Writes ``supplements/reflections``; the log stays as it is, and no world model is trained on what it says here.
+    """Optional: other actions than the expert's, tried in the world model, as thoughts for the clone.
+
+    Tries other actions at every turn of the log's experts: those of other episodes of the task, or those of
+    reflect.proposer. Outcomes that the world model is sure of are told before the expert's action.
+    clone.supplements=[reflections] imitates both; the policy then thinks, within max_action_tokens.
+
+    Reads: log/, models/worldmodel/
+    Writes: supplements/reflections/
+
+    Examples:
+        imagine reflect run=mine
+        imagine reflect run=mine reflect.proposer=policy-clone
 
     Raises:
         UserError: no expert in the log, no outcome that the world model is sure of, or an earlier stage is missing.

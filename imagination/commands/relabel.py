@@ -1,5 +1,3 @@
-"""Stage ``relabel``: failed episodes of the log, retold with a goal that they did reach."""
-
 from __future__ import annotations
 
 import sys
@@ -12,7 +10,17 @@ from imagination.settings import Config, UserError
 
 
 def relabel(config: Config, folder: Path) -> None:
-    """Writes ``supplements/hindsight``; the log stays as it is.
+    """Optional: failed episodes of the log, retold with a goal that they did reach.
+
+    hindsight.goals declares what the world's words say was reached. A failed episode up to the last such
+    turn becomes one of an expert with that goal. clone.supplements=[hindsight] imitates them.
+
+    Reads: log/
+    Writes: supplements/hindsight/
+
+    Examples:
+        imagine relabel run=mine preset=textworld
+        imagine relabel run=mine hindsight.max_turns=6
 
     Raises:
         UserError: no goal is declared, or none of the declared ones was reached.

@@ -1,5 +1,3 @@
-"""Stage ``report``: a page from what the run has written so far."""
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,17 @@ from imagination.settings import Config, UserError
 
 
 def report(config: Config, folder: Path, partial: bool = True) -> None:
-    """Writes ``report.json``, ``report.md`` and ``report.html``, and prints the table and where the page is.
+    """Put the results of a run on one page: imagined against real.
+
+    Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.
+    Beside a control/ in the run folder it says what the same success costs without dreams.
+
+    Reads: summary.json, metrics.jsonl, rollouts.jsonl, control/ (where there is one)
+    Writes: report.html, report.md, report.json
+
+    Examples:
+        imagine report run=mine
+        imagine report run=mine machine_price=0.5
 
     Raises:
         UserError: there is no run, or ``machine_price`` is no price.

@@ -1,5 +1,3 @@
-"""Stage ``rules``: what the world answers by rule, mined from the log."""
-
 from __future__ import annotations
 
 import sys
@@ -21,7 +19,21 @@ from worldmodel.rules.rule_set import FILE, RuleSet, check_rules
 
 
 def rules(config: Config, folder: Path) -> None:
-    """Mines the rules of the log anew, writes ``models/rules.json`` and prints each with its evidence."""
+    """What the world answers by rule: mined from the log, each with its evidence.
+
+    Finds by counting when an action is refused and what its answer repeats, in the words of the episode
+    itself, and keeps what is right on at least 99 % of the turns of other tasks (the lower end of the 95 %
+    interval). `fit-world-model` does the same; here a run from before there were rules gets them. Dreams
+    then answer by rule what a rule knows and ask the model for the rest (worldmodel.rules).
+    With rules.url and rules.model a language model proposes further ones, which must pass the same test.
+
+    Reads: log/
+    Writes: models/rules.json
+
+    Examples:
+        imagine rules run=mine
+        imagine rules run=mine rules.url=http://localhost:8000/v1 rules.model=qwen
+    """
     run = open_run(config, folder, "rules")
     with run.timed("rules"):
         train, held = read_log(run, config.collect.validation)

@@ -1,5 +1,3 @@
-"""Stage ``serve``: a fitted world model as an environment server, for other trainers and for playing by hand."""
-
 from __future__ import annotations
 
 import os
@@ -14,7 +12,27 @@ from worldmodel.formats.retrieval import TransitionIndex
 
 
 def serve(config: Config, folder: Path) -> None:
-    """Answers clients until the process is told to stop. Writes nothing.
+    """The world model as an environment server: OpenEnv, AgentGym, and a page to play in it by hand.
+
+    Answers clients of two protocols until Ctrl-C. An episode begins at a state of the log, chosen by task
+    and seed; every step is dreamed, and says how sure the world model is and whether the guard trusts it.
+
+      OpenEnv     ws://127.0.0.1:8000: reset(seed=0) or reset(seed=0, task=...), step({'message': 'look'})
+      AgentGym    http://127.0.0.1:8000/agentgym: a task's number is data_idx
+      by hand     http://127.0.0.1:8000/ in a browser
+      watch       /health, /metrics (Prometheus)
+
+    Only this machine may ask. For others: serve.host=0.0.0.0 and a token in the environment variable
+    IMAGINE_SERVE_TOKEN, which clients send as Bearer or as the password in the address. TLS is for a proxy
+    in front of it. `pip install 'imagination[serve]'` brings what it needs.
+
+    Reads: log/, models/worldmodel/
+    Writes: nothing
+
+    Examples:
+        imagine serve run=mine
+        imagine serve run=mine serve.port=9000 serve.sessions=256 engine.slots=256
+        imagine serve run=mine serve.branch=true dream.temperature=0
 
     Raises:
         ImportError: the packages of ``imagination[serve]`` are not there.

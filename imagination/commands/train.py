@@ -1,5 +1,3 @@
-"""Stage ``train``: the policy plays in the world model and learns from it. Real steps: none, unless asked."""
-
 from __future__ import annotations
 
 import asyncio
@@ -43,7 +41,19 @@ from real_envs.worker_pool import PoolStats, real_interaction
 def train(
     config: Config, folder: Path, recorded: Recorded | None = None, starts: Mapping[str, Start] | None = None
 ) -> None:
-    """Updates the policy in dreams, in real games beside them, or as a control there alone. Writes ``models/policy``.
+    """Improve the policy in dreams, without a real step.
+
+    Plays groups of episodes inside the world model with the current policy, judges them by the chosen
+    algorithm and updates the policy; expert episodes of the log are mixed in. Stopped, the same command
+    goes on from the last checkpoint. train.world=real plays the same updates in the real games, as a control.
+
+    Reads: log/, models/worldmodel/, models/policy-clone/
+    Writes: models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl
+
+    Examples:
+        imagine train run=mine
+        imagine train run=mine algorithm=ppo algorithm.gamma=0.99
+        imagine train run=mine train.updates=5 dream.min_confidence=0.9 engine=vllm
 
     Args:
         recorded: real episodes that were played before; the share ``train.real_share`` is then of these, and the

@@ -21,8 +21,8 @@ import torch
 
 import imagination
 from imagination import ConfigError, Run, UserError, load_log
+from imagination.api import call
 from imagination.cli import main
-from imagination.commands.calling import call
 from imagination.settings import Config
 from imagination.settings.schema import flatten
 from real_envs.store import TrajectoryStore

@@ -1,5 +1,3 @@
-"""Stage ``ablate``: the same clones and world models, trained with other settings, and what that does to reality."""
-
 from __future__ import annotations
 
 import json
@@ -25,7 +23,20 @@ Arms = Mapping[str, str]
 
 
 def ablate(config: Config, folder: Path) -> None:
-    """Trains every arm from every run's clone and prints the table. Writes ``ablation.md`` and ``ablation.json``.
+    """What is a setting worth? the same clones trained with and without it, and played for real.
+
+    Starts from the clones and world models of several runs, trains each arm in a folder of its own, and
+    plays every result in the same real games. Missing runs of seeds 0, 1 and 2 are made. An arm that was
+    finished is not done again; about two minutes an arm and a seed. Runs share the cores, one process each
+    (jobs=1 takes one after the other).
+
+    Reads: nothing, or the runs of ablation.runs
+    Writes: arms/, ablation.md, ablation.json
+
+    Examples:
+        imagine ablate ablation=gating
+        imagine ablate ablation=masks ablation.runs=[outputs/demo] run=masks
+        imagine ablate ablation.arms.grpo=algorithm=grpo ablation.arms.rloo=algorithm=rloo
 
     Raises:
         UserError: no arms, two of one name, settings that contradict each other, or a run that is not there.

@@ -1,5 +1,3 @@
-"""Stage ``audit-table``: the audits of several runs in one table, each also with world models of other settings."""
-
 from __future__ import annotations
 
 import json
@@ -28,12 +26,20 @@ PARTS = ("others", "models", "arms")  # the longest first
 
 
 def audit_table(config: Config, folder: Path) -> None:
-    """Audits every world model of every run and prints the table. Writes ``audit-table.md`` and ``audit-table.json``.
+    """The targets of the audit for seeds 0, 1 and 2, or for runs that you name.
 
-    A run that is there is used as it is; an audit that is there is used if it has these settings and no model has
-    changed since. Without ``audit.runs`` the world models of ``audit.others`` are fitted to each seed's log and audited
-    with its policies, and each seed's clone is also trained in dreams with and without gating (``ablation=gating``),
-    into ``gating.json`` and the table.
+    Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2
+    are made as far as an audit needs them, with checkpoints of the policy kept on the way. Those get the
+    world models of audit.others, too: one that writes edits, fitted to the same log. Their clones are also
+    trained in dreams alone, with guard and tripwires and without (ablation=gating). Runs share the cores,
+    one process each (jobs=1 takes one after the other): an hour and a half on two CPU cores.
+
+    Reads: nothing, or the runs of audit.runs
+    Writes: audit-table.md, audit-table.json, gating.json; audit.json and audit.html in each run
+
+    Examples:
+        imagine audit-table
+        imagine audit-table audit.runs=[outputs/a,outputs/b] audit.world_models=[worldmodel]
 
     Raises:
         UserError: a run of ``audit.runs`` is not there, or ``audit.others`` cannot work.

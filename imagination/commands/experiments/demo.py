@@ -1,5 +1,3 @@
-"""Stages ``demo`` and ``demo-seeds``: the whole flow, once or for several seeds with a control."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,20 @@ STAGES = {**variants.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
-    """Runs every stage that this folder has not finished with these settings, and reports."""
+    """The whole flow at once: collect, fit, clone, dream, evaluate, report.
+
+    Runs every stage below in about twenty minutes on two CPU cores, then prints a table and where the
+    page is. Stopped, it goes on where it was; finished, it only reports again; with other settings it
+    does again what depends on them.
+
+    Reads: nothing
+    Writes: everything that the stages below write
+
+    Examples:
+        imagine demo
+        imagine demo preset=tiny
+        imagine demo run=demo-7 seed=7
+    """
     run_stages(config, folder)
     report(config, folder, partial=False)
 
@@ -45,9 +56,18 @@ def run_stages(config: Config, folder: Path) -> None:
 
 
 def demo_seeds(config: Config, folder: Path) -> None:
-    """The demo for seeds 0, 1 and 2, each beside its control: the same updates played in the real games.
+    """The demo for seeds 0, 1 and 2, each beside a control that trains in the real games.
 
-    Writes ``table.json`` and ``table.md``.
+    One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in
+    the real games: the upper bound that costs real steps. Seeds share the cores, one process each, whose
+    words go to seed-0.log and so on: about an hour on two CPU cores. jobs=1 takes one after the other.
+
+    Reads: nothing
+    Writes: seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json
+
+    Examples:
+        imagine demo-seeds
+        imagine demo-seeds preset=tiny run=tiny-seeds
     """
     jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in variants.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())

@@ -22,7 +22,19 @@ from worldmodel.evaluation.proportions import Proportion
 
 
 def few_shot(config: Config, folder: Path) -> None:
-    """Trains in dreams of the held-out tasks and prints the table. Writes ``few-shot.json`` and ``few-shot.md``.
+    """Train in dreams of new tasks, known by a few logged episodes; no model is fitted again.
+
+    Takes the run's world model and clone, and at most few_shot.episodes logged episodes of each held-out
+    task (log them with collect.heldout_episodes=20). Dreams begin where those episodes did; what they have
+    shown stands in the world model's prompt where it was fitted with worldmodel.facts. Beside it, the same
+    clone is trained in the real tasks by about as many real steps as the log of them took.
+
+    Reads: games/, log/, models/worldmodel/, models/policy-clone/
+    Writes: few-shot/, few-shot.json, few-shot.md
+
+    Examples:
+        imagine few-shot run=mine
+        imagine few-shot run=mine few_shot.episodes=5 few_shot.control=false
 
     Raises:
         UserError: an earlier stage is missing, or no episode of a held-out task is logged.
