@@ -128,7 +128,7 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
     pairs = replayed_pairs(run.rollouts)
     report["twins"] = {
         "n": len(pairs),
-        "never_parted": sum(t.parts_at is None for t in pairs),
+        "never_parted": sum(t.alignment.first is None for t in pairs),
         "false_success": sum(t.false_success for t in pairs),
         "still_true": [list(point) for point in still_true(pairs)],
     }

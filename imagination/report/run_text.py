@@ -11,9 +11,9 @@ from rich.text import Text
 from imagination.evaluation.compare.alignment import Row, replayed_pairs
 from imagination.evaluation.costs import spent_to_learn
 from imagination.evaluation.monitors.rules import stopped_sentence
-from imagination.report.costs import cost_lines
+from imagination.report.costs import cost_table, notes, without_dreams
 from imagination.report.episodes import choose
-from imagination.report.loop_panel import loop_lines
+from imagination.report.page import plain
 from worldmodel.evaluation.proportions import count, interval, number, proportion, signed
 
 AUDIT_ROWS = {
@@ -106,36 +106,47 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     if report["notes"]:
         lines += ["> This report is partial." if report["partial"] else "> Not everything could be measured."]
         lines += [f"> {_cell(note)}" for note in report["notes"]] + [""]
-    lines += ["## Success rate", "", "| policy | " + " | ".join(POLICY_COLUMNS.values()) + " | optimism gap |"]
-    lines += ["|---|---|---|---|---|"]
-    for which in ("before", "after"):
-        cells = [_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS]
-        lines.append(f"| {which} training | " + " | ".join(cells) + f" | {_gap(report, which)} |")
-    lines += [
-        "",
-        "Brackets: 95 % intervals for tasks like these, each of them one trial. Gap: dreamed minus real success.",
-        "",
+    rows = [
+        [f"{which} training", *(_with_n(report["policy"][which][key]) for key in POLICY_COLUMNS), _gap(report, which)]
+        for which in ("before", "after")
     ]
-
-    lines += loop_lines(report)
-    columns, rows = audit_table(report)
-    notes = [sentence for sentence in (language_sentence(report), calibration_sentence(report)) if sentence]
-    lines += ["## World model", "", f"| measure | {' | '.join(columns)} |", "|---|" + "--:|" * len(columns)]
-    lines += [f"| {title} | {' | '.join(cells)} |" for title, _, cells in rows]
-    for sentence in notes:
+    lines += ["## Success rate", "", *_table(["policy", *POLICY_COLUMNS.values(), "optimism gap"], rows), ""]
+    lines += ["Brackets: 95 % intervals for tasks like these, each of them one trial. Gap: dreamed minus real success."]
+    if rounds := loop_view(report):
+        lines += ["", "## Round by round", "", rounds["sentence"], "", *_table(rounds["heads"], rounds["rows"])]
+    columns, audit = audit_table(report)
+    lines += ["", "## World model", ""]
+    lines += _table(["measure", *columns], [[title, *cells] for title, _, cells in audit])
+    for sentence in audit_sentences(report):
         lines += ["", sentence]
     if rules := report.get("answered_by_rule"):
-        lines += ["", rules_sentence(rules), "", "| rule | dreamed turns |", "|---|--:|"]
-        lines += [f"| {_cell(rule)} | {n:,} |" for rule, n in rules["by_rule"]]
+        by_rule = [[rule, f"{n:,}"] for rule, n in rules["by_rule"]]
+        lines += ["", rules_sentence(rules), "", *_table(["rule", "dreamed turns"], by_rule)]
     replays = report["twins"]
     if replays["n"]:
         replayed = f"Of {count(replays['n'], 'replayed dream')}, {replays['never_parted']} never parted from reality; "
         lines += ["", f"{replayed}{replays['false_success']} were solved in the dream and not in the game."]
-
-    lines += ["", "## Cost", "", *cost_lines(report)]
+    lines += ["", "## Cost", "", *_cost_table(report)]
+    for sentence in (*notes(report), " ".join(without_dreams(report)).replace("<", "&lt;")):
+        lines += ["", sentence]
     lines += ["", *_pair(rollouts)]
     lines += [f"Seed {report['seed']}. {_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}.", ""]
     return "\n".join(lines)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A table of Markdown."""
+    lines = [heads, *([_cell(cell) for cell in row] for row in rows)]
+    first, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return [first, "|---|" + "--:|" * (len(heads) - 1), *rest]
+
+
+def _cost_table(report: Mapping[str, Any]) -> list[str]:
+    lines = cost_table(report)
+    heads = [title for title, _ in lines[0].cells] if lines else ["real steps", "wall seconds"]
+    rows = [[line.source, *(number for _, number in line.cells)] for line in lines]
+    shown = [[f"**{cell}**" for cell in row] if line.total else row for line, row in zip(lines, rows, strict=True)]
+    return _table(["source", *heads], shown)
 
 
 def terminal_table(report: Mapping[str, Any]) -> Table:
@@ -164,6 +175,11 @@ def audit_table(report: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, s
             cells = ["–" if v is None else f"{v:,}" if whole else f"{v:.3f}" for v in values]
             rows.append((title, meaning, cells))
     return list(measured), rows
+
+
+def audit_sentences(report: Mapping[str, Any]) -> list[str]:
+    """What the models write, and what calibration did, where that was measured."""
+    return [sentence for sentence in (language_sentence(report), calibration_sentence(report)) if sentence]
 
 
 def calibration_sentence(report: Mapping[str, Any]) -> str:
@@ -205,11 +221,46 @@ def language_sentence(report: Mapping[str, Any]) -> str:
     return f"{sentence}; {share} hold a word that the log never had."
 
 
-def plain(value: Any) -> str:
-    """A string, or a dict of them, in one line."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key} {item}" for key, item in value.items())
-    return "unknown" if value is None else str(value)
+LOOP_HEADS = (
+    "round",
+    "real steps",
+    "real success while acting",
+    "dreamed success",
+    "world model",
+    "turns of a dream",
+    "stale",
+)
+
+
+def loop_view(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A loop round by round: how the policy did while it acted for real, what it believed, and what it dreamed in.
+
+    ``None`` for a run that is no loop.
+    """
+    loop = report.get("loop") or {}
+    if not loop.get("rounds"):
+        return None
+    refits = [version for version in loop["versions"] if version["round"]]
+    sentence = f"{loop['charged']:,} real steps in {len(loop['rounds'])} rounds"
+    if refits:
+        taken = sum(version["promoted"] for version in refits)
+        sentence += f"; of {len(refits)} refits of the world model, {taken} took the place of the last version."
+    else:
+        sentence += "; the world model was not fitted again."
+    return {"sentence": sentence, "heads": LOOP_HEADS, "rows": [_loop_row(line) for line in loop["rounds"]]}
+
+
+def _loop_row(line: Mapping[str, Any]) -> list[str]:
+    real, new = line["real_success"], {True: ", new", False: ", kept", None: ""}[line["promoted"]]
+    return [
+        str(line["round"]),
+        f"{line['charged']:,}",
+        "–" if not real or not real["n"] else f"{proportion(real)} of {real['n']}",
+        number(line["dreamed_success"]),
+        f"version {line['version']}{new}",
+        number(line["horizon"], 0),
+        number(line["staleness"], 0),
+    ]
 
 
 def _measured(*data: Mapping[str, Any] | None) -> bool:
@@ -261,7 +312,7 @@ def _pair(rollouts: Sequence[Row]) -> list[str]:
     lines = []
     for k, (dream, real) in enumerate(zip(pair.dream["turns"], pair.real["turns"], strict=False)):
         lines.append(f"  {k + 1} > {_line(dream['action'])}")
-        if pair.parts_at is None or k < pair.parts_at:
+        if pair.alignment.first is None or k < pair.alignment.first:
             lines.append(f"    {_line(real['observation'])}")
             continue
         for sign, turn in (("-", dream), ("+", real)):

@@ -1,14 +1,8 @@
-"""Dreamed screens beside real ones: a page with a slider through the turns of each episode, and the audit's table.
-
-The page is one file and needs no network. Actions and goals are untrusted text: they are embedded as JSON without
-``<``, and the script writes them as text nodes.
-"""
+"""Dreamed screens beside real ones: a page with a slider through the turns of each episode, and the audit's table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from imagination.report.compare_page import embed_json
-from imagination.report.page import picture_address, scripted_page
+from imagination.report.page import Pictures, embed_json, render
 from worldmodel.evaluation.proportions import count, number
 
 ALIKE = {
@@ -35,12 +28,16 @@ def render_screens(comparison: Mapping[str, Any], screens: Sequence[Path]) -> st
     Args:
         screens: folders where the pictures that it names are; those that are missing are left blank.
     """
-    folder = files("imagination.report") / "assets"
-    body = f"""{_head(comparison)}
-{(folder / "screens.html").read_text(encoding="utf-8")}
-<script type="application/json" id="data">{embed_json(_data(comparison, screens))}</script>"""
-    code, css = ((folder / f"screens.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
-    return scripted_page(f"{comparison['run']} · dreamed screens", body, css, code, "img-src data:")
+    return render(
+        "screens.html",
+        f"{comparison['run']} · dreamed screens",
+        css="screens.css",
+        scripts=["screens.js"],
+        policy="img-src data:",
+        comparison=comparison,
+        headline=headline(comparison),
+        data=embed_json(_data(comparison, screens)),
+    )
 
 
 def headline(comparison: Mapping[str, Any]) -> str:
@@ -53,34 +50,21 @@ def headline(comparison: Mapping[str, Any]) -> str:
     return f"{true:,} of {whole}, dreamed from the first screen on, never visibly part from reality"
 
 
-def _head(comparison: Mapping[str, Any]) -> str:
-    facts = [comparison["run"], f"seed {comparison['seed']}", f"{count(comparison['steps'], 'step')} a screen"]
-    return f"""<header class="top">
-<div class="run">{escape(" · ".join(facts))}</div>
-<h1>{escape(headline(comparison))}</h1>
-</header>"""
-
-
 def _data(comparison: Mapping[str, Any], screens: Sequence[Path]) -> dict[str, Any]:
     """The episodes with a place, from 1, among ``pictures`` in place of each picture's name; 0 where it is missing."""
-    pictures: dict[str, int] = {}
-
-    def picture(name: str) -> int:
-        address = picture_address(name, screens)
-        return 0 if address is None else pictures.setdefault(address, len(pictures) + 1)
-
+    pictures = Pictures(screens)
     episodes = [
         {
             **episode,
-            "start": picture(episode["start"]),
+            "start": pictures.place(episode["start"]),
             "turns": [
-                {**turn, **{side: picture(turn[side]) for side in ("real", "shrunk", "dream", "ahead")}}
+                {**turn, **{side: pictures.place(turn[side]) for side in ("real", "shrunk", "dream", "ahead")}}
                 for turn in episode["turns"]
             ],
         }
         for episode in comparison["episodes"]
     ]
-    return {"pictures": list(pictures), "episodes": episodes, "size": comparison["size"]}
+    return {"pictures": pictures.addresses, "episodes": episodes, "size": comparison["size"]}
 
 
 def audit_table(audit: Mapping[str, Any]) -> RenderableType:

@@ -31,20 +31,15 @@ _EDGES = ".,;:!?\"'()*"  # punctuation around a word; a sign or a bracket is par
 
 
 class TurnClass(StrEnum):
-    """How two answers to the same action differ, the gravest first where there are several.
+    """How two answers to the same action differ, the gravest first where there are several."""
 
-    ``INVALID``: the world model wrote nothing that could be read. ``STATE``: they say different things. ``REWARD`` and
-    ``END``: they say the same and pay differently, or only one of them ends. ``WORDING``: they say the same in other
-    words. ``SAME``: equal but for white space. ``ALONE``: only one of the two worlds played this turn.
-    """
-
-    INVALID = "invalid"
-    STATE = "state"
-    REWARD = "reward"
-    END = "end"
-    WORDING = "wording"
-    SAME = "same"
-    ALONE = "alone"
+    INVALID = "invalid"  # the world model wrote nothing that could be read
+    STATE = "state"  # they say different things
+    REWARD = "reward"  # they pay differently
+    END = "end"  # only one of them ends
+    WORDING = "wording"  # they say the same in other words
+    SAME = "same"  # equal but for white space
+    ALONE = "alone"  # only one of the two worlds played this turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,9 @@ class AlignedTurn:
     """One action and both answers.
 
     Attributes:
-        action: what was done in both worlds.
-        dream, real: the answers; ``None`` where a world had ended, was cut, or gave none that could be read.
+        dream, real: ``None`` where a world had ended, was cut, or gave no answer that could be read.
         kind: the gravest difference.
-        differs: all of them, gravest first; empty where there is none.
+        differs: all of them, gravest first.
         unsure: the guard ended the dream here. Its words were predicted, but the reward was withheld and the end not
             acted on, so neither is compared.
     """
@@ -70,13 +64,7 @@ class AlignedTurn:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """All turns of a pair.
-
-    Attributes:
-        turns: in order.
-        same_start: whether both began with the same words; where not, the worlds were different ones from the start and
-            nothing can be said about the dream.
-    """
+    """All turns of a pair. Where both did not begin with the same words, nothing can be said about the dream."""
 
     turns: tuple[AlignedTurn, ...]
     same_start: bool
@@ -153,30 +141,36 @@ def align(dream: Trajectory, real: Trajectory, attempted: str = "") -> Alignment
     """Pairs the turns of a dream and of a real episode with the same actions.
 
     Args:
-        dream: from ``DreamEnv``.
-        real: its replay, or the logged episode whose actions were dreamed.
+        real: the dream's replay, or the logged episode whose actions were dreamed.
         attempted: the action to which the dream's answer could not be read, where ``real`` does not tell it.
 
     Raises:
         ValueError: a turn that both have has another action: they are no pair.
     """
-    turns = []
-    broken = len(dream.turns) if dream.stop is StopReason.PREDICTION_INVALID else None
-    for k in range(max(len(dream.turns) + (broken is not None), len(real.turns))):
-        a = dream.turns[k] if k < len(dream.turns) else None
-        b = real.turns[k] if k < len(real.turns) else None
-        if a is not None and b is not None and a.action != b.action:
+    for k, (a, b) in enumerate(zip(dream.turns, real.turns, strict=False)):
+        if a.action != b.action:
             raise ValueError(f"turn {k} of {dream.id} is {a.action!r}, but of {real.id} it is {b.action!r}: no pair")
+    return align_turns(dream.turns, real.turns, dream.stop, attempted, same_words(dream.start, real.start))
+
+
+def align_turns(
+    dream: Sequence[Turn], real: Sequence[Turn], stop: StopReason | None = None, attempted: str = "", start: bool = True
+) -> Alignment:
+    """See ``align``. ``stop``: of the dream; ``None`` compares its turns alone, also one at which the guard cut it."""
+    turns = []
+    broken = len(dream) if stop is StopReason.PREDICTION_INVALID else None
+    for k in range(max(len(dream) + (broken is not None), len(real))):
+        a, b = (turns_of[k] if k < len(turns_of) else None for turns_of in (dream, real))
         action = a.action if a else b.action if b else attempted
         if k == broken:
             turns.append(AlignedTurn(action, a, b, TurnClass.INVALID, (TurnClass.INVALID,)))
         elif a is None or b is None:
             turns.append(AlignedTurn(action, a, b, TurnClass.ALONE))
         else:
-            unsure = dream.stop is StopReason.UNSURE and k == len(dream.turns) - 1
+            unsure = stop is StopReason.UNSURE and k == len(dream) - 1
             differs = differences(a, b, unsure)
             turns.append(AlignedTurn(action, a, b, differs[0] if differs else TurnClass.SAME, differs, unsure))
-    return Alignment(tuple(turns), same_words(dream.start, real.start))
+    return Alignment(tuple(turns), start)
 
 
 Row = Mapping[str, Any]  # one line of rollouts.jsonl
@@ -184,23 +178,11 @@ Row = Mapping[str, Any]  # one line of rollouts.jsonl
 
 @dataclass(frozen=True, slots=True)
 class ReplayedPair:
-    """A dream, its replay, and where they part.
-
-    Attributes:
-        dream, real: the two rows of ``rollouts.jsonl``; ``real["twin_of"]`` is the dream's id.
-        parts_at: index of the first turn answered differently; ``None`` if there is none.
-        differs: in what it differs, see ``differences``.
-    """
+    """A dream and its replay: two rows of ``rollouts.jsonl``, of which ``real["twin_of"]`` is the dream's id."""
 
     dream: Row
     real: Row
-    parts_at: int | None
-    differs: tuple[TurnClass, ...]
-
-    @property
-    def length(self) -> int:
-        """Turns that were played in both."""
-        return min(len(self.dream["turns"]), len(self.real["turns"]))
+    alignment: Alignment
 
     @property
     def false_success(self) -> bool:
@@ -219,26 +201,25 @@ def replayed_pairs(rollouts: Iterable[Row]) -> list[ReplayedPair]:
     for real in rows:
         dream = dreams.get(real.get("twin_of"))
         if dream is not None and not StopReason(real["stop"]).is_failure:
-            pairs.append(ReplayedPair(dream, real, *first_difference(dream["turns"], real["turns"])))
+            pairs.append(ReplayedPair(dream, real, align_turns(_turns(dream), _turns(real))))
     return pairs
 
 
-def first_difference(dream: Sequence[Row], real: Sequence[Row]) -> tuple[int | None, tuple[TurnClass, ...]]:
-    """Index of the first turn answered differently and in what; ``(None, ())`` if all that both played agree."""
-    for k, rows in enumerate(zip(dream, real, strict=False)):
-        a, b = (Turn(row["action"], row["observation"], row["reward"], row["terminated"]) for row in rows)
-        if differs := differences(a, b):
-            return k, differs
-    return None, ()
+def _turns(row: Row) -> list[Turn]:
+    return [
+        Turn(turn["action"], turn["observation"], turn["reward"], turn["terminated"], turn.get("info") or {})
+        for turn in row["turns"]
+    ]
 
 
 def still_true(pairs: Sequence[ReplayedPair]) -> list[tuple[int, float, int]]:
     """``survival`` of the pairs' dreams. Turns copied from a log (``prefix_turns``) were not dreamed."""
     lives = []
     for pair in pairs:
-        end = pair.length if pair.parts_at is None else pair.parts_at
+        first = pair.alignment.first
+        end = pair.alignment.compared if first is None else first
         dreamed = max(end - int(pair.dream.get("prefix_turns") or 0), 0)
-        lives.append((dreamed, False) if pair.parts_at is None else (dreamed + 1, True))
+        lives.append((dreamed, False) if first is None else (dreamed + 1, True))
     return survival(lives)
 
 

@@ -17,8 +17,9 @@ from rich.console import Console, RenderableType
 
 from imagination.evaluation.compare.free_play import free_play
 from imagination.evaluation.compare.pairs import pair_up
-from imagination.report.compare_page import embed_json, headline, page_data, render_page
+from imagination.report.compare_page import headline, page_data, render_page
 from imagination.report.compare_text import diverging, pair_view, printable, summary_table
+from imagination.report.page import embed_json
 from real_envs.screens import keep
 from real_envs.trajectory import Source, Turn
 from tests.support.comparisons import comparison, episode, made_up_pair

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pytest
 from rich.console import Console
 
-from imagination.evaluation.compare.alignment import TurnClass, first_difference, replayed_pairs, still_true, word_diff
+from imagination.evaluation.compare.alignment import TurnClass, align_turns, replayed_pairs, still_true, word_diff
 from imagination.report.run_data import ReportError, build_report, load_run
 from imagination.report.run_page import write_report
-from imagination.report.run_plots import STYLE, binned, series, share_areas, trend
+from imagination.report.run_plots import binned, series, share_areas, trend
 from imagination.report.run_text import terminal_table, verdict
+from real_envs.trajectory import Turn
 from tests.support.reports import Json, Page, page, summary, write_run
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
@@ -55,8 +57,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_source_that_was_trained_on_is_in_the_picture_of_shares() -> None:
     """Without the replays the areas would not reach the top, and nothing would say what is missing."""
     shares = {"tokens_dream": 0.5, "tokens_expert": 0.2, "tokens_replay": 0.3}
-    with matplotlib.rc_context(STYLE):
-        drawn = share_areas([{"stage": "train", "step": s, **shares} for s in range(9)])
+    drawn = share_areas([{"stage": "train", "step": s, **shares} for s in range(9)])
     assert drawn is not None
     named = [name for name in ("dream", "real", "expert", "replay") if f">{name}<" in drawn.svg]
     assert named == ["dream", "expert", "replay"]
@@ -118,7 +119,7 @@ def test_what_the_real_world_cost_is_told_where_it_was_measured(tmp_path: Path) 
     for sentence in (overlap, broke):
         assert sentence in text
         assert sentence in page(folder)
-    assert page(folder).count('<th class="right">cost of them</th>') == 1
+    assert page(folder).count(">cost of them</th>") == 1
 
 
 def test_runs_without_such_numbers_have_no_columns_for_them(run_folder: Path) -> None:
@@ -309,12 +310,17 @@ def test_an_observation_cannot_leave_its_fence(tmp_path: Path) -> None:
 
 
 def test_what_counts_as_a_difference() -> None:
-    same = turn("A hall.")
-    assert first_difference([same], [turn("A   hall.\n")]) == (None, ())  # white space
-    assert first_difference([same], [turn("A hall.", reward=None)]) == (None, ())  # nobody measured it
-    assert first_difference([same], [same, turn("More.")]) == (None, ())  # the dream was cut, not wrong
-    assert first_difference([same, same], [same, turn("A hall.", reward=1.0)]) == (1, (TurnClass.REWARD,))
-    assert first_difference([turn("A hall.", terminated=True)], [same, same]) == (0, (TurnClass.END,))
+    hall = Turn("go east", "A hall.", 0.0, False)
+
+    def first(dream: list[Turn], real: list[Turn]) -> tuple[int, TurnClass] | None:
+        alignment = align_turns(dream, real)
+        return None if alignment.first is None else (alignment.first, alignment.turns[alignment.first].kind)
+
+    assert first([hall], [replace(hall, observation="A   hall.\n")]) is None  # white space
+    assert first([hall], [replace(hall, reward=None)]) is None  # nobody measured it
+    assert first([hall], [hall, replace(hall, observation="More.")]) is None  # the dream was cut, not wrong
+    assert first([hall, hall], [hall, replace(hall, reward=1.0)]) == (1, TurnClass.REWARD)
+    assert first([replace(hall, terminated=True)], [hall, hall]) == (0, TurnClass.END)
 
 
 def test_a_replay_that_crashed_is_no_twin() -> None:
@@ -462,7 +468,8 @@ def test_what_rules_answered_is_counted_by_rule(tmp_path: Path) -> None:
     write_report(tmp_path / "run")
     shown = page(tmp_path / "run")
     assert "rules of the log answered 60.0%" in shown
-    assert "go: if &quot;&lt;b&gt;&quot; -&gt; again" in shown
+    assert rule["rule"] not in shown
+    assert rule["rule"] in unescape(shown)
     assert "answered_by_rule" not in build_report(
         load_run(write_run(tmp_path / "other", summary(), [dream("a", [{}])]))
     )

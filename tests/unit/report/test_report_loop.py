@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from imagination.report.loop_panel import loop_curve, loop_lines, render_loop
+from imagination.report.run_page import write_report
+from imagination.report.run_plots import loop_curve
+from imagination.report.run_text import loop_view
+from tests.support.reports import Page, page, summary, write_run
 
 REAL = {"success": 0.25, "n": 8, "ci95": [0.03, 0.65]}
 
@@ -34,22 +38,36 @@ REPORT = {"loop": {"charged": 1800, "rounds": ROUNDS, "versions": VERSIONS}}
 
 
 def test_rounds_are_told_with_their_world_model() -> None:
-    lines = loop_lines(REPORT)
+    view = loop_view(REPORT)
+    assert view is not None
     assert (
-        "1,800 real steps in 3 rounds; of 2 refits of the world model, 1 took the place of the last version." in lines
+        view["sentence"]
+        == "1,800 real steps in 3 rounds; of 2 refits of the world model, 1 took the place of the last version."
     )
-    assert "| 0 | 0 | – | 1.00 | version 0, new | 14 | – |" in lines
-    assert "| 1 | 400 | 0.25 [0.03, 0.65] of 8 | 0.90 | version 0, kept | 14 | 3 |" in lines
-    assert "| 2 | 1,800 | 0.50 [0.03, 0.65] of 8 | 0.75 | version 1, new | 14 | 3 |" in lines
+    assert view["rows"] == [
+        ["0", "0", "–", "1.00", "version 0, new", "14", "–"],
+        ["1", "400", "0.25 [0.03, 0.65] of 8", "0.90", "version 0, kept", "14", "3"],
+        ["2", "1,800", "0.50 [0.03, 0.65] of 8", "0.75", "version 1, new", "14", "3"],
+    ]
 
 
-def test_the_page_shows_both_lines_where_there_are_two_rounds_of_real_play() -> None:
-    page = render_loop(REPORT)
-    assert "dream 0.75" in page
-    assert "real 0.50" in page
+def test_the_picture_has_both_lines_where_there_are_two_rounds_of_real_play() -> None:
+    drawn = loop_curve(REPORT)
+    assert drawn is not None
+    assert "dream 0.75" in drawn.svg
+    assert "real 0.50" in drawn.svg
     assert loop_curve({"loop": {**REPORT["loop"], "rounds": ROUNDS[:2]}}) is None
 
 
+def test_the_page_and_the_text_have_a_row_for_each_round(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", {**summary(), **REPORT}, [])
+    write_report(folder, partial=True)
+    words = " ".join(Page(page(folder)).text)
+    for row in (loop_view(REPORT) or {})["rows"]:
+        assert " ".join(row) in words
+        assert f"| {' | '.join(row)} |" in (folder / "report.md").read_text()
+
+
 def test_other_runs_have_no_rounds() -> None:
-    assert render_loop({}) == ""
-    assert loop_lines({"loop": {"rounds": []}}) == []
+    assert loop_view({}) is None
+    assert loop_view({"loop": {"rounds": []}}) is None
