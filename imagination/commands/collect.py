@@ -4,20 +4,19 @@ import asyncio
 from pathlib import Path
 
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.play import Episode, Provenance, Watch, play_all
 from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.runs.worlds import check_world, open_tasks, world_settings
+from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
 from imagination.settings import Config, UserError
-from real_envs.env import TaskSet
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import deal
 from real_envs.seeding import derive_seed
-from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
-from real_envs.world import World, find_world
+from real_envs.world import find_world
 
 
 def collect(config: Config, folder: Path) -> None:
@@ -56,14 +55,6 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
             )
         except ValueError as error:
             raise UserError(f"env={config.env.name}: {error}") from error
-
-
-def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
-    """The run's log; a new one where there is none, for the tasks of both splits."""
-    if (run.log / "manifest.json").exists():
-        return TrajectoryStore.open(run.log)
-    splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
-    return TrajectoryStore.create(run.log, splits, meta={"environment": world})
 
 
 async def _collect(config: Config, run: RunFolder) -> None:
@@ -109,22 +100,8 @@ async def _collect(config: Config, run: RunFolder) -> None:
                 lambda episode: Provenance(Source.EXPERT if agents[episode.id].name == "expert" else Source.REAL),
                 config.collect.max_turns,
                 concurrency=config.collect.workers,
-                on_done=keep,
+                watch=Watch(keep),
             )
     finally:  # also after Ctrl-C: what was played was played
         run.update(real_costs("collect", earlier + (real_interaction() - before), config.env.price))
     await tasks.close()
-
-
-async def commands_of(world: World, tasks: TaskSet) -> list[str]:
-    """What solves the training games: commands that agents in other games confuse with theirs; none if they cannot."""
-    if not getattr(world, "elsewhere", True):
-        return []
-    found: dict[str, None] = {}
-    env = tasks.make_env()
-    for task in tasks.tasks("train"):
-        plan = (await env.reset(task, 0)).privileged["policy_commands"]
-        assert isinstance(plan, list)
-        found |= dict.fromkeys(str(command) for command in plan)
-    await env.close()
-    return list(found)

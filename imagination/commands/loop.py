@@ -1,7 +1,7 @@
-"""Stage ``loop``: act a little in reality where it teaches most, fit the world model again, dream, improve.
+"""The steps of the loop's rounds.
 
-Each round is some steps, and ``summary.json`` says which comes next. What a step makes is whole or not there, so a loop
-that is killed goes on with the step in which it was::
+``summary.json`` says which step comes next. What a step makes is whole or not there, so a loop that is killed goes on
+with the step in which it was::
 
     choose, act, refit, promote, improve, close
     choose, play, refit, promote, close            loop.overlap=true: play is act and improve at the same time
@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +26,31 @@ from imagination.commands import check_train
 from imagination.commands.clone import clone
 from imagination.commands.collect import generate_tasks
 from imagination.commands.fit_world_model import fit_world_model
-from imagination.commands.loop_learning import real_success, refit_round, train_round, true_turns
-from imagination.commands.loop_rounds import begin, choose_tasks, play_round, policy_folder
+from imagination.commands.train import train
 from imagination.evaluation.costs import real_costs, spent_before
-from imagination.loop.acting import Budget
+from imagination.evaluation.world_model_eval import measure
+from imagination.learning.collector import NothingToLearn
+from imagination.learning.recorded import Recorded
+from imagination.loop.acting import Budget, Limits, own_episodes, play_round, policy_folder
+from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
-from imagination.loop.origin import copy_folder
-from imagination.loop.refit import promote
+from imagination.loop.origin import begin, copy_folder, of_new_tasks, roots
+from imagination.loop.refit import promote, refit_round, true_turns
+from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import check_share, most
-from imagination.rollout.world_models import UNFINISHED
-from imagination.runs.lifecycle import need, open_run
-from imagination.runs.log import read_log
+from imagination.rollout.world_models import UNFINISHED, member_folder
+from imagination.runs.fingerprint import fingerprint
+from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
+from imagination.session import Session
 from imagination.settings import Config, UserError
+from real_envs.seeding import derive_seed
 from real_envs.worker_pool import PoolStats, count_apart
-from worldmodel.evaluation.proportions import Proportion, difference_ci95
+from worldmodel.evaluation.proportions import Proportion, difference_ci95, summarise
+
+_SHORTEST = 2  # turns of an audited horizon
 
 
 def loop(config: Config, folder: Path) -> None:
@@ -64,7 +75,8 @@ def loop(config: Config, folder: Path) -> None:
         UserError: settings contradict each other, or the real world answered nothing.
     """
     check(config)
-    run = open_run(config, folder, "loop")
+    session = Session.open(config, folder, "loop")
+    run = session.run
     check_world(run, config.env)
     with run.timed("loop"):
         generate_tasks(config, run)
@@ -74,20 +86,21 @@ def loop(config: Config, folder: Path) -> None:
             first = {"origin": config.loop.origin, "cold": cold, "round": 0, "step": step, "charged": 0, "best": None}
             run.update({"loop": {**first, "chosen": [], "scores": [], "versions": [], "rounds": []}})
             run.update(real_costs("loop", PoolStats(), config.env.price))
-        while (step := run.summary["loop"]["step"]) != "choose" or left(config, run):
-            STEPS[step](config, run)
+        while (step := run.summary["loop"]["step"]) != "choose" or left(session):
+            STEPS[step](Session(config, run))  # a new one: its log and models are of before the step
             give_back_memory()
     run.update({"done": {"loop": run.settings}})
     print(f"{run.summary['loop']['charged']} real steps spent; the policy is in {run.model('policy')}")
 
 
-def left(config: Config, run: RunFolder) -> int:
-    """Real steps that the budget still has."""
-    return budget_of(config).left(run.summary["loop"]["charged"], spent_before(run, "loop").seconds)
-
-
 def budget_of(config: Config) -> Budget:
     return Budget(config.loop.budget, config.loop.seconds, config.loop.price, config.env.price)
+
+
+def left(session: Session) -> int:
+    """Real steps that the budget still has."""
+    run = session.run
+    return budget_of(session.config).left(run.summary["loop"]["charged"], spent_before(run, "loop").seconds)
 
 
 def check(config: Config) -> None:
@@ -121,141 +134,143 @@ def check(config: Config) -> None:
         raise UserError("loop.price limits what real steps cost: set env.price, the price of one")
 
 
-def _begin(config: Config, run: RunFolder) -> None:
-    before = spent_before(run, "loop")
+def _begin(session: Session) -> None:
+    before = spent_before(session.run, "loop")
     with count_apart() as spent:
-        begin(config, run)
-    run.update({**real_costs("loop", before + spent, config.env.price), "loop": {"step": "fit"}})
+        begin(session)
+    session.run.update({**real_costs("loop", before + spent, session.config.env.price), "loop": {"step": "fit"}})
 
 
-def _choose(config: Config, run: RunFolder) -> None:
-    chosen, scores = choose_tasks(config, run, run.summary["loop"]["round"])
-    run.update({"loop": {"chosen": chosen, "scores": scores, "step": "play" if config.loop.overlap else "act"}})
+def _choose(session: Session) -> None:
+    chosen, scores = choose_tasks(session, session.run.summary["loop"]["round"])
+    step = "play" if session.config.loop.overlap else "act"
+    session.run.update({"loop": {"chosen": chosen, "scores": scores, "step": step}})
 
 
-def _act(config: Config, run: RunFolder) -> None:
+def _act(session: Session) -> None:
     """Plays real episodes into the log. What was spent and that it is done is one write."""
-    _charge(config, run, _played(config, run), "fit" if run.summary["loop"]["round"] == 0 else "refit")
+    _charge(session, _played(session), "fit" if session.run.summary["loop"]["round"] == 0 else "refit")
 
 
-def _played(config: Config, run: RunFolder) -> Journal:
+def _played(session: Session) -> Journal:
+    config, run = session.config, session.run
     state, seconds = run.summary["loop"], spent_before(run, "loop").seconds
-    return asyncio.run(
-        play_round(config, run, state["round"], state["chosen"], budget_of(config), (state["charged"], seconds))
+    limits = Limits(
+        budget_of(config),
+        state["charged"],
+        seconds,
+        config.collect.max_turns,
+        config.collect.workers,
+        config.loop.patience,
     )
+    return asyncio.run(play_round(Session(config, run), state["round"], state["chosen"], limits))
 
 
-def _charge(config: Config, run: RunFolder, journal: Journal, step: str, **more: Any) -> None:
+def _charge(session: Session, journal: Journal, step: str, **more: Any) -> None:
     """
     Raises:
         UserError: the world answered nothing; what was asked of it is written down, and the round can be played again.
     """
-    state = run.summary["loop"]
-    told = real_costs("loop", spent_before(run, "loop") + journal.spent, config.env.price)
+    run, state = session.run, session.run.summary["loop"]
+    costs = real_costs("loop", spent_before(run, "loop") + journal.spent, session.config.env.price)
     if not journal.charged:
         journal.path.unlink()
-        run.update(told)
+        run.update(costs)
         why = f": {journal.failed[-1]}" if journal.failed else "; raise loop.budget"
         raise UserError(f"the real world answered no step of round {state['round']}{why}")
-    run.update({**told, "loop": {"charged": state["charged"] + journal.charged, "step": step, **more}})
+    run.update({**costs, "loop": {"charged": state["charged"] + journal.charged, "step": step, **more}})
     journal.path.unlink()
 
 
-def _fit(config: Config, run: RunFolder) -> None:
+def _fit(session: Session) -> None:
     """What there is not yet: the first version of the world model, and the policy to start from."""
-    state = run.summary["loop"]
+    config, run, state = session.config, session.run, session.run.summary["loop"]
     if not config.loop.origin:
-        made = run.summary.get("done", {}) if state["cold"] else {}
+        done = run.summary.get("done", {}) if state["cold"] else {}
         whole = run.summary.get("world_model_form", UNFINISHED) != UNFINISHED
-        if not (run.model("worldmodel").exists() and whole) or (state["cold"] and "fit_world_model" not in made):
+        if not (run.model("worldmodel").exists() and whole) or (state["cold"] and "fit_world_model" not in done):
             fit_world_model(config, run.path)
-        if not run.model("policy-clone").exists() or (state["cold"] and "clone" not in made):
+        if not run.model("policy-clone").exists() or (state["cold"] and "clone" not in done):
             clone(config, run.path)
     first = "policy-clone" if config.loop.origin else config.loop.policy
     copy_folder(need(run.model(first), "clone"), policy_folder(run, 0))
-    turns = true_turns(config, run) if config.loop.horizon == "audited" else None
+    turns = true_turns(session) if config.loop.horizon == "audited" else None
     version = {"version": 0, "round": 0, "promoted": True}
     run.update({"loop": {"step": "improve", "versions": [version], "true_turns": turns}})
 
 
-def _refit(config: Config, run: RunFolder) -> None:
-    state = run.summary["loop"]
-    verdict = refit_round(config, run, state["round"], state["versions"])
-    run.update({"loop": {"versions": [*state["versions"], verdict], "step": "promote"}})
+def _refit(session: Session) -> None:
+    state = session.run.summary["loop"]
+    verdict = refit_round(session, state["round"], state["versions"])
+    session.run.update({"loop": {"versions": [*state["versions"], verdict], "step": "promote"}})
 
 
-def _promote(config: Config, run: RunFolder) -> None:
-    state = run.summary["loop"]
-    found: dict[str, Any] = {"step": "close" if config.loop.overlap else "improve"}
-    if state["versions"][-1]["promoted"]:
+def _promote(session: Session) -> None:
+    config, run = session.config, session.run
+    changed: dict[str, Any] = {"step": "close" if config.loop.overlap else "improve"}
+    if run.summary["loop"]["versions"][-1]["promoted"]:
         promote(run, config.worldmodel.members, run.path / "loop" / "candidate")
         if config.loop.horizon == "audited":
-            found["true_turns"] = true_turns(config, run)
+            changed["true_turns"] = true_turns(session)
     shutil.rmtree(run.path / "loop" / "candidate", ignore_errors=True)
-    run.update({"loop": found})
+    run.update({"loop": changed})
 
 
-def _improve(config: Config, run: RunFolder) -> None:
+def _improve(session: Session) -> None:
     """Trains the policy in dreams, and from real episodes beside them."""
-    number = run.summary["loop"]["round"]
-    _back_to_the_best(config, run)
-    told = train_round(config, run, number, policy_folder(run, number), policy_folder(run, number + 1))
-    run.update({"loop": {"learned": told, "step": "close"}})
+    _back_to_the_best(session)
+    session.run.update({"loop": {"learned": train_round(session), "step": "close"}})
 
 
-def _play(config: Config, run: RunFolder) -> None:
+def _play(session: Session) -> None:
     """``act`` and ``improve`` at the same time: neither reads what the other makes."""
-    number = run.summary["loop"]["round"]
     with ThreadPoolExecutor(1) as beside:
 
         def act() -> Journal:
             with count_apart():  # training in dreams proves that it takes no real step
-                return _played(config, run)
+                return _played(session)
 
         acting = beside.submit(contextvars.Context().run, act)
-        told = train_round(config, run, number, policy_folder(run, number), policy_folder(run, number + 1))
+        learned = train_round(session)
         journal = acting.result()
-    _charge(config, run, journal, "refit", learned=told)
+    _charge(session, journal, "refit", learned=learned)
 
 
-def _back_to_the_best(config: Config, run: RunFolder) -> None:
+def _back_to_the_best(session: Session) -> None:
     """A policy that is surely worse in the real world than an earlier one is not improved; that one is.
 
     "Surely" is a 95 % interval of the difference below 0.
     """
-    state = run.summary["loop"]
-    train, held = read_log(run, config.collect.validation)
-    now, best = real_success([*train, *held], state["round"]), state["best"]
+    run, state = session.run, session.run.summary["loop"]
+    now, best = _real_success(session, state["round"]), state["best"]
     if now is None or now["success"] is None:
         return
     kept = run.path / "loop" / "policies" / "best"
-    away = difference_ci95(Proportion.from_json(now), Proportion.from_json(best["real"])) if best else None
-    if away is not None and away[1] < 0 and best["round"] != state["round"]:
+    rise = difference_ci95(Proportion.from_json(now), Proportion.from_json(best["real"])) if best else None
+    if rise is not None and rise[1] < 0 and best["round"] != state["round"]:
         copy_folder(kept, policy_folder(run, state["round"]))
     elif best is None or now["success"] >= best["real"]["success"]:
         copy_folder(policy_folder(run, state["round"]), kept)
         run.update({"loop": {"best": {"round": state["round"], "real": now}}})
 
 
-def _close(config: Config, run: RunFolder) -> None:
+def _close(session: Session) -> None:
     """Publishes the policy and ends the round."""
-    state = run.summary["loop"]
-    number, told = state["round"], state["learned"]
+    run, state = session.run, session.run.summary["loop"]
+    number, latest = state["round"], state["versions"][-1]
     copy_folder(policy_folder(run, number + 1), run.model("policy"))
-    if config.loop.keep:
+    if session.config.loop.keep:
         copy_folder(policy_folder(run, number + 1), run.model("kept") / f"loop-{number:05d}")
-    train, held = read_log(run, config.collect.validation)
-    latest = state["versions"][-1]
     line: dict[str, Any] = {
         "round": number,
         "charged": state["charged"],
-        "left": left(config, run),
+        "left": left(session),
         "tasks": state["chosen"],
         "scores": state["scores"],
         "version": [v["version"] for v in state["versions"] if v["promoted"]][-1],
         "promoted": latest["promoted"] if latest["round"] == number else None,
-        "real_success": real_success([*train, *held], number),
-        **told,
+        "real_success": _real_success(session, number),
+        **state["learned"],
     }
     run.forget("loop", number)
     numbers = {k: float(v) for k, v in line.items() if isinstance(v, (int, float)) and k != "round"}
@@ -266,7 +281,13 @@ def _close(config: Config, run: RunFolder) -> None:
     shutil.rmtree(policy_folder(run, number), ignore_errors=True)
 
 
-STEPS: dict[str, Callable[[Config, RunFolder], None]] = {
+def _real_success(session: Session, number: int) -> dict[str, Any] | None:
+    """Of the policy's real episodes in a round, as ``Proportion.to_json``; ``None`` without any."""
+    played = own_episodes(session.log, number)
+    return summarise(played).success.to_json() if played else None
+
+
+STEPS: dict[str, Callable[[Session], None]] = {
     "begin": _begin,
     "choose": _choose,
     "act": _act,
@@ -277,6 +298,84 @@ STEPS: dict[str, Callable[[Config, RunFolder], None]] = {
     "play": _play,
     "close": _close,
 }
+
+
+def train_round(session: Session) -> dict[str, Any]:
+    """Trains the round's policy in dreams of the run's world model, in a run folder of its own; moves it to the next.
+
+    It also learns from the real episodes of this round, or of the last one where it is trained while these are played.
+
+    Returns:
+        ``dreamed_success`` of its last update, ``dreamed_turns``, ``stopped_by``, the tripwire that stopped it,
+        ``horizon``, the turns that it dreamed, ``learned_from``, real episodes, and ``staleness``, the most updates
+        between the policy that played one of these and the policy that learned from it.
+    """
+    run, loop, settings = session.run, session.config.loop, deepcopy(session.config)
+    state = run.summary["loop"]
+    number = state["round"]
+    policy, improved = policy_folder(run, number), policy_folder(run, number + 1)
+    settings.seed = derive_seed("loop", settings.seed, number) % 2**31  # other starts each round; torch takes 32 bits
+    updates = {0: loop.first_updates or loop.updates}  # by round; others have loop.updates
+    settings.train.updates = updates.get(number, loop.updates)
+    nested = RunFolder(run.path / "loop" / f"round-{number:03d}", settings.seed)
+    source = number - loop.overlap
+    recorded = Recorded.of(sorted(own_episodes(session.log, source), key=lambda t: t.id)) if number else None
+    learned: dict[str, Any] = {"learned_from": 0, "staleness": None}
+    if recorded is not None and recorded.groups and loop.real_share:
+        settings.train.real_share = loop.real_share
+        learned["staleness"] = settings.train.updates - 1 + updates.get(source, loop.updates) * loop.overlap
+        learned["learned_from"] = sum(map(len, recorded.groups))
+    if not improved.exists():
+        if loop.horizon == "audited":
+            turns, most_turns = state.get("true_turns"), settings.dream.max_turns
+            turns = most_turns if turns is None else min(max(turns, _SHORTEST), most_turns)
+            settings.dream.horizon, settings.dream.horizon_shape = [[0, turns]], "steps"
+        _train(session, settings, nested, recorded, policy, improved)
+    for name in ("models", "checkpoints", "log", "origin"):  # links, and what is kept elsewhere; metrics stay
+        path = nested.path / name
+        path.unlink() if path.is_symlink() else shutil.rmtree(path, ignore_errors=True)
+    trained = nested.metrics("train")
+    lines = [line for line in trained if "dream_success" in line]  # where an episode began at the start of its task
+    return {
+        "dreamed_success": lines[-1]["dream_success"] if lines else None,
+        "dreamed_turns": nested.summary.get("dreamed_turns", 0),
+        "stopped_by": nested.summary.get("tripwires", {}).get("stopped_by"),
+        "horizon": int(trained[-1].get("horizon", session.config.dream.max_turns)) if trained else None,
+        **learned,
+    }
+
+
+def _train(
+    session: Session, settings: Config, nested: RunFolder, recorded: Recorded | None, policy: Path, improved: Path
+) -> None:
+    """Trains by the ``settings`` of this round, in the folder ``nested``."""
+    config, run, log = session.config, session.run, session.log
+    members = [member_folder(run, member) for member in range(config.worldmodel.members)]
+    links = {nested.model(folder.name): folder for folder in members}
+    links |= {nested.log: run.log, nested.model("policy-clone"): policy}
+    links |= {nested.origin: run.origin} if run.origin.exists() else {}
+    for link, target in links.items():  # relative ones, so that a run can be moved
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+    best = max([run.summary.get("best_return", 1.0), *(t.total_reward for t in log.train)])
+    nested.update({"world_model_form": run.summary.get("world_model_form", "text"), "best_return": best})
+    run.update({"best_return": best})
+    dream, process = config.dream, config.train.process
+    calibrated = dream.min_probability > 0 or dream.on_doubt == "downweight" or process.endswith("probability")
+    if calibrated and run.summary["loop"]["versions"][-1]["version"]:  # version 0 was measured when fitted
+        measure(session, log.train, log.held)
+    starts: Mapping[str, Start] | None = None
+    if run.origin.exists():  # the run's own tasks: states of the log and, where there is none yet, what resets showed
+        own = config.worldmodel.goal.relabel_log(of_new_tasks(log.train))
+        starts = roots(run) | dream_starts(own, dream.max_turns)
+    try:
+        if nested.summary.get("done", {}).get("train") != fingerprint(settings, "train"):
+            train(settings, nested.path, recorded, starts)
+        nested.model("policy").rename(improved)
+    except NothingToLearn as error:  # of a world model that has seen little: the next real episodes are its cure
+        print(f"note: the policy stays as it is in this round: {error}", file=sys.stderr)
+        copy_folder(policy, improved)
 
 
 def line_of(line: dict[str, Any], latest: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
 from imagination.rollout.dream_env import Start
-from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.play import Episode, Provenance, Watch, play_all
 from imagination.rollout.schedules import added_episodes, share_at, turns_at
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
@@ -312,7 +312,7 @@ class ExperienceCollector:
         world = world or self.world
         agent = self.agent if world is self.world or self.agent_beside is None else self.agent_beside
         played = await play_all(
-            episodes, world.make_env, agent, stamp, longest, world.concurrency, on_turn=self.on_turn
+            episodes, world.make_env, agent, stamp, longest, world.concurrency, Watch(on_turn=self.on_turn)
         )
         self.turns += sum(len(t.own_turns) for t in played)
         return played

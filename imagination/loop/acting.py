@@ -5,29 +5,48 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from imagination.loop.journal import Journal, JournalEnv
-from imagination.rollout.play import Episode, Provenance, play_all
+from imagination.rollout.play import Episode, Provenance, Watch, play_all
+from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
+from imagination.runs.run_folder import RunFolder
+from imagination.runs.worlds import commands_of
+from imagination.session import Session
 from real_envs.env import Agent, TaskSet
-from real_envs.trajectory import Trajectory
+from real_envs.screens import FOLDER
+from real_envs.scripted_agents import deal
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Source, Trajectory
+from real_envs.world import find_world
 
+POLICY = "policy"  # the name of the agent in the loop's real episodes; others are scripted
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 60.0  # seconds between two tries in a world that answers nothing
 _TRIES = 3  # of an episode that breaks before its first answer while others are answered
 
 
+def round_of(episode: Trajectory) -> int | None:
+    """The round in which the loop played an episode; ``None`` for others of the log."""
+    parts = episode.id.split("/")
+    return int(parts[1]) if parts[0] == "loop" else None
+
+
+def own_episodes(log: Iterable[Sequence[Trajectory]], number: int) -> list[Trajectory]:
+    """What the policy has played for real in a round, of all parts of a log."""
+    return [t for part in log for t in part if round_of(t) == number and t.agent == POLICY]
+
+
+def policy_folder(run: RunFolder, number: int) -> Path:
+    """The policy that acts in a round and is improved in it."""
+    return run.path / "loop" / "policies" / str(number)
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of a loop; 0 is no limit, except of steps.
-
-    Attributes:
-        steps: real steps in all.
-        seconds: inside real requests.
-        price: money.
-        step_price: of one real step.
-    """
+    """Limits of a loop: real steps, seconds inside real requests, and money; 0 is no limit, except of steps."""
 
     steps: int
     seconds: float = 0.0
@@ -54,8 +73,7 @@ class Limits:
     """What bounds the real episodes of a round.
 
     Attributes:
-        charged, seconds: real steps and seconds that earlier rounds have spent of the budget.
-        max_turns: of an episode.
+        charged, seconds: spent of the budget by earlier rounds.
         workers: episodes at a time.
         patience: seconds to wait in all for a world that does not answer.
     """
@@ -81,18 +99,11 @@ async def act(
 
     An episode that breaks before the world's first answer is tried again. Where a whole wave breaks so, the world is
     taken to be away for a while: it is asked again after a second, two, four, at most each minute.
-
-    Args:
-        player_of: who plays an episode, and what is stamped on it.
-        sleep: waits so many seconds.
     """
     by_seed = {episode.seed: episode for episode in episodes}
     at_once = limits.workers if limits.budget.seconds else None  # time is looked at between waves
     tries = Counter[str]()
     waited, wait = 0.0, _FIRST_WAIT
-
-    def make_env() -> JournalEnv:
-        return JournalEnv(tasks.make_env(), journal, by_seed, player_of)
 
     with Bar(what, len(episodes), "turns") as bar:
 
@@ -107,19 +118,15 @@ async def act(
             if not turns:
                 return
 
-            def max_turns(episode: Episode, turns: dict[str, int] = turns) -> int:
-                return turns[episode.id]
-
             now, charged = [e for e in episodes if e.id in turns], journal.charged
             await play_all(
                 now,
-                make_env,
+                lambda: JournalEnv(tasks.make_env(), journal, by_seed, player_of),
                 lambda episode: player_of(episode)[0],
                 lambda episode: player_of(episode)[1],
-                max_turns,
+                lambda episode, turns=turns: turns[episode.id],  # type: ignore[misc]
                 limits.workers,
-                on_done=keep,
-                on_turn=bar.count,
+                Watch(keep, bar.count),
             )
             if journal.charged > charged:
                 tries.update(turns)
@@ -141,15 +148,13 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
     So whatever they come to, and in whatever order they end, the budget is not exceeded. What they leave is for the
     next wave.
 
-    Args:
-        waiting: ids of the episodes, in order.
-        left: real steps.
-        longest: turns of an episode.
-        most: episodes at a time; by default all.
-
     Example::
 
         wave(["a", "b", "c"], left=20, longest=12)  # {"a": 12, "b": 8}
+
+    Args:
+        longest: turns of an episode.
+        most: episodes at a time; by default all.
     """
     limits: dict[str, int] = {}
     for name in waiting[:most]:
@@ -158,3 +163,62 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
         limits[name] = min(longest, left)
         left -= limits[name]
     return limits
+
+
+async def play_round(session: Session, number: int, chosen: Sequence[str], limits: Limits) -> Journal:
+    """Plays the real episodes of a round and puts them into the log; those of a killed process are not played again.
+
+    Args:
+        chosen: tasks; none are chosen in round 0, which scripted agents play as ``collect`` would.
+    """
+    config, run, scripted = session.config, session.run, number == 0
+    tasks = session.tasks(scripted)
+    try:
+        store = open_store(run, config.env.name, tasks)
+        journal = Journal(run.path / "loop" / f"round-{number:03d}.jsonl")
+        version: str | None = None
+        if scripted:
+            episodes, agents = await _scripted(session, tasks)
+        else:
+            policy = session.policy(policy_folder(run, number))
+            agent, version = session.agent(policy, name=POLICY), policy.version
+            by_id = {task.id: task for task in tasks.tasks("train")}
+            episodes = [
+                Episode(
+                    f"loop/{number}/{task}/{n}-{k}",
+                    by_id[task],
+                    f"loop/{number}/{task}/{n}",
+                    derive_seed("loop episode", config.seed, number, n, k),
+                )
+                for n, task in enumerate(chosen)
+                for k in range(config.loop.group_size)
+            ]
+            agents = {episode.id: agent for episode in episodes}
+
+        def player_of(episode: Episode) -> tuple[Agent, Provenance]:
+            agent = agents[episode.id]
+            return agent, Provenance(Source.EXPERT if agent.name == "expert" else Source.REAL, version)
+
+        await act(f"act, round {number}", journal, episodes, tasks, player_of, limits)
+    finally:
+        await tasks.close()
+    if journal.charged:
+        logged = store.ids()
+        with store.writer(pictures=run.games / FOLDER) as writer:
+            for episode in journal.episodes():
+                if episode.id not in logged:
+                    writer.add(episode)
+    return journal
+
+
+async def _scripted(session: Session, tasks: TaskSet) -> tuple[list[Episode], dict[str, Agent]]:
+    """The first episodes of a run without a log: agents dealt as ``collect`` deals them, tasks in turn."""
+    config, played = session.config, tasks.tasks("train")
+    world = find_world(config.env.name)
+    behaviours = world.behaviours(await commands_of(world, tasks))
+    agents, episodes = {}, []
+    for n, agent in enumerate(deal(behaviours, config.loop.first_episodes, derive_seed("agents/loop", config.seed))):
+        task, seed = played[n % len(played)], derive_seed("loop episode", config.seed, 0, n)
+        episodes.append(Episode(f"loop/0/{task.id}/{n}", task, f"{task.id}/{agent.name}", seed))
+        agents[episodes[-1].id] = agent
+    return episodes, agents

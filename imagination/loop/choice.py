@@ -1,4 +1,4 @@
-"""Where to act: which tasks are worth real episodes. Numbers in, names out; no torch.
+"""Where to act: which tasks are worth real episodes.
 
 A score is the weighted mean of parts, each a function of its own of what is known of a task, and each in [0, 1]. A part
 that nothing is known for is ``None``, which is not 0: it is left out of the mean.
@@ -6,13 +6,23 @@ that nothing is known for is ``None``, which is not 0: it is left out of the mea
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+from imagination.loop.acting import POLICY, policy_folder, round_of
+from imagination.loop.origin import of_new_tasks, roots
+from imagination.rollout.dream_env import DreamEnv, starts_from_log
+from imagination.rollout.play import Provenance, plan, play_with_bar
+from imagination.session import Session
 from imagination.settings import ChoiceWeights
+from real_envs.env import Task
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import Source, Trajectory
+from worldmodel.evaluation.proportions import summarise
 
 _LEAST = 1e-12  # a confidence that was rounded to 0 would be an infinite surprise
 
@@ -142,3 +152,64 @@ def choose(scores: Mapping[str, float], count: int, epsilon: float, seed: int) -
 
 def _rate(counts: tuple[int, int]) -> float | None:
     return counts[0] / counts[1] if counts[1] else None
+
+
+def choose_tasks(session: Session, number: int) -> tuple[list[str], list[float]]:
+    """The tasks that a round plays for real, with their scores; a function of seed, round, models and log."""
+    tasks, loop, seed = session.tasks(), session.config.loop, session.config.seed
+    known = {task.id: task for task in tasks.tasks("train")}
+    asyncio.run(tasks.close())
+    names = list(known)
+    if loop.candidates and len(names) > loop.candidates:
+        names = sorted(random.Random(derive_seed("loop candidates", seed, number)).sample(names, loop.candidates))
+    scores = dict.fromkeys(names, 1.0)
+    if loop.choice != "uniform":
+        evidence = _evidence(session, number, {name: known[name] for name in names})
+        scores = {name: score(evidence[name], loop.weights) for name in names}
+    chosen = choose(scores, loop.tasks, loop.epsilon, derive_seed("loop choice", seed, number))
+    return chosen, [round(scores[name], 6) for name in chosen]
+
+
+def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[str, Evidence]:
+    """What log and dreams say of each task; the policy of now dreams each a few times, which costs no real step."""
+    config, (train, held) = session.config, session.log
+    own = of_new_tasks([*train, *held])
+    starts = roots(session.run) | starts_from_log(of_new_tasks(train), branch=False)
+    first = {start.task_id: name for name, start in starts.items()}
+    policy = session.policy(policy_folder(session.run, number))
+    agent = session.agent(policy, name=POLICY)
+    world, guard = session.world_model(), session.guard()
+    known = [replace(task, spec={"start": first[name]}) for name, task in tasks.items() if name in first]
+    dreams = asyncio.run(
+        play_with_bar(
+            "look where to act",
+            plan(known, config.loop.looks, f"look/{number}", derive_seed("loop looks", config.seed, number)),
+            lambda: DreamEnv(world, starts, guard),
+            agent,
+            Provenance(Source.DREAM, policy.version, world.version),
+            config.dream.max_turns,
+            concurrency=128,
+        )
+    )
+    logged = Counter(t.task_id for t in own)
+    real = [t for t in own if round_of(t) is not None and t.agent == POLICY]
+    return {
+        name: Evidence(
+            logged=logged[name],
+            dreamed=_solved(dreams, name),
+            real=_solved(real, name),
+            confidences=_numbers(dreams, name, "confidence"),
+            disagreements=_numbers(dreams, name, "disagreement"),
+            members=config.worldmodel.members,
+        )
+        for name in tasks
+    }
+
+
+def _solved(episodes: Sequence[Trajectory], task: str) -> tuple[int, int]:
+    success = summarise(t for t in episodes if t.task_id == task).success
+    return success.successes, success.n
+
+
+def _numbers(dreams: Sequence[Trajectory], task: str, key: str) -> list[float]:
+    return [float(u.info[key]) for t in dreams if t.task_id == task for u in t.own_turns if key in u.info]

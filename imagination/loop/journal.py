@@ -1,6 +1,6 @@
 """What was done in the real world, written down before and after each step, so that no kill can lose or double it.
 
-One file a round, a line an event; only whole lines are read. Example of an episode that a kill interrupted::
+One file a round, a line an event; only whole lines are read. An episode that a kill interrupted::
 
     {"process": 0}
     {"begin": {"id": "loop/3/tw-7/0", "task_id": "tw-7", ...}}
@@ -8,8 +8,6 @@ One file a round, a line an event; only whole lines are read. Example of an epis
     {"id": "loop/3/tw-7/0", "ask": "go east"}
     {"id": "loop/3/tw-7/0", "turn": {"action": "go east", "observation": "A hall.", "reward": 0.0, ...}}
     {"id": "loop/3/tw-7/0", "ask": "take lamp"}
-
-The line of an end holds the policy's tokens as well, so that it can learn from the episode.
 
 A step is charged where the world answered it. One that was asked for and has neither an answer nor a failure may have
 been taken when the process died, and is charged as well. An interrupted episode ends where it was: what it has shown is
@@ -34,7 +32,7 @@ from real_envs.worker_pool import PoolStats, real_interaction
 class _Record:
     """What the journal says of an episode."""
 
-    begin: Mapping[str, Any]
+    begin: dict[str, Any]
     start: str = ""
     turns: list[Turn] = field(default_factory=list)
     waits: bool = False  # for the answer to a step
@@ -43,21 +41,13 @@ class _Record:
     trace: Trace | None = None
 
     def trajectory(self) -> Trajectory:
-        about = self.begin
         return Trajectory(
-            id=about["id"],
-            task_id=about["task_id"],
-            group_id=about["group_id"],
-            source=Source(about["source"]),
-            agent=about["agent"],
-            seed=about["seed"],
+            **{**self.begin, "source": Source(self.begin["source"]), "world_facts": tuple(self.begin["world_facts"])},
             start=self.start,
             turns=tuple(self.turns),
             stop=self.stop or StopReason.TURN_LIMIT,
-            policy_version=about["policy_version"],
             trace=self.trace,
             failure=self.failure,
-            world_facts=tuple(about["world_facts"]),
         )
 
 
@@ -116,20 +106,10 @@ class Journal:
         return [record.trajectory() for name, record in self._records.items() if name in self.played]
 
     def begin(self, episode: Episode, agent: str, stamp: Provenance) -> None:
-        self._write(
-            {
-                "begin": {
-                    "id": episode.id,
-                    "task_id": episode.task.id,
-                    "group_id": episode.group_id,
-                    "seed": episode.seed,
-                    "agent": agent,
-                    "source": stamp.source.value,
-                    "policy_version": stamp.policy_version,
-                    "world_facts": list(episode.task.world_facts),
-                }
-            }
-        )
+        about: dict[str, Any] = {"id": episode.id, "task_id": episode.task.id, "group_id": episode.group_id}
+        about |= {"seed": episode.seed, "agent": agent, "source": stamp.source.value}
+        about |= {"policy_version": stamp.policy_version, "world_facts": list(episode.task.world_facts)}
+        self._write({"begin": about})
 
     def reset(self, name: str, observation: Observation) -> None:
         self._write({"id": name, "start": observation.text, "spent": self._spent()})
@@ -157,10 +137,12 @@ class Journal:
     def _take(self, line: Mapping[str, Any]) -> None:
         if "process" in line:
             self._earlier, self._now = self._earlier + self._now, PoolStats()
-            self._lose()
+            for record in self._records.values():  # whoever asked is dead: what has no answer may have been taken
+                self.charged += record.waits
+                record.waits = False
             return
         if "begin" in line:
-            self._records[line["begin"]["id"]] = _Record(line["begin"])
+            self._records[line["begin"]["id"]] = _Record(dict(line["begin"]))
             return
         record = self._records[line["id"]]
         if "spent" in line:
@@ -179,19 +161,12 @@ class Journal:
             record.stop, record.failure = StopReason(line["stop"]), line["failure"]
             record.trace = _trace(line.get("trace"))
 
-    def _lose(self) -> None:
-        """The process that asked is dead: what has no answer may have been taken."""
-        for record in self._records.values():
-            self.charged += record.waits
-            record.waits = False
 
-
-def _trace(told: Mapping[str, Any] | None) -> Trace | None:
-    if told is None:
+def _trace(written: Mapping[str, Any] | None) -> Trace | None:
+    if written is None:
         return None
-    owners = tuple(Owner(owner) for owner in told["owners"])
-    lists = {key: tuple(told[key]) for key in ("ids", "logprobs", "turns")}
-    return Trace(**{**told, **lists, "owners": owners})
+    lists = {key: tuple(written[key]) for key in ("ids", "logprobs", "turns")}
+    return Trace(**{**written, **lists, "owners": tuple(map(Owner, written["owners"]))})
 
 
 class JournalEnv:

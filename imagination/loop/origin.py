@@ -6,6 +6,7 @@ and for its experts. Dreams begin in the new tasks alone, at first in what a res
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ from pathlib import Path
 
 from imagination.rollout.dream_env import Start, starts_from_log
 from imagination.runs.lifecycle import need
-from imagination.runs.log import ORIGIN
+from imagination.runs.log import ORIGIN, open_store
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import UserError
 from real_envs.env import TaskSet
 from real_envs.files import write_atomically
@@ -23,6 +25,22 @@ from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.rules.rule_set import FILE
 
 STARTS = "starts.json"
+
+
+def begin(session: Session) -> None:
+    """Takes over another run's models and log, looks at each task of this one, and makes an empty log for it."""
+    config, run = session.config, session.run
+
+    async def look() -> None:
+        tasks = session.tasks()
+        try:
+            await first_looks(run, tasks)
+            open_store(run, config.env.name, tasks)
+        finally:
+            await tasks.close()
+
+    take_over(run, config.loop.origin, config.loop.policy, config.env.name, Path(config.output))
+    asyncio.run(look())
 
 
 def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) -> None:

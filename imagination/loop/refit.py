@@ -6,6 +6,7 @@ new ones: a batch of broken transitions may make its own kind likelier, never th
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import shutil
@@ -20,8 +21,10 @@ from imagination.data.batches import fit_batches, fitting, truncate
 from imagination.data.examples import WorldModelExamples
 from imagination.learning.losses import token_logprobs
 from imagination.learning.supervised import SupervisedTrainer
+from imagination.loop.acting import POLICY, round_of
+from imagination.loop.origin import of_new_tasks
 from imagination.rollout.world_models import form_of, member_folder
-from imagination.runs.models import adapted, context_of, load_model
+from imagination.runs.models import adapted, context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import WorldModelSettings
@@ -31,21 +34,26 @@ from policy.lm.forward import hidden_before, token_logits
 from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
+from worldmodel.evaluation.dreams import drift_metrics, roll
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.objective import world_model_rows
 
+NOTHING_NEW = "not fitted again: no new episode to fit to"
+FROZEN = "not fitted again: loop.fit_steps=0"
+_JUDGED = 64  # held-back episodes of a kind that a version is asked about: twice as many take twice as long
+_FEWEST = 10  # episodes that an audited horizon is believed from
 
-def refit(session: Session, log: Sequence[Trajectory], own: Collection[str], number: int, candidates: Path) -> None:
+
+def refit(session: Session, own: Collection[str], number: int, candidates: Path) -> None:
     """Fits each member on and writes it to ``candidates``/<member>; what is there is done, half of one is gone on with.
 
     Length and rate are those of the loop; all else is as the first version was fitted.
 
     Args:
-        log: real episodes, none of them held back and none of them dreamed.
         own: ids of those that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
         number: of the round.
     """
-    config, run, seed = session.config, session.run, session.config.seed
+    config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
     settings, fit, loop = config.worldmodel, config.fit, config.loop
     examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed)
     is_own = [t.id in own for t in examples.episodes]
@@ -177,3 +185,74 @@ def no_worse(before: Scores, after: Scores, tolerance: float) -> bool:
     judged = [(before[kind], after[kind]) for kind in before]
     pairs = [(b, a) for b, a in judged if b is not None and a is not None]
     return bool(pairs) and all(a >= b - tolerance for b, a in pairs)
+
+
+def refit_round(session: Session, number: int, versions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Fits a new version into ``loop/candidate`` and judges it; what ``summary.json`` says of it."""
+    config, run, (train, held) = session.config, session.run, session.log
+    last = max(v["round"] for v in versions if v["promoted"])
+
+    def is_new(episode: Trajectory) -> bool:
+        played = round_of(episode)
+        return played is not None and played > last
+
+    version: dict[str, Any] = {
+        "version": versions[-1]["version"] + 1,
+        "round": number,
+        "episodes": len(train),
+        "new_episodes": sum(map(is_new, train)),
+        "turns": sum(len(t.turns) for t in train),
+    }
+    if not config.loop.fit_steps:
+        return {**version, "promoted": False, "why": FROZEN}
+    if not any(round_of(t) == number for t in train):
+        return {**version, "promoted": False, "why": NOTHING_NEW}
+    candidates, settings = run.path / "loop" / "candidate", config.worldmodel
+    own = {t.id for t in train if round_of(t) is not None and t.agent == POLICY}
+    refit(session, own, number, candidates)
+    kinds = {
+        "old": _some([t for t in held if not is_new(t)], config.seed),
+        "new": _some([t for t in held if is_new(t)], config.seed),
+    }
+    members, limit = range(settings.members), config.fit.micro_tokens
+    before = scores_of([member_folder(run, m) for m in members], settings, train, kinds, limit)
+    after = scores_of([candidates / str(m) for m in members], settings, train, kinds, limit)
+    promoted = no_worse(before, after, config.loop.tolerance)
+    why = "no worse on held-back episodes" if promoted else "not promoted: worse on held-back episodes"
+    if not held:
+        why = "not promoted: no episode is held back (collect.validation)"
+    weights = [weights_version(load_model(candidates / str(m), "loop", settings)[0]) for m in members]
+    return {
+        **version,
+        "held": {kind: len(episodes) for kind, episodes in kinds.items()},
+        "weights": "+".join(weights),
+        "before": before,
+        "after": after,
+        "promoted": promoted,
+        "why": why,
+    }
+
+
+def _some(episodes: Sequence[Trajectory], seed: int) -> list[Trajectory]:
+    """At most ``_JUDGED`` of them."""
+    rng = random.Random(derive_seed("loop judged", seed))
+    return list(episodes) if len(episodes) <= _JUDGED else rng.sample(list(episodes), _JUDGED)
+
+
+def true_turns(session: Session) -> int | None:
+    """For how many turns at least half of the held-back episodes stay true in the run's world model.
+
+    Each is dreamed open-loop along its own actions: the model reads what it has predicted. Episodes of the tasks that
+    the loop plays are asked about where there are enough.
+
+    Returns:
+        ``None`` where fewer than ten episodes are held back.
+    """
+    config, held = session.config, session.log.held
+    new = [t for t in held if t.id in {own.id for own in of_new_tasks(held)} and not t.prefix_turns]
+    asked = _some(new if len(new) >= _FEWEST else held, config.seed)
+    if len(asked) < _FEWEST:
+        return None
+    model = session.world_model(temperature=0.0)
+    still = drift_metrics(asyncio.run(roll(model, asked, config.dream.max_turns)))["true_until"]
+    return max((int(k) for k, share in still.items() if share["n"] >= _FEWEST and share["value"] >= 0.5), default=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from imagination.runs.progress_bar import Bar
 from policy.lm.engine import ContextFull, EngineFailure
@@ -114,6 +115,16 @@ async def play(
     return replace(played, success=played.earned(provenance.solved_at))
 
 
+class Watch(NamedTuple):
+    """What is called after each episode, and after each turn."""
+
+    on_done: Callable[[Trajectory], None] | None = None
+    on_turn: Callable[[], None] | None = None
+
+
+NOBODY = Watch()
+
+
 async def play_all(
     episodes: Sequence[Episode],
     make_env: Callable[[], Env],
@@ -121,8 +132,7 @@ async def play_all(
     provenance: Provenance | Callable[[Episode], Provenance],
     max_turns: int | Callable[[Episode], int],
     concurrency: int = 64,
-    on_done: Callable[[Trajectory], None] | None = None,
-    on_turn: Callable[[], None] | None = None,
+    watch: Watch = NOBODY,
 ) -> list[Trajectory]:
     """Plays many episodes, at most ``concurrency`` at a time; the result keeps the order of ``episodes``."""
     results: list[Trajectory | None] = [None] * len(episodes)
@@ -135,9 +145,9 @@ async def play_all(
                 player = agent(episode) if callable(agent) else agent
                 stamp = provenance(episode) if callable(provenance) else provenance
                 limit = max_turns(episode) if callable(max_turns) else max_turns
-                results[index] = trajectory = await play(env, player, episode, stamp, limit, on_turn)
-                if on_done is not None:
-                    on_done(trajectory)
+                results[index] = trajectory = await play(env, player, episode, stamp, limit, watch.on_turn)
+                if watch.on_done is not None:
+                    watch.on_done(trajectory)
         finally:
             await env.close()
 
@@ -165,9 +175,7 @@ async def play_with_bar(
             done += 1
             bar.advance(done)
 
-        return await play_all(
-            episodes, make_env, agent, stamp, max_turns, concurrency, on_done=count, on_turn=bar.count
-        )
+        return await play_all(episodes, make_env, agent, stamp, max_turns, concurrency, Watch(count, bar.count))
 
 
 async def judge_with_bar(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
+from real_envs.env import TaskSet
 from real_envs.store import MANIFEST, TrajectoryStore, is_validation
 from real_envs.trajectory import Trajectory
 from worldmodel.goal import Goal
@@ -38,6 +39,14 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     if not train:
         raise UserError(f"{run.log}: no usable episode in split 'train'; collect more, or lower collect.validation")
     return train, held
+
+
+def open_store(run: RunFolder, world: str, tasks: TaskSet) -> TrajectoryStore:
+    """The run's log; a new one where there is none, for the tasks of both splits."""
+    if (run.log / MANIFEST).exists():
+        return TrajectoryStore.open(run.log)
+    splits = {split: [task.id for task in tasks.tasks(split)] for split in ("train", "heldout")}
+    return TrajectoryStore.create(run.log, splits, meta={"environment": world})
 
 
 def solved_at(run: RunFolder, goal: Goal) -> float | None:

@@ -10,7 +10,7 @@ from imagination.settings import EnvSettings, GamesSettings, UserError
 from imagination.settings.schema import build
 from real_envs.env import TaskSet
 from real_envs.store import TrajectoryStore
-from real_envs.world import FILE, find_world
+from real_envs.world import FILE, World, find_world
 from real_envs.worlds.textworld import TextWorld
 
 
@@ -63,3 +63,17 @@ def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: 
 def can_play(run: RunFolder, settings: EnvSettings) -> bool:
     """Whether the run has tasks of the world of its log: logs of one's own may be of a world that is not here."""
     return (run.games / FILE).exists() and logged_world(run) in (None, settings.name)
+
+
+async def commands_of(world: World, tasks: TaskSet) -> list[str]:
+    """What solves the training games: commands that agents in other games confuse with theirs; none if they cannot."""
+    if not getattr(world, "elsewhere", True):
+        return []
+    found: dict[str, None] = {}
+    env = tasks.make_env()
+    for task in tasks.tasks("train"):
+        plan = (await env.reset(task, 0)).privileged["policy_commands"]
+        assert isinstance(plan, list)
+        found |= dict.fromkeys(str(command) for command in plan)
+    await env.close()
+    return list(found)

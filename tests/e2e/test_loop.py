@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from imagination.commands import loop_learning
-from imagination.commands.loop_rounds import round_of
+from imagination import session
+from imagination.loop.acting import round_of
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError
@@ -171,7 +171,7 @@ def test_a_world_model_of_broken_transitions_is_not_promoted(
         copies = [replace(broken(t), id=f"{t.id}/{k}") for t in train if round_of(t) is not None for k in range(40)]
         return [t for t in train if round_of(t) is None] + copies, [broken(t) for t in held]
 
-    monkeypatch.setattr(loop_learning, "read_log", shuffled)
+    monkeypatch.setattr(session, "read_log", shuffled)
     folder = relogged(cloned, tmp_path / "broken")
     found = run_loop(folder, config)
     assert len(found["loop"]["versions"]) > 1

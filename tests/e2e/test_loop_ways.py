@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from imagination.commands import loop_learning
-from imagination.commands.loop_rounds import round_of
+from imagination.loop.acting import round_of
 from imagination.loop.origin import roots
+from imagination.loop.refit import true_turns
 from imagination.runs.log import read_log
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import UserError
 from real_envs.store import TrajectoryStore
 from tests.support.faults import NEW, Counted, Elsewhere
@@ -90,8 +91,8 @@ def test_dreams_are_as_long_as_they_are_true(
 def test_how_long_dreams_are_true_is_measured(cloned: Path, tmp_path: Path) -> None:
     """Twelve of sixty episodes are held back, of which a model that learned two corridors dreams a turn rightly."""
     run, config = RunFolder(Path(shutil.copytree(cloned, tmp_path / "run")), 0), loop_settings(budget=0)
-    found = loop_learning.true_turns(config, run)
+    found = true_turns(Session(config, run))
     assert found is not None
     assert 0 <= found <= config.dream.max_turns
     config.collect.validation = 0.0
-    assert loop_learning.true_turns(config, run) is None, "nothing is held back"
+    assert true_turns(Session(config, run)) is None, "nothing is held back"

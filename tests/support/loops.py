@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands import loop as loop_stage
-from imagination.commands import loop_rounds
+from imagination.loop import acting
 from imagination.loop.journal import Journal
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
@@ -106,7 +106,7 @@ def play_in_corridors(
 ) -> None:
     """The loop's real world is that of a factory; ``patch`` sets attributes, such as ``monkeypatch.setattr``."""
     patch(Session, "tasks", lambda *_: tasks(factory, workers=1))
-    patch(loop_rounds, "find_world", lambda _: CorridorWorld())
+    patch(acting, "find_world", lambda _: CorridorWorld())
     patch(loop_stage, "generate_tasks", lambda *_: None)
 
 

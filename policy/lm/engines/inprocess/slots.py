@@ -142,18 +142,15 @@ class Blocks:
         canvas: bool = False,
     ) -> None:
         self.rectangles: list[Rectangle] = []
-        first = np.cumsum(counts) - counts
+        blocks = np.stack([slots, starts, counts, np.cumsum(counts) - counts], 1).astype(np.int64)  # [row, 4]
         self._native = cache.native
         few = counts <= (cache.native.most if cache.native and not canvas else 0)  # what is compiled is causal
-        self.plan = np.stack([slots, starts, counts, first], 1)[few].astype(np.int64)  # [row, 4], what is compiled
+        self.plan = blocks[few]
         kinds = sizes(counts)
-        total = int(counts.sum())
         for kind in np.unique(kinds[~few]):
             rows = np.flatnonzero((kinds == kind) & ~few)
             rows = rows[np.argsort(slots[rows])]
-            self.rectangles.append(
-                _rectangle(slots[rows], starts[rows], counts[rows], first[rows], total, group, cache, canvas)
-            )
+            self.rectangles.append(_rectangle(blocks[rows], int(counts.sum()), group, cache, canvas))
 
     def attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Softmax attention of every query over what its slot holds up to its own position.
@@ -193,16 +190,9 @@ class Blocks:
         return out
 
 
-def _rectangle(
-    slots: np.ndarray,
-    starts: np.ndarray,
-    counts: np.ndarray,
-    first: np.ndarray,
-    total: int,
-    group: int,
-    cache: SlotCache,
-    canvas: bool,
-) -> Rectangle:
+def _rectangle(blocks: np.ndarray, total: int, group: int, cache: SlotCache, canvas: bool) -> Rectangle:
+    """``blocks``: slot, start, count and first flat token, ``[row, 4]``; of ``total`` flat tokens."""
+    slots, starts, counts, first = blocks.T
     dtype, device = cache.kv.dtype, cache.kv.device
     low, high = int(slots[0]), int(slots[-1]) + 1
     where: slice | torch.Tensor
