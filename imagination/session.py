@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
-from imagination.rollout.engines import Engines, Meter, drafts_from
+from imagination.rollout.engines import Engines, drafts_from
 from imagination.rollout.world_models import (
     STAGE,
     calibration_of,
@@ -69,19 +69,14 @@ class Policy:
 class Session:
     """What a command works with. Log and engines are made once, when they are first asked for.
 
-    Args:
-        config: all settings of the run.
-        run: its folder.
-        meter: counts the tokens that its engines sample.
-
     Example::
 
         session = Session.open(config, folder)
         world, agent = session.world_model(), session.agent(session.policy())
     """
 
-    def __init__(self, config: Config, run: RunFolder, meter: Meter | None = None) -> None:
-        self.config, self.run, self._meter = config, run, meter
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        self.config, self.run = config, run
 
     @classmethod
     def open(cls, config: Config, folder: Path, stage: str = "", models: bool = True) -> Session:
@@ -91,7 +86,7 @@ class Session:
     @cached_property
     def engines(self) -> Engines:
         """All of them share the device of this process."""
-        return Engines(self.config.engine, self._meter)
+        return Engines(self.config.engine)
 
     @cached_property
     def log(self) -> Log:

@@ -28,7 +28,6 @@ from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.compare_page import render_page
 from imagination.report.compare_text import diverging, pair_view, summary_table
 from imagination.rollout.dream_env import NO_GUARD, Start, starts_from_log
-from imagination.rollout.engines import Meter
 from imagination.runs.lifecycle import open_run
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play
@@ -117,8 +116,8 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     store = TrajectoryStore.open(run.log) if (run.log / "manifest.json").exists() else None
     notes: list[str] = []
     splits = _splits(config, store, reality)
-    ledger = Ledger(Meter())
-    session = Session(config, run, ledger.meter)
+    session = Session(config, run)
+    ledger = Ledger(session.engines)
     train, held = session.log if store else ([], [])
     world = session.world_model(train)
     guard = session.guard() if config.compare.guard else NO_GUARD

@@ -94,6 +94,15 @@ class ContextFull(Exception):
     """Prompt and completion do not fit the model's context; the episode is truncated, its neighbours go on."""
 
 
+def check_room(ids: Sequence[int], sampling: Sampling, context: int) -> None:
+    """
+    Raises:
+        ContextFull: ``ids`` and the longest completion exceed ``context``.
+    """
+    if len(ids) + sampling.max_tokens > context:
+        raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {context}")
+
+
 def mixed_seed(seed: int) -> int:
     """A 63-bit number with all bits of ``seed`` in its lower half, for samplers that read only 32 bits of a seed."""
     low, high = np.random.SeedSequence(seed).generate_state(2)

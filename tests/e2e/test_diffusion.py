@@ -20,7 +20,6 @@ from imagination.commands.loop import check as check_loop
 from imagination.commands.refine_world_model import check as check_refine
 from imagination.commands.serve import open_world
 from imagination.commands.train import train
-from imagination.rollout.engines import Meter
 from imagination.runs.run_folder import RunFolder
 from imagination.serving.sessions import Refused, Sessions
 from imagination.session import Session
@@ -53,8 +52,8 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(config: Config, folder: Path, temperature: float = 0.0, meter: Meter | None = None) -> Any:
-    return Session(config, RunFolder(folder, 0), meter).world_model((), temperature)
+def load(config: Config, folder: Path, temperature: float = 0.0) -> Any:
+    return Session(config, RunFolder(folder, 0)).world_model((), temperature)
 
 
 def test_it_is_fitted_judged_and_dreamed_in(fitted: Path, tmp_path: Path) -> None:
@@ -100,8 +99,9 @@ def test_it_is_a_checkpoint_like_any_other_with_a_mask(fitted: Path) -> None:
 
 def test_many_ask_at_once_and_share_passes(fitted: Path) -> None:
     """Predictions depend on their own seed alone, are metered, and lines that are given stay."""
-    config, meter = diffusion_settings(), Meter()
-    world = load(config, fitted, 1.0, meter)
+    config = diffusion_settings()
+    session = Session(config, RunFolder(fitted, 0))
+    world = session.world_model((), 1.0)
     assert isinstance(world, DiffusionWorldModel)
     config.engine = EngineSettings(slots=8)
     plain = load(config, fitted, 1.0)
@@ -120,7 +120,7 @@ def test_many_ask_at_once_and_share_passes(fitted: Path) -> None:
         if not isinstance(one, PredictionInvalid):
             assert (one.observation, one.reward, one.terminated) == (other.observation, other.reward, other.terminated)
             assert one.confidence == pytest.approx(other.confidence, rel=1e-3)
-    assert meter.tokens == engine.counts.generated
+    assert session.engines.tokens == engine.counts.generated
     way, thing = TASKS["corridor-a"]
 
     async def between() -> Any:

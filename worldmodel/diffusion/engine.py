@@ -15,8 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
-from policy.lm.engines.inprocess.slot_engine import WORTH_COPYING, DeviceScheduler, SlotEngine, common_prefix, within
+from policy.lm.engine import Completion, EngineFailure, Sampling, check_room
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler, SlotEngine, common_prefix, within
 from policy.lm.engines.inprocess.slots import Feed
 from policy.lm.settings import EngineSettings
 from worldmodel.diffusion.objective import without_mask
@@ -149,8 +149,7 @@ class CanvasEngine(SlotEngine[_Request]):
         asked: int = 0,
     ) -> Completion:
         """See ``Filler``; raises what ``complete`` raises as well."""
-        if len(ids) + sampling.max_tokens > self.context:
-            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("an answer needs at least one token before it")
         if sampling.top_p < 1 or sampling.top_k or sampling.stop_strings:
@@ -188,15 +187,8 @@ class CanvasEngine(SlotEngine[_Request]):
 
     def _begin(self, slot: int, request: _Request) -> bool:
         """See ``SlotEngine``. Keeps or copies what is cached of the text."""
-        ids, most = np.asarray(request.text, dtype=np.int64), len(request.text)
-        common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
-        donor, cached = int(common.argmax()), int(common[slot])
-        if common[donor] >= cached + WORTH_COPYING:
-            cached = int(common[donor])
-            self._decoder.cache.copy(donor, slot, cached)
-        self._ids[slot, :most] = ids
-        self._fed[slot] = cached
-        self.counts.reused += cached
+        ids = np.asarray(request.text, dtype=np.int64)
+        self._take_over(slot, ids, common_prefix(self._ids, np.minimum(self._fed, len(ids)), ids))
         return True
 
     def _step(self) -> dict[int, Completion | Exception]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from imagination.evaluation.compare.pairs import Pair, pair_up
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
-from imagination.rollout.engines import Meter
+from imagination.rollout.engines import Engines
 from imagination.rollout.play import Episode, Provenance, Replay, plan, play_with_bar
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, StepResult, Task, TaskSet
@@ -42,7 +42,7 @@ class Ledger:
     """What the parts of a comparison cost: real steps, seconds and sampled tokens, of ``dream``, ``real``, ``replay``
     and ``log``."""
 
-    meter: Meter
+    engines: Engines
     steps: int = 0
     cost: dict[str, dict[str, float]] = field(
         default_factory=lambda: {"real_steps": {}, "seconds": {}, "generated_tokens": {}}
@@ -50,9 +50,9 @@ class Ledger:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        steps, tokens, start = self.steps, self.meter.tokens, time.monotonic()
+        steps, tokens, start = self.steps, self.engines.tokens, time.monotonic()
         yield
-        spent = (self.steps - steps, time.monotonic() - start, self.meter.tokens - tokens)
+        spent = (self.steps - steps, time.monotonic() - start, self.engines.tokens - tokens)
         for kind, amount in zip(self.cost.values(), spent, strict=True):
             kind[name] = round(kind.get(name, 0) + amount, 2)
 

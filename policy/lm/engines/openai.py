@@ -15,11 +15,11 @@ import httpx
 
 from policy.lm.engine import (
     Completion,
-    ContextFull,
     EngineCounts,
     EngineFailure,
     EngineUnavailable,
     Sampling,
+    check_room,
     mixed_seed,
 )
 from policy.lm.settings import EngineSettings
@@ -92,8 +92,7 @@ class OpenAIEngine:
             ContextFull: ``len(ids) + max_tokens`` exceeds the context.
             EngineFailure: the server refused, did not answer after all retries, or its answer cannot be used.
         """
-        if len(ids) + sampling.max_tokens > self.context:
-            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        check_room(ids, sampling, self.context)
         request = {
             "model": self.model,
             "prompt": list(ids),

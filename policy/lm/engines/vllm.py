@@ -31,11 +31,11 @@ from transformers import PreTrainedTokenizerBase
 from policy.lm.backbone import plain_weights
 from policy.lm.engine import (
     Completion,
-    ContextFull,
     EngineCounts,
     EngineFailure,
     EngineUnavailable,
     Sampling,
+    check_room,
     mixed_seed,
 )
 from policy.lm.engines.inprocess.slot_engine import DeviceScheduler, wait_until_idle
@@ -127,8 +127,7 @@ class VllmEngine:
             EngineFailure: log-probs are missing or not finite, or vLLM broke off; only this completion is lost.
             ValueError: no such token, or a temperature that vLLM cannot sample at (above 2, or just above 0).
         """
-        if len(ids) + sampling.max_tokens > self.context:
-            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        check_room(ids, sampling, self.context)
         if not ids or not 0 <= min(ids) <= max(ids) < self._vocabulary:  # in a batch it would break all its neighbours
             raise ValueError(f"a prompt needs token ids from 0 to {self._vocabulary - 1}")
         if not self._pending and self._poisoned:
@@ -190,6 +189,7 @@ class VllmEngine:
         outcome = _outcome(output, request.sampling, self.version)
         self._poisoned = self._poisoned or isinstance(outcome, EngineFailure)
         if isinstance(outcome, Completion):
+            self.counts.generated += len(outcome.ids)
             request.future.set_result(outcome)
         else:
             request.future.set_exception(outcome)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling
+from policy.lm.engine import Completion, ContextFull, EngineFailure, Sampling, check_room
 from policy.lm.engines.inprocess.drafts import Draft, Drafts
 from policy.lm.engines.inprocess.sampling import logprobs_of, sample
 from policy.lm.engines.inprocess.slot_engine import WORTH_COPYING, DeviceScheduler, SlotEngine, common_prefix, within
@@ -28,39 +28,22 @@ _LOGIT_NUMBERS = 1 << 24  # as many logits exist at a time
 _Outcome = Completion | tuple[float, ...] | Exception
 
 
-@dataclass(slots=True)
 class SlotTable:
     """The requests in the slots as arrays with one entry per slot: no work per token in Python."""
 
-    logprobs: np.ndarray  # [slot, context], of sampled tokens
-    uniforms: np.ndarray  # [slot, context], for the token at this position
-    prompt: np.ndarray  # length of the prompt
-    length: np.ndarray  # length of prompt and sampled tokens
-    end: np.ndarray  # length with the draft
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    stop: np.ndarray
-    limit: np.ndarray  # length of the prompt and the longest completion
-    one_by_one: np.ndarray  # tokens need drafts, stop strings or scores
-    scored: np.ndarray  # the tokens are given and only scored
-
-    @classmethod
-    def empty(cls, slots: int, context: int) -> SlotTable:
-        return cls(
-            logprobs=np.zeros((slots, context)),
-            uniforms=np.zeros((slots, context)),
-            prompt=np.zeros(slots, dtype=np.int64),
-            length=np.zeros(slots, dtype=np.int64),
-            end=np.zeros(slots, dtype=np.int64),
-            temperature=np.ones(slots, dtype=np.float32),
-            top_k=np.zeros(slots, dtype=np.int64),
-            top_p=np.ones(slots),
-            stop=np.zeros(slots, dtype=np.int64),
-            limit=np.zeros(slots, dtype=np.int64),
-            one_by_one=np.zeros(slots, dtype=bool),
-            scored=np.zeros(slots, dtype=bool),
-        )
+    def __init__(self, slots: int, context: int) -> None:
+        self.logprobs = np.zeros((slots, context))  # of sampled tokens
+        self.uniforms = np.zeros((slots, context))  # for the token at this position
+        self.prompt = np.zeros(slots, dtype=np.int64)  # length of the prompt
+        self.length = np.zeros(slots, dtype=np.int64)  # length of prompt and sampled tokens
+        self.end = np.zeros(slots, dtype=np.int64)  # length with the draft
+        self.temperature = np.ones(slots, dtype=np.float32)
+        self.top_k = np.zeros(slots, dtype=np.int64)
+        self.top_p = np.ones(slots)
+        self.stop = np.zeros(slots, dtype=np.int64)
+        self.limit = np.zeros(slots, dtype=np.int64)  # length of the prompt and the longest completion
+        self.one_by_one = np.zeros(slots, dtype=bool)  # tokens need drafts, stop strings or scores
+        self.scored = np.zeros(slots, dtype=bool)  # the tokens are given and only scored
 
 
 @dataclass(slots=True)
@@ -114,7 +97,7 @@ class InProcessEngine(SlotEngine[Request]):
         self.drafts = drafts
         self._decode = decode
         self._vocab = int(model.config.vocab_size)
-        self._state = SlotTable.empty(self.slots, context)
+        self._state = SlotTable(self.slots, context)
 
     def reset(self) -> None:
         """Forgets all text and what drafts learned. See ``SlotEngine``."""
@@ -132,8 +115,7 @@ class InProcessEngine(SlotEngine[Request]):
             EngineFailure: the logits are not finite.
             ValueError: there is no id to continue, one the model does not know, or stop strings without ``decode``.
         """
-        if len(ids) + sampling.max_tokens > self.context:
-            raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {self.context}")
+        check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("a completion needs at least one token to continue")
         if sampling.stop_strings and self._decode is None:
@@ -174,21 +156,16 @@ class InProcessEngine(SlotEngine[Request]):
 
     def _begin(self, slot: int, request: Request) -> bool:
         """See ``SlotEngine``. Keeps or copies what is cached of the prompt."""
-        state, n, most = self._state, len(request.ids), request.known
-        cached = int(common_prefix(self._ids[slot : slot + 1], np.minimum(self._fed[slot], most), request.ids)[0])
-        if cached < self._fed[slot] or not cached:  # a new episode, or one that left its own path
-            common = common_prefix(self._ids, np.minimum(self._fed, most), request.ids)
-            donor = int(common.argmax())
+        state, ids, n, most = self._state, request.ids, len(request.ids), request.known
+        common = np.zeros(self.slots, dtype=np.int64)
+        common[slot] = common_prefix(self._ids[slot : slot + 1], np.minimum(self._fed[slot], most), ids)[0]
+        if common[slot] < self._fed[slot] or not common[slot]:  # a new episode, or one that left its own path
+            common = common_prefix(self._ids, np.minimum(self._fed, most), ids)
             known = np.where(np.isin(np.arange(self.slots), list(self._running)), state.length, 0)
-            coming = int(common_prefix(self._ids, np.minimum(known, most), request.ids).max())
-            if coming >= max(cached, common[donor]) + WORTH_COPYING:
+            coming = int(common_prefix(self._ids, np.minimum(known, most), ids).max())
+            if coming >= common.max() + WORTH_COPYING:
                 return False  # a neighbour is about to read the same beginning; a step later it can be copied
-            if common[donor] >= cached + WORTH_COPYING:
-                cached = int(common[donor])
-                self._decoder.cache.copy(donor, slot, cached)
-        self.counts.reused += cached
-        self._ids[slot, :n] = request.ids
-        self._fed[slot] = cached
+        self._take_over(slot, ids, common)
         state.prompt[slot] = most + 1
         state.length[slot] = state.end[slot] = n if request.score_from is None else n - 1  # nothing follows the last id
         state.scored[slot] = request.score_from is not None

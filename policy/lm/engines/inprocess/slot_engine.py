@@ -202,6 +202,20 @@ class SlotEngine(ABC, Generic[_Request]):
     def _step(self) -> Mapping[int, Any]:
         """One step for all running requests; returns the results or exceptions of finished ones by slot."""
 
+    def _take_over(self, slot: int, ids: np.ndarray, common: np.ndarray) -> None:
+        """Writes a text into a slot with what is cached of it, there or in the slot that has much more of it.
+
+        Args:
+            common: leading ids of which each slot has keys and values.
+        """
+        donor, cached = int(common.argmax()), int(common[slot])
+        if common[donor] >= cached + WORTH_COPYING:
+            cached = int(common[donor])
+            self._decoder.cache.copy(donor, slot, cached)
+        self._ids[slot, : len(ids)] = ids
+        self._fed[slot] = cached
+        self.counts.reused += cached
+
     async def _ask(self, request: _Request) -> Any:
         """The result of a request."""
         self._waiting.append(request)
