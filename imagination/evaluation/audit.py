@@ -42,7 +42,7 @@ null}``; null is "not measured", never 0::
     agreement             {"plain", "guarded"}: {"policies", "episodes_each", "planned", "spearman", "kendall",
                           "mean_absolute_gap", "cr_pairwise" (plain only)}; {} without a real environment
 
-What the measures are is said, with sources, in ``worldmodel/audit/``.
+What the measures are is said, with sources, in ``worldmodel/evaluation/``.
 """
 
 from __future__ import annotations
@@ -79,32 +79,20 @@ ABOUT = {
 
 @dataclass(frozen=True, slots=True)
 class AuditInput:
-    """What is audited, and with what.
+    """What is audited, and with what."""
 
-    Attributes:
-        model: predicts greedily.
-        apart: the same model for judging it by given episodes, of which it must be shown nothing (one that looks up a
-            log would find the answer there); ``None`` for a model that looks up nothing.
-        sampled: as ``apart``, but at the temperature of dreams; ``None`` where they are greedy, too.
-        log: real episodes that it was fitted to; refusals and what each task answers are learned from them.
-        held: real episodes that it was not fitted to.
-        policies: policies, oldest first; the last is the one whose own actions are judged apart.
-        env_setup: where they play; ``None`` without a real environment.
-        seed: of the run.
-        horizon: turns of an episode.
-        rules: of the log, by which contradictions within dreams are told.
-    """
-
-    model: WorldModel
-    log: Sequence[Trajectory]
-    held: Sequence[Trajectory]
-    policies: Sequence[RankedPolicy]
-    env_setup: PlaySetup | None
-    seed: int
-    horizon: int
+    model: WorldModel  # predicts greedily
+    log: Sequence[Trajectory]  # real episodes that it was fitted to; what refuses and answers is learned from them
+    held: Sequence[Trajectory]  # real episodes that it was not fitted to
+    policies: Sequence[RankedPolicy]  # oldest first; the last is the one whose own actions are judged apart
+    env_setup: PlaySetup | None  # where they play; ``None`` without a real environment
+    seed: int  # of the run
+    horizon: int  # turns of an episode
+    # the same model for judging it by given episodes, of which it must be shown nothing (one that looks up a log would
+    # find the answer there); ``None`` for a model that looks up nothing
     apart: Callable[[Sequence[Trajectory]], WorldModel] | None = None
-    sampled: Callable[[Sequence[Trajectory]], WorldModel] | None = None
-    rules: RuleSet | None = None
+    sampled: Callable[[Sequence[Trajectory]], WorldModel] | None = None  # at the temperature of dreams; or greedy, too
+    rules: RuleSet | None = None  # of the log, by which contradictions within dreams are told
 
     def judged_by(self, episodes: Sequence[Trajectory]) -> WorldModel:
         return self.model if self.apart is None else self.apart(episodes)
@@ -113,11 +101,7 @@ class AuditInput:
 async def measure(
     audit_input: AuditInput, settings: AuditSettings, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Everything of ``audit.json`` that is measured: ``sets``, ``sensitivity``, ``policies``, ``agreement``, ``notes``.
-
-    Args:
-        progress: told what begins.
-    """
+    """Everything of ``audit.json`` that is measured, from ``notes`` on; ``progress`` is told what begins."""
     refusals = learn_refusals([*audit_input.log, *audit_input.held])
     known = known_answers([*audit_input.log, *audit_input.held])
     notes: list[str] = []
@@ -269,7 +253,7 @@ def find_candidates(
 def fill_up(
     candidates: Sequence[PolicyCandidate], folders: Sequence[Path], wanted: int, temperatures: Sequence[float]
 ) -> list[PolicyCandidate]:
-    """``found``, and before them the same ``folders`` at other temperatures until there are ``wanted`` in all."""
+    """The candidates, and before them the ``folders`` at other temperatures until there are ``wanted`` in all."""
     own = {(c.folder, c.temperature) for c in candidates}
     others = [PolicyCandidate(f"{f.name}@{t:g}", f, t) for t in temperatures for f in folders if (f, t) not in own]
     return [*others[: max(0, wanted - len(candidates))], *candidates]
@@ -277,27 +261,16 @@ def fill_up(
 
 @dataclass(frozen=True, slots=True)
 class PlaySetup:
-    """Where policies play.
+    """Where policies play."""
 
-    Attributes:
-        dream: the world model as it is dreamed in.
-        guard: of guarded dreams; ``None`` plays none.
-        starts: by task id, the real beginning of each task.
-        tasks: real tasks, all of which have a start.
-        make_env: makes a real environment.
-        episodes: per task and kind.
-        max_turns: of an episode.
-        seed: of the run.
-    """
-
-    dream: WorldModel
-    guard: Guard | None
-    starts: Mapping[str, Start]
-    tasks: Sequence[Task]
-    make_env: Callable[[], Env]
-    episodes: int
+    dream: WorldModel  # as it is dreamed in
+    guard: Guard | None  # of guarded dreams; ``None`` plays none
+    starts: Mapping[str, Start]  # by task id, the real beginning of each task
+    tasks: Sequence[Task]  # real ones, all of which have a start
+    make_env: Callable[[], Env]  # a real environment
+    episodes: int  # per task and kind
     max_turns: int
-    seed: int
+    seed: int  # of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,30 +287,20 @@ async def play_three_ways(env_setup: PlaySetup, name: str, loaded: LoadedPolicy)
 
     The same task and seed give the policy the same chance in each world, so what differs is the world's doing.
     """
-    dreaming = Provenance(Source.DREAM, loaded.version, env_setup.dream.version)
+
+    async def play(kind: str, make_env: Callable[[], Env], stamp: Provenance, at_once: int) -> list[Trajectory]:
+        episodes, most = _plan(env_setup, f"{kind}/{name}"), env_setup.max_turns
+        return await play_all(episodes, make_env, loaded.agent, stamp, most, concurrency=at_once)
 
     async def dreams(kind: str, guard: Guard) -> list[Trajectory]:
-        return await play_all(
-            _plan(env_setup, f"{kind}/{name}"),
-            lambda: DreamEnv(env_setup.dream, env_setup.starts, guard),
-            loaded.agent,
-            dreaming,
-            env_setup.max_turns,
-            concurrency=128,
-        )
+        stamp = Provenance(Source.DREAM, loaded.version, env_setup.dream.version)
+        return await play(kind, lambda: DreamEnv(env_setup.dream, env_setup.starts, guard), stamp, 128)
 
     dreamed = await dreams("dream", NO_GUARD)
     guarded: Sequence[Trajectory | None] = [None] * len(dreamed)
     if env_setup.guard is not None:
         guarded = await dreams("guarded", env_setup.guard)
-    real = await play_all(
-        _plan(env_setup, f"real/{name}"),
-        env_setup.make_env,
-        loaded.agent,
-        Provenance(Source.REAL, loaded.version),
-        env_setup.max_turns,
-        concurrency=64,
-    )
+    real = await play("real", env_setup.make_env, Provenance(Source.REAL, loaded.version), 64)
     replays = await _replay(env_setup, dreamed, name)
     return PolicyEpisodes(
         [_triple(name, *four) for four in zip(dreamed, replays, real, guarded, strict=True)], real, dreamed

@@ -28,19 +28,14 @@ FAILURES = ("crashes", "timeouts", "garbage")
 
 
 def real_costs(stage: str, spent: PoolStats, price: float) -> dict[str, Any]:
-    """As the summary has it.
-
-    Example::
-
-        real_costs("collect", PoolStats(steps=40, resets=8, seconds=2.5), price=0.01)["real_cost"]  # {"collect": 0.4}
-    """
-    found: dict[str, Any] = {
+    """As the summary has it, ``{"real_steps": {"collect": 40}, ...}``; ``price``: of a step."""
+    return {
         "real_steps": {stage: spent.steps},
         "real_resets": {stage: spent.resets},
         "real_seconds": {stage: round(spent.seconds, 3)},
         "real_failures": {stage: {kind: getattr(spent, kind) for kind in FAILURES}},
+        **({"real_cost": {stage: round(spent.steps * price, 6)}} if price else {}),
     }
-    return found | ({"real_cost": {stage: round(spent.steps * price, 6)}} if price else {})
 
 
 def spent_before(run: RunFolder, stage: str) -> PoolStats:
@@ -63,11 +58,7 @@ Row = Mapping[str, Any]
 
 
 def ledger(summary: Row, machine_price: float = 0.0) -> dict[str, Any]:
-    """What a run spent, by stage and in all.
-
-    Args:
-        summary: of the run (``imagination.evaluation.costs``).
-        machine_price: of an hour of this machine; 0 is none.
+    """What a run spent, by stage and in all; ``machine_price`` is that of an hour, 0 is none.
 
     Returns:
         ``rows``, one a stage in the order in which they first spent: ``source``, ``purpose`` ("learn" or "measure")
@@ -94,10 +85,7 @@ def ledger(summary: Row, machine_price: float = 0.0) -> dict[str, Any]:
 
 
 def _within_the_loop(summary: Row) -> float:
-    """Seconds of a loop that its first world model and clone took: they have rows of their own.
-
-    A loop that began without a log made them itself, unless it took them from another run.
-    """
+    """Seconds of a loop that its first world model and clone took, where it made them: they have rows of their own."""
     loop, seconds = summary.get("loop") or {}, summary.get("wall_seconds") or {}
     if not loop.get("cold") or loop.get("origin"):
         return 0.0
@@ -108,25 +96,22 @@ def _apart(loop: dict[str, Any], first: int, price: float) -> list[dict[str, Any
     """The row of a loop as two where scripted agents played first; seconds were not counted apart."""
     if not first or loop["real_steps"] is None:
         return [loop]
-    paid = {"real_steps": first, "real_cost": first * price if price else None}
-    rest = {key: loop[key] - value for key, value in paid.items() if value is not None and loop[key] is not None}
-    return [{**loop, **dict.fromkeys(NUMBERS), "source": FIRST, **paid}, {**loop, **rest}]
+    apart = {"real_steps": first, "real_cost": first * price if price else None}
+    rest = {key: loop[key] - value for key, value in apart.items() if value is not None and loop[key] is not None}
+    return [{**loop, **dict.fromkeys(NUMBERS), "source": FIRST, **apart}, {**loop, **rest}]
 
 
 def price_of(summary: Row) -> float:
     """Of a real step, by what a stage paid for its steps; 0 where nothing was paid."""
-    steps = summary.get("real_steps") or {}
-    paid = [
-        cost / steps[stage] for stage, cost in (summary.get("real_cost") or {}).items() if steps.get(stage) and cost
-    ]
-    return paid[-1] if paid else 0.0
+    steps, costs = summary.get("real_steps") or {}, summary.get("real_cost") or {}
+    return next((cost / steps[stage] for stage, cost in reversed(costs.items()) if steps.get(stage) and cost), 0.0)
 
 
 def spent_to_learn(summary: Row) -> tuple[int, int]:
     """Real steps after the clone, as ``(spent, shared)``: of a loop all that it charged, of another run its training.
 
-    The log is in neither: both the run and its control begin with it. What scripted agents played for a loop that had
-    no log is spent, and shared.
+    The log, with which the run and its control begin, is in neither. What scripted agents played for a loop that had no
+    log is spent, and shared.
     """
     if loop := summary.get("loop"):
         return int(loop["charged"]), first_steps(summary)
@@ -155,31 +140,19 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A training of the same clone in real games, by the real episodes that it played while it learned.
+    """A training of the same clone in real games, by the real episodes that it played while it learned."""
 
-    Attributes:
-        steps: real steps taken before each update, rising from 0.
-        success: of the episodes of each update, in [0, 1].
-        groups: of episodes (one task each) that an update played. Episodes of a task resemble each other, so a group
-            counts as one trial, the worst case (see ``over_tasks``).
-        total: real steps of the whole training.
-        after: success of the policy that it ended with, where that was measured as the run's own was.
-    """
-
-    steps: tuple[int, ...]
-    success: tuple[float, ...]
-    groups: tuple[int, ...]
-    total: int
-    after: Proportion | None = None
+    steps: tuple[int, ...]  # taken before each update, rising from 0
+    success: tuple[float, ...]  # of the episodes of each update
+    groups: tuple[int, ...]  # of episodes of one task that an update played: one trial each, see ``over_tasks``
+    total: int  # real steps
+    after: Proportion | None = None  # of the policy that it ended with, where that was measured
 
 
 def read_control(metrics: Sequence[Row], rollouts: Sequence[Row], after: Proportion | None = None) -> Control | None:
-    """From the rows of a run folder that was trained with ``train.world=real``.
+    """From the rows of a run folder; ``None`` where no real episode was played, or the training was one in dreams.
 
     An update in which no episode counts (all of them crashed) has no success; its steps are counted.
-
-    Returns:
-        ``None`` where no real episode was played, or the training was one in dreams.
     """
     lines = sorted((row for row in metrics if row.get("stage") == "train"), key=lambda row: row["step"])
     if any("dream_success" in row for row in lines):
@@ -208,11 +181,8 @@ def running_mean(success: ArrayLike, window: int = WINDOW) -> np.ndarray:
 def steps_to_reach(control: Control, success: float, window: int = WINDOW) -> int | None:
     """Real steps before the first update from which the running mean is at least ``success``.
 
-    What comes later in the window counts for the control and its steps do not, which makes the control look cheaper
-    than it is, not dearer. Where no window reaches it and the policy at the end does, it took all steps.
-
-    Returns:
-        0 where the clone itself is as good; ``None`` where it is not reached within ``control.total``.
+    What comes later in the window counts for the control and its steps do not: it looks cheaper than it is, not dearer.
+    Where no window reaches it and the policy at the end does, it took all steps; ``None`` where neither does.
     """
     after = np.array([math.nan if control.after is None or control.after.rate is None else control.after.rate])
     return _whole(_first(control, np.array([control.success]), after, np.array([success]), window)[0])
@@ -225,10 +195,7 @@ def steps_interval(
 
     The 2.5 % and 97.5 % quantiles of ``RESAMPLES`` pairs: every update drawn again, as a binomial share of its groups
     (the bootstrap of a share), and a success from two halves of normal distributions that meet in ``success`` and have
-    ``ci95`` as their 95 %. A control without chance gives the steps to both ends of ``ci95``.
-
-    Returns:
-        ``None`` in place of an end that is not reached within ``control.total``: the interval is open there.
+    ``ci95`` as their 95 %. An end that is not reached within ``control.total`` is ``None``.
     """
     rng = np.random.default_rng(derive_seed("money", seed))
     drawn = rng.binomial(control.groups, control.success, (RESAMPLES, len(control.groups))) / np.array(control.groups)
@@ -265,12 +232,9 @@ def _whole(steps: float) -> int | None:
 
 
 def share_of(spent: int, shared: int, steps: int | None) -> float | None:
-    """What was spent, as a share of what the control needed; ``None`` where that is nothing or without an end.
+    """What was spent, as a share of what the control needed (``steps`` after what both ``shared``).
 
-    Args:
-        spent: by the run.
-        shared: what both needed: the control starts with it, too.
-        steps: of the control after it.
+    ``None`` where that is nothing or without an end.
     """
     return None if steps is None or shared + steps == 0 else spent / (shared + steps)
 
@@ -278,15 +242,12 @@ def share_of(spent: int, shared: int, steps: int | None) -> float | None:
 def without_dreams(
     control: Control, reached: Proportion, spent: int, shared: int = 0, price: float = 0.0, seed: int = 0
 ) -> dict[str, Any] | None:
-    """What the success that a run has reached would have cost the control.
+    """What the success ``reached`` by a run on training tasks would have cost the control, trained from its clone.
 
     Args:
-        control: trained from the run's own clone.
-        reached: the run's real success on training tasks.
         spent: real steps of the run, ``shared`` included.
         shared: those among them that the control needs, too.
         price: of a real step; 0 is none.
-        seed: of the resampling.
 
     Returns:
         ``success`` and its ``ci95``, ``steps`` with ``steps_ci95`` (null: not within ``within`` steps), ``spent``,

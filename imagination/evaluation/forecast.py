@@ -27,17 +27,12 @@ CLONES = ("policy-clone", "clone-")  # how names of policies begin that have not
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of an audit that may tell whether its dreams teach.
-
-    Attributes:
-        path: in ``audit.json``; ``last`` is the last policy's.
-        better: 1 where more is better, -1 where less is.
-    """
+    """A number of an audit that may tell whether its dreams teach."""
 
     key: str
     title: str
-    path: tuple[str, ...]
-    better: int = 1
+    path: tuple[str, ...]  # in ``audit.json``; ``last`` is the last policy's
+    better: int = 1  # or -1 where less is better
 
 
 _OWN = ("sets", "on_policy")
@@ -83,14 +78,10 @@ def forecast(
         known: in place of the file of this package.
 
     Returns:
-        ``sentence``, ``measure``, ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success
-        rose), ``gain`` (the least and the largest rise; ``None`` without any) and ``same_world``. ``None`` where the
-        audit lacks the measure, or fewer than ``NEAREST`` runs have it.
-
-    Example::
-
-        >>> forecast(found, "gymnasium", {"id": "BabyAI-GoToObj-v0"})["sentence"]
-        'Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of gymnasium BabyAI-GoToObj-v0 (...)'
+        ``sentence`` ('Dreams like these raised real success by 0.05 to 0.31 in 14 of 15 runs of ...'), ``measure``,
+        ``value``, ``runs`` (how many it looked at), ``raised`` (in how many of them success rose), ``gain`` (the least
+        and the largest rise; ``None`` without any) and ``same_world``. ``None`` where the audit lacks the measure, or
+        fewer than ``NEAREST`` runs have it.
     """
     known = shipped() if known is None else known
     policies = audit.get("policies") or [{"name": ""}]

@@ -24,12 +24,9 @@ TURNS = 400  # that are asked
 
 
 def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> frozenset[str]:
-    """Tasks of about ``most`` episodes in all, or all tasks where there are no more: by chance, always the same ones.
+    """Tasks of about ``most`` episodes (or what else is counted) in all: by chance, always the same ones.
 
     Of two limits, the fewer tasks are among the others.
-
-    Args:
-        episodes: of each task, or what else there is a limit on.
     """
     chosen: set[str] = set()
     total = 0
@@ -44,28 +41,23 @@ def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> froze
 def looked_up(
     log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns: int = TURNS, sampled: bool = False
 ) -> dict[str, Any] | None:
-    """What looking up would get right, as estimates with intervals over groups of tasks.
+    """What looking up would get right, as estimates of an audit with intervals over groups of tasks.
+
+    ``None`` where there is nothing to ask: fewer than two tasks, or no rewards.
 
     Args:
         log: episodes of training tasks.
         groups: tasks that begin nearly alike, none of which answers for another. One that holds more than half of
             the tasks is no group: its tasks answer for each other.
         turns: at most so many are asked, chosen by chance, always the same ones.
-        sampled: the log is a sample of a larger one, in which more could be looked up: told with the rest.
-
-    Returns:
-        ``exact``, ``text`` and ``token_f1`` as in an audit, ``reward`` with precision and recall, and how many
-        ``episodes``, ``turns`` and ``tasks`` were looked at, ``sampled`` or all. ``None`` where there is nothing to
-        ask: fewer than two tasks, or no rewards.
+        sampled: the log is a sample of a larger one, in which more could be looked up.
     """
-    by_task: dict[str, list[Trajectory]] = {}
     log = [t for t in log if t.turns and not t.stop.is_failure]
-    for episode in log:
-        by_task.setdefault(episode.task_id, []).append(episode)
-    of = {task: task for task in by_task}
+    tasks = {t.task_id for t in log}
+    of = {task: task for task in tasks}
     for group in groups:
-        if 2 * len(group & by_task.keys()) <= len(by_task):
-            of |= dict.fromkeys(group & by_task.keys(), min(group))
+        if 2 * len(group & tasks) <= len(tasks):
+            of |= dict.fromkeys(group & tasks, min(group))
     asked = sorted(
         ((t, k) for t in log for k, turn in enumerate(t.turns) if turn.reward is not None),
         key=lambda one: derive_seed(f"looked up: {one[0].id}", one[1]),
@@ -73,10 +65,10 @@ def looked_up(
     if len(set(of.values())) < 2 or not asked:
         return None
     index = TransitionIndex(log)
-    own: dict[str, list[Trajectory]] = {}
-    for task, episodes in by_task.items():
-        own.setdefault(of[task], []).extend(episodes)
-    hidden = {name: index.hidden_by(own[name]) for name in {of[episode.task_id] for episode, _ in asked}}
+    hidden = {
+        name: index.hidden_by([t for t in log if of[t.task_id] == name])
+        for name in {of[episode.task_id] for episode, _ in asked}
+    }
     judged = []
     for episode, k in asked:
         turn, seen = episode.turns[k], episode.turns[k - 1].observation if k else episode.start
@@ -89,6 +81,6 @@ def looked_up(
         "reward": {key: reward[key] for key in ("precision", "recall")},
         "episodes": len(log),
         "turns": sum(len(t.turns) for t in log),
-        "tasks": len(by_task),
+        "tasks": len(tasks),
         "sampled": sampled,
     }

@@ -28,14 +28,9 @@ _STATES = frozenset({"checked", "selected", "expanded"})
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An element whose state a screen shows.
+    """An element whose state a screen shows: whether it is marked on the page before and after a turn."""
 
-    Attributes:
-        turn: place among the turns.
-        before, after: whether it is marked on the page before and after the turn.
-    """
-
-    turn: int
+    turn: int  # place among the turns
     before: bool
     after: bool
 
@@ -65,9 +60,7 @@ def questions_of(turns: Sequence[ScreenTransition]) -> list[Question]:
 def square(screen: Tensor, place: Place, shrink: int) -> Tensor:
     """Float32 ``[3, SIDE, SIDE]`` in [-0.5, 0.5] around the centre of an element; edges are repeated.
 
-    Args:
-        screen: uint8 ``[3, height, width]``.
-        place: in pixels of the screenshot, of which ``shrink``, each way, are one of the screen.
+    ``screen`` is uint8 ``[3, height, width]``, ``place`` in pixels of the screenshot, ``shrink`` times as large.
     """
     wide = F.pad(screen[None].float() / 255 - 0.5, (SIDE,) * 4, mode="replicate")[0]
     height, width = screen.shape[1:]

@@ -131,12 +131,11 @@ def alikeness(
     dreamed: Sequence[Tensor],
     seed: int,
 ) -> dict[str, Any]:
-    """Dreamed screens beside the real ones: uint8 ``[3, height, width]`` each.
+    """Dreamed screens beside the real ones, uint8 ``[3, height, width]`` each; ``copy`` is the screen before the turn.
 
-    Signal-to-noise ratios are those of the mean error over all turns. ``copy`` is the same of the screen before the
-    turn. Of turns that visibly change something: the error within the region that really changes, and the intersection
-    over union of the regions that change in dream and reality. Of the others: the share that the dream leaves alone,
-    too.
+    Signal-to-noise ratios are those of the mean error over all turns. Of turns that visibly change something: the error
+    within the region that really changes, and the intersection over union of the regions that change in dream and
+    reality. Of the others: the share that the dream leaves alone, too.
     """
     old, real, dream = as_pictures(before), as_pictures(after), as_pictures(dreamed)
     cluster = clusters([t.task_id for t in turns], [t.episode for t in turns])
@@ -231,9 +230,7 @@ def compared(
         ahead: the same, each dreamed from the real screen before it.
         keep: writes a picture and gives its name.
     """
-    return [
-        _episode(episode, loop, one, frames, keep) for episode, loop, one in zip(episodes, loops, ahead, strict=True)
-    ]
+    return [_episode(*dreamed, frames, keep) for dreamed in zip(episodes, loops, ahead, strict=True)]
 
 
 def _episode(
@@ -250,14 +247,11 @@ def _episode(
     off = visible(dream, real).flatten(1).float().mean(1)
     region, overlap = differ(old, real), iou(visible(old, one), visible(old, real))
     height, width = frames.full
+    sizes = (width, height, width, height)
     turns = [
         {
             "action": turn.action,
-            "place": None
-            if turn.place is None
-            else [
-                round(value / whole, 4) for value, whole in zip(turn.place, (width, height, width, height), strict=True)
-            ],
+            "place": turn.place and [round(value / whole, 4) for value, whole in zip(turn.place, sizes, strict=True)],
             "reward": turn.reward,
             "terminated": turn.terminated,
             "real": turn.after,

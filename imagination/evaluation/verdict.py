@@ -23,7 +23,7 @@ def targets(audit: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
     turns, policies or episodes to say."""
     held, own = audit["sets"].get("held_out", {}), audit["sets"].get("on_policy", {})
     plain = audit["agreement"].get("plain", {})
-    reward, new = own.get("reward", {}), held.get("new", {})
+    reward, new, whole = own.get("reward", {}), held.get("new", {}), own.get("calibration", {}).get("whole", {})
     least = settings.min_delta if audit["world_model"].get("kind") == "delta" else settings.min_text
     rows = [
         ("text", "Next observation right, held-out turns", ">=", least, held.get("text")),
@@ -33,19 +33,11 @@ def targets(audit: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
         ("gap", "Mean absolute optimism gap", "<=", settings.max_gap, plain.get("mean_absolute_gap")),
         ("spearman", "Rank agreement (Spearman)", ">=", settings.min_spearman, plain.get("spearman")),
         ("cr_pairwise", "Pairwise consistency (CR_pw)", ">=", settings.min_pairwise, plain.get("cr_pairwise")),
-        (
-            "ece",
-            "Calibration error, own actions",
-            "<=",
-            settings.max_ece,
-            own.get("calibration", {}).get("whole", {}).get("ece"),
-        ),
+        ("ece", "Calibration error, own actions", "<=", settings.max_ece, whole.get("ece")),
     ]
     if "contradictions" in audit:  # audits of runs without rules have none
-        rate = audit["contradictions"]["rate"]
-        rows.append(
-            ("contradictions", "Dreamed turns that contradict their dream", "<=", settings.max_contradictions, rate)
-        )
+        title, rate = "Dreamed turns that contradict their dream", audit["contradictions"]["rate"]
+        rows.append(("contradictions", title, "<=", settings.max_contradictions, rate))
     return [
         {
             "key": key,
@@ -137,12 +129,12 @@ def digits_of(row: Mapping[str, Any]) -> int:
 def _missed(missed: list[dict[str, Any]]) -> list[str]:
     return [
         f"{row['title']}: {show(row['estimate'], digits=digits_of(row))}, wanted "
-        f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_doubt(row)}."
+        f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_perhaps_chance(row)}."
         for row in missed
     ]
 
 
-def _doubt(row: Mapping[str, Any]) -> str:
+def _perhaps_chance(row: Mapping[str, Any]) -> str:
     """Says so where the interval reaches over the target."""
     ci95 = row["estimate"]["ci95"]
     return " (chance may explain it)" if ci95 and ci95[0] <= row["target"] <= ci95[1] else ""
@@ -175,16 +167,14 @@ def _rewards(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     name = next((n for n in ("on_policies", "held_out") if n in sets), None)
     if name is None:
         return []
-    sentences, where = [], "the policies' own actions" if name == "on_policies" else "logged actions"
-    for task, reward in sets[name]["reward"]["by_task"].items():
-        told_of = {"precision": "pays where nothing is earned", "recall": "misses rewards that are earned"}
-        for key, fault in told_of.items():
-            value = reward[key]
-            if value["n"] >= settings.least_n and value["ci95"][1] < settings.min_reward:
-                sentences.append(
-                    f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {show(value)})."
-                )
-    return sentences
+    where = "the policies' own actions" if name == "on_policies" else "logged actions"
+    faults = {"precision": "pays where nothing is earned", "recall": "misses rewards that are earned"}
+    return [
+        f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {show(reward[key])})."
+        for task, reward in sets[name]["reward"]["by_task"].items()
+        for key, fault in faults.items()
+        if reward[key]["n"] >= settings.least_n and reward[key]["ci95"][1] < settings.min_reward
+    ]
 
 
 def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
@@ -268,10 +258,5 @@ def _worst(audit: Mapping[str, Any]) -> list[str]:
     if not own or not own["failures"]["groups"]:
         return []
     worst = own["failures"]["groups"][0]
-    return [
-        f"Most of its mistakes ({worst['n']} of {own['failures']['wrong']}; {own['about']}): {_lower(worst['title'])}."
-    ]
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    title = worst["title"][:1].lower() + worst["title"][1:]
+    return [f"Most of its mistakes ({worst['n']} of {own['failures']['wrong']}; {own['about']}): {title}."]

@@ -15,8 +15,9 @@ from policy.lm.render import ChatFormat
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.calibration import calibration_metrics, fit_calibration
-from worldmodel.evaluation.transitions import audit_metrics, in_new_situations
+from worldmodel.evaluation.transitions import Judged, audit_metrics, in_new_situations
 from worldmodel.formats.full import FullObservation, TransitionFormat
+from worldmodel.world_model import LanguageWorldModel
 
 
 def measure(
@@ -31,34 +32,32 @@ def measure(
     """
     run, settings = session.run, session.config.worldmodel
     goal = settings.goal
+
+    def judged_on(
+        title: str, model: LanguageWorldModel, log: Sequence[Trajectory]
+    ) -> tuple[list[Judged], dict[str, Any]]:
+        failed: list[tuple[str, int]] = []
+        judged = asyncio.run(judge_with_bar(title, model.excluding(log), log, failed))
+        return judged, {**audit_metrics(judged), "failed": len(failed)}
+
     held = goal.relabel_log(held)
     world_model = session.world_model(train, temperature=0.0, served=False, name=name)
-    apart = world_model.excluding(held)
-    failed: list[tuple[str, int]] = []
-    judged = asyncio.run(judge_with_bar("judge kept-back episodes", apart, held, failed))
-    metrics: dict[str, Any] = audit_metrics(judged)
-    metrics |= {"new": audit_metrics(in_new_situations(judged, held, train)), "failed": len(failed)}
+    judged, metrics = judged_on("judge kept-back episodes", world_model, held)
+    metrics["new"] = audit_metrics(in_new_situations(judged, held, train))
     # what dreams are made of is sampled, and sampled answers are right less often than the most likely ones
     temperature = session.config.dream.temperature
-    sampled = asyncio.run(judge_with_bar("the same, sampled", apart.at_temperature(temperature), held))
+    sampling = world_model.excluding(held).at_temperature(temperature)
+    sampled = asyncio.run(judge_with_bar("the same, sampled", sampling, held))
     calibration = fit_calibration(sampled, temperature, goal.observation)
     if calibration is not None:
         calibration.save(run.model(name))
     metrics["calibration"] = calibration_metrics(sampled)
-    elsewhere: Sequence[Trajectory] = heldout_tasks(run)
-    if not elsewhere:
-        return metrics
-    elsewhere = goal.relabel_log(elsewhere)
-    apart = world_model.excluding(elsewhere)
-    failed = []
-    judged_elsewhere = asyncio.run(judge_with_bar("judge held-out tasks", apart, elsewhere, failed))
-    metrics["heldout_tasks"] = {**audit_metrics(judged_elsewhere), "failed": len(failed)}
-    if settings.facts:
-        reach, judged_there = in_reach(elsewhere)
-        known = session.world_model([*train, *reach], 0.0, served=False, name=name).excluding(judged_there)
-        failed = []
-        judged_elsewhere = asyncio.run(judge_with_bar("the same, known by a few", known, judged_there, failed))
-        metrics["heldout_tasks_known"] = {**audit_metrics(judged_elsewhere), "failed": len(failed)}
+    if elsewhere := goal.relabel_log(heldout_tasks(run)):
+        metrics["heldout_tasks"] = judged_on("judge held-out tasks", world_model, elsewhere)[1]
+        if settings.facts:
+            reach, rest = in_reach(elsewhere)
+            known = session.world_model([*train, *reach], 0.0, served=False, name=name)
+            metrics["heldout_tasks_known"] = judged_on("the same, known by a few", known, rest)[1]
     return metrics
 
 
@@ -76,12 +75,16 @@ def few_episodes(log: Sequence[Trajectory], most: int) -> list[Trajectory]:
     Raises:
         UserError: there are none at all.
     """
+    if not log:
+        raise UserError("the log has no episode of a held-out task; log some: collect.heldout_episodes=20")
+    return [episode for episodes in _by_task(log) for episode in episodes[: most or None]]
+
+
+def _by_task(log: Sequence[Trajectory]) -> list[list[Trajectory]]:
     tasks: dict[str, list[Trajectory]] = {}
     for episode in log:
         tasks.setdefault(episode.task_id, []).append(episode)
-    if not tasks:
-        raise UserError("the log has no episode of a held-out task; log some: collect.heldout_episodes=20")
-    return [episode for episodes in tasks.values() for episode in episodes[: most or None]]
+    return list(tasks.values())
 
 
 def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -89,11 +92,8 @@ def in_reach(log: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajecto
 
     A task with a single episode is judged without knowing it.
     """
-    tasks: dict[str, list[Trajectory]] = {}
-    for episode in log:
-        tasks.setdefault(episode.task_id, []).append(episode)
     reach, judged = [], []
-    for episodes in tasks.values():
+    for episodes in _by_task(log):
         cut = len(episodes) * 3 // 4
         reach += episodes[:cut]
         judged += episodes[cut:]
@@ -109,9 +109,8 @@ def language_metrics(
     """Tokens of an action and of an observation of the log, and how many observations elsewhere have an unread word.
 
     ``{"tokens_per_action": 3.1, "tokens_per_observation": 41.0, "tokens_per_prediction": 12.5, "unread_words": 0.04,
-    "n": 1825}``: of 1,825 observations of other tasks, 4 % hold a word that the log never had. One action a token is a
-    table, no language. A prediction is what the world model writes for a turn in its form, reward and end included:
-    whole texts or edits.
+    "n": 1825}``: of 1,825 observations of other tasks, 4 % hold a word that the log never had. With one token per
+    action the problem is tabular. A prediction is what the world model writes for a turn, reward and end included.
     """
     form = form or FullObservation()
     turns = [turn for episode in log for turn in episode.turns]

@@ -9,20 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from worldmodel.evaluation.intervals import SHARE, Estimate, bootstrap, clusters, estimate, proportion, sums_by_cluster
+from worldmodel.evaluation.intervals import SHARE, clusters, estimate, proportion
 
 
 @dataclass(frozen=True, slots=True)
 class Triple:
     """One task and seed, played by one policy in the dream, replayed from there in reality, and played in reality.
 
+    With a perfect model dream and reality are one episode, as the seed is the same.
+
     Attributes:
-        policy: its name.
-        task_id: what was played.
-        seed: of the policy's chance, the same in dream and reality: with a perfect model both are one episode.
         dreamed: solved in the dream; ``None`` where an episode failed (malformed, crashed), which is no loss.
         replayed: solved by the dreamed actions in the real environment; ``None`` where there is no dream to replay.
-        real: solved by the policy in the real environment.
         guarded: solved in a dream that a guard ends, unsolved, where the model is unsure.
     """
 
@@ -51,21 +49,18 @@ def success_metrics(triples: Sequence[Triple], seed: int) -> dict[str, Any]:
     """
     whole = [t for t in triples if t.whole]
     guarded = [t for t in whole if t.guarded is not None]
-    names = _clusters(whole)
-    rows = [
-        (float(t.dreamed or 0), float(t.replayed or 0), float(t.real or 0), float(bool(t.replayed and t.real)), 1.0)
-        for t in whole
-    ]
-    guard_rows = [(float(t.guarded or 0), 0.0, float(t.real or 0), 0.0, 1.0) for t in guarded]
+    names, guard_names = _clusters(whole), _clusters(guarded)
+    rows = [list(map(float, map(bool, (t.dreamed, t.replayed, t.real, t.replayed and t.real, True)))) for t in whole]
+    guard_rows = [list(map(float, map(bool, (t.guarded, False, t.real, False, True)))) for t in guarded]
     return {
         "n": len(whole),
         "failures": len(triples) - len(whole),
         "dream": proportion([bool(t.dreamed) for t in whole], names).to_json(),
         "replay": proportion([bool(t.replayed) for t in whole], names).to_json(),
         "real": proportion([bool(t.real) for t in whole], names).to_json(),
-        "guarded": proportion([bool(t.guarded) for t in guarded], _clusters(guarded)).to_json(),
+        "guarded": proportion([bool(t.guarded) for t in guarded], guard_names).to_json(),
         "gap": estimate(rows, names, gap, seed, bounds=(-1.0, 1.0)).to_json(),
-        "guarded_gap": estimate(guard_rows, _clusters(guarded), gap, seed, bounds=(-1.0, 1.0)).to_json(),
+        "guarded_gap": estimate(guard_rows, guard_names, gap, seed, bounds=(-1.0, 1.0)).to_json(),
         "cr": estimate(rows, names, consistency_ratio, seed, bounds=(0.0, math.inf)).to_json(),
         "cr_pairwise": estimate(rows, names, pairwise_ratio, seed, sum(bool(t.real) for t in whole), SHARE).to_json(),
     }
@@ -113,27 +108,17 @@ def kendall_tau_b(x: Sequence[float], y: Sequence[float]) -> float | None:
 
     Kendall, Biometrika 33 (1945) 239-251.
     """
-    score = untied_x = untied_y = 0
-    for i in range(len(x)):
-        for j in range(i):
-            a, b = _sign(x[i] - x[j]), _sign(y[i] - y[j])
-            score += a * b
-            untied_x += a != 0
-            untied_y += b != 0
-    return score / (untied_x * untied_y) ** 0.5 if untied_x and untied_y else None
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
+    a, b = (np.sign(np.subtract.outer(values, values)) for values in (np.asarray(x), np.asarray(y)))
+    untied = float(np.abs(a).sum()) * float(np.abs(b).sum())
+    return float((a * b).sum()) / untied**0.5 if untied else None
 
 
 def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = False) -> dict[str, Any]:
     """Rank agreement over policies, the mean absolute optimism gap, and CR_pw over all of their episodes.
 
-    Every policy must have played the same tasks and seeds. A (task, seed) in which any policy has no complete triple is
-    left out for all, so that policies stay comparable. Intervals: bootstrap over tasks (or over task and seed where
-    there are few tasks); the set of policies is taken as it is. Noise makes the mean absolute gap positive and rank
-    agreement smaller than 1 even for a model without bias.
+    A (task, seed) in which any policy has no complete triple is left out for all, so that policies stay comparable.
+    Intervals: bootstrap over tasks (or over task and seed where there are few tasks). Noise makes the mean absolute gap
+    positive and rank agreement smaller than 1 even for a model without bias.
 
     Args:
         guarded: compare guarded dreams instead of plain ones.
@@ -171,11 +156,7 @@ def agreement_metrics(triples: Sequence[Triple], seed: int, guarded: bool = Fals
     cluster = clusters([task for task, _ in common], [f"{task}/{seed}" for task, seed in common])
 
     def over(statistic: Callable[[np.ndarray], float | None], n: int) -> dict[str, Any]:
-        if not rows:
-            return Estimate(None, n).to_json()
-        sums = sums_by_cluster(rows, cluster)
-        value = statistic(sums.sum(0))
-        return Estimate(value, n, None if value is None else bootstrap(sums, statistic, seed, (-1.0, 1.0))).to_json()
+        return estimate(rows, cluster, statistic, seed, n, (-1.0, 1.0)).to_json()
 
     solved = int(sum(sum(row[many : 2 * many]) for row in rows))
     result = {

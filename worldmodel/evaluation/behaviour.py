@@ -23,12 +23,9 @@ Question = tuple[str, Sequence[Turn], str]  # start, history, action
 def action_logprobs(
     model: Any, chat: ChatFormat, questions: Sequence[Question], context: int, max_tokens: int = 4096
 ) -> list[float | None]:
-    """log pi(action | start, history) at temperature 1, the token that ends the action included.
+    """log pi(action | start, history) of a causal LM at temperature 1, the token that ends the action included.
 
-    Args:
-        model: the policy, a causal LM.
-        context: longer sequences have no answer: ``None``.
-        max_tokens: of a forward pass.
+    ``None`` for a sequence longer than ``context``; a forward pass has at most ``max_tokens``.
     """
     rows: list[list[int]] = []
     sizes: list[int] = []
@@ -74,8 +71,7 @@ def behaviour_metrics(
     a is the next action of the episode, and the state is its history, in which the last observation is the predicted
     or the true one ("Beyond State Consistency", arXiv 2604.13824). 0 is best; below 0 the policy would rather have done
     something else in the dream. ``absolute`` is the mean size of the change, in which opposite signs do not cancel.
-    Where the predicted text is the true one the difference is 0 and nothing is computed; malformed predictions have no
-    state and are left out, as are last turns.
+    Malformed predictions have no state and are left out, as are last turns.
     """
     by_id = {t.id: t for t in episodes}
     asked: list[Judged] = []

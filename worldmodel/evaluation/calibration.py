@@ -49,9 +49,9 @@ def ece(pairs: Sequence[Pair], cluster: Sequence[str], seed: int, bins: int = BI
 
 
 def reliability(pairs: Sequence[Pair], bins: int = BINS) -> list[dict[str, Any]]:
-    """The reliability diagram, one entry for each bin that is not empty (DeGroot and Fienberg 1983).
+    """The reliability diagram, ``[{"low": 0.9, "high": 1.0, "n": 412, "confidence": 0.98, "right": 0.93}, ...]``.
 
-    ``[{"low": 0.9, "high": 1.0, "n": 412, "confidence": 0.98, "right": 0.93}, ...]``
+    DeGroot and Fienberg 1983; empty bins are left out.
     """
     groups: dict[int, list[Pair]] = {}
     for pair in pairs:
@@ -94,15 +94,13 @@ def calibration_metrics(judged: Sequence[Judged], folds: int = 5, seed: int = 0)
     random.Random(derive_seed("folds", seed)).shuffle(episodes)
     fold = {name: i % folds for i, name in enumerate(episodes)}
     raw: list[tuple[Judged, Prediction]] = [(j, j.predicted) for j in judged if j.predicted is not None]
-    mapped: list[tuple[float, bool]] = []
-    outcome: list[tuple[float, bool]] = []
+    mapped: list[Pair] = []
+    outcome: list[Pair] = []
     for k in range(folds):
-        fit = fit_calibration([j for j in judged if fold[j.trajectory_id] != k], 0.0)
-        for j, p in raw if fit is not None else ():
-            if fold[j.trajectory_id] == k:
-                assert fit is not None
-                mapped.append((fit.probability(p), j.exact))
-                outcome.append((fit.outcome_probability(p), j.outcome_right))
+        if (fit := fit_calibration([j for j in judged if fold[j.trajectory_id] != k], 0.0)) is not None:
+            own = [(j, p) for j, p in raw if fold[j.trajectory_id] == k]
+            mapped += [(fit.probability(p), j.exact) for j, p in own]
+            outcome += [(fit.outcome_probability(p), j.outcome_right) for j, p in own]
     return {
         "ece_before": expected_calibration_error([(p.confidence, j.exact) for j, p in raw]),
         "ece_after": expected_calibration_error(mapped),

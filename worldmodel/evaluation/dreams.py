@@ -39,15 +39,10 @@ class Rolled:
 async def roll(
     model: WorldModel, trajectories: Sequence[Trajectory], turns: int, concurrency: int = 64
 ) -> list[Rolled]:
-    """Dreams along the actions of real episodes, on what the model itself predicted (Word2World's open loop).
+    """Dreams along at most ``turns`` actions of real episodes, on the model's own words (Word2World's open loop).
 
-    Args:
-        model: should predict greedily.
-        turns: at most so many of each episode.
-
-    Returns:
-        Episodes without a turn that can be judged are left out; one that outgrows the context, or at which generation
-        breaks, is cut there.
+    Episodes without a turn that can be judged are left out; one that outgrows the context, or at which generation
+    breaks, is cut there.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -165,25 +160,12 @@ def contradictions_of(trajectory: Trajectory, rules: RuleSet) -> list[Contradict
 
 
 def contradiction_metrics(episodes: Sequence[Trajectory], rules: RuleSet) -> dict[str, Any]:
-    """
-    Returns:
-        ``rate`` of turns that contradict their episode (with an interval over tasks), ``by_kind`` as shares of turns,
-        and how many ``turns`` there were.
-    """
-    hits: list[bool] = []
-    tasks: list[str] = []
-    ids: list[str] = []
-    kinds: Counter[str] = Counter()
-    for episode in episodes:
-        for kind in contradictions_of(episode, rules):
-            hits.append(kind is not None)
-            tasks.append(episode.task_id)
-            ids.append(episode.id)
-            if kind is not None:
-                kinds[kind.value] += 1
-    n = len(hits)
+    """``rate`` of turns that contradict their episode, ``by_kind`` as shares of all ``turns``."""
+    turns = [(episode, kind) for episode in episodes for kind in contradictions_of(episode, rules)]
+    kinds, n = Counter(kind for _, kind in turns), len(turns)
+    cluster = clusters([episode.task_id for episode, _ in turns], [episode.id for episode, _ in turns])
     return {
-        "rate": proportion(hits, clusters(tasks, ids)).to_json(),
-        "by_kind": {kind.value: kinds[kind.value] / n if n else 0.0 for kind in Contradiction},
+        "rate": proportion([kind is not None for _, kind in turns], cluster).to_json(),
+        "by_kind": {kind.value: kinds[kind] / n if n else 0.0 for kind in Contradiction},
         "turns": n,
     }

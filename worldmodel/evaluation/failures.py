@@ -22,11 +22,7 @@ GROUPS = {
 
 
 def group(j: Judged, refusals: Refusals, known: set[tuple[str, str]]) -> str | None:
-    """The group of a wrong prediction, the first of ``GROUPS`` that fits; ``None`` where it is right.
-
-    Args:
-        known: ``(task, stripped observation)`` of the log.
-    """
+    """The group of a wrong prediction; ``None`` where it is right. ``known``: ``(task, stripped observation)``."""
     if j.predicted is None:
         return "malformed"
     if j.exact:
@@ -57,9 +53,8 @@ def failure_groups(
 ) -> dict[str, Any]:
     """Counts and examples by group, most frequent first.
 
-    ``wrong_reward`` counts, across groups, predictions whose reward is wrong; it is what a policy exploits. An example
-    holds the last actions before the turn, what was really answered and what was predicted; those of a group are of
-    different actions where there are such, the surest first: what the model is sure of no guard can catch.
+    ``wrong_reward`` counts, across groups, predictions whose reward is wrong; it is what a policy exploits. Examples of
+    a group are of different actions where there are such, the surest first: what the model is sure of no guard catches.
     """
     by_id = {t.id: t for t in episodes}
     groups: dict[str, list[Judged]] = {}
@@ -99,29 +94,22 @@ def _example(j: Judged, by_id: dict[str, Trajectory]) -> dict[str, Any]:
         "turn": j.index,
         "actions_before": [turn.action for turn in by_id[j.trajectory_id].turns[: j.index]],
         "action": j.turn.action,
-        "real": {
-            "observation": j.turn.observation,
-            "reward": j.turn.reward,
-            "terminated": j.turn.terminated,
-        },
-        "predicted": None
-        if j.predicted is None
-        else {
-            "observation": j.predicted.observation,
-            "reward": j.predicted.reward,
-            "terminated": j.predicted.terminated,
-            "confidence": j.predicted.confidence,
-            "outcome_confidence": j.predicted.outcome_confidence,
-        },
+        "real": _fields(j.turn, *_ANSWER),
+        "predicted": j.predicted and _fields(j.predicted, *_ANSWER, "confidence", "outcome_confidence"),
     }
 
 
-def refusal_metrics(judged: Sequence[Judged], refusals: Refusals) -> dict[str, Any]:
-    """How often the model refuses what was refused, and accepts what was accepted.
+_ANSWER = ("observation", "reward", "terminated")
 
-    ``refused_too``: of the refused turns, how many it refuses, in whatever words; ``refused_in_its_words``: and in the
-    right words. ``accepted_too``: of the other turns, how many it answers with something that is no refusal. Malformed
-    predictions do neither.
+
+def _fields(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
+def refusal_metrics(judged: Sequence[Judged], refusals: Refusals) -> dict[str, Any]:
+    """How often the model refuses what was refused (in whatever words, or in the right ones), and accepts the rest.
+
+    Malformed predictions do neither.
     """
     no = [j for j in judged if refusals.refuses(j.turn.action, j.turn.observation)]
     yes = [j for j in judged if not refusals.refuses(j.turn.action, j.turn.observation)]

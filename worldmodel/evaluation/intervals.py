@@ -27,13 +27,7 @@ SHARE: Interval = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What was measured.
-
-    Attributes:
-        value: ``None`` where there was nothing to measure, which is not 0.
-        n: how many turns, pairs, episodes or policies it was measured on.
-        ci95: ``None`` where no interval can be given.
-    """
+    """A number that was measured on ``n`` turns, pairs, episodes or policies; ``None``, not 0, where on nothing."""
 
     value: float | None
     n: int
@@ -47,11 +41,7 @@ class Estimate:
 def wilson(share: float, n: float) -> Interval:
     """Wilson's score interval at 95 % of a share of ``n`` independent trials; ``n`` may be an effective number.
 
-    With z = 1.96::
-
-        (p + z²/2n  ±  z · sqrt(p(1 - p)/n + z²/4n²)) / (1 + z²/n)
-
-    Wilson, JASA 22 (1927) 209-212. Unlike p ± z · sqrt(p(1 - p)/n) it stays in [0, 1] and has a width at 0 and 1.
+    ``(p + z²/2n  ±  z · sqrt(p(1 - p)/n + z²/4n²)) / (1 + z²/n)``, z = 1.96. Wilson, JASA 22 (1927) 209-212.
     """
     z2_n = Z95**2 / n
     centre = (share + z2_n / 2) / (1 + z2_n)
@@ -67,13 +57,7 @@ def over_tasks(share: float, tasks: int) -> Interval:
 
     Clopper and Pearson's interval (Biometrika 26, 1934, 404-413) of x = share * tasks successes, a fraction allowed:
     the 2.5 % quantile of Beta(x, n - x + 1) to the 97.5 % quantile of Beta(x + 1, n - x). How alike episodes of a task
-    are is not known, and estimated from a handful of tasks it is far off; the worst case is that a task is either
-    always solved or never. So the interval covers whatever the case is, and is too wide where episodes of a task
-    differ as much as those of different ones: more tasks narrow it, more episodes of the same tasks do not.
-
-    Args:
-        share: mean success, in [0, 1].
-        tasks: at least 1.
+    are is not known; the worst case, which it covers, is that a task is either always solved or never.
 
     Example::
 
@@ -104,8 +88,7 @@ def beta_cdf(x: float, a: float, b: float) -> float:
     if x > (a + 1) / (a + b + 2):
         return 1 - beta_cdf(1 - x, b, a)
     front = a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    # the convergents A / B by their recurrence A_k = A_{k-1} + d_k A_{k-2}, scaled so that nothing overflows
-    # of 1 / (1 + d_1 / (1 + d_2 / ...)): the convergents before the first one are 0 / 1 and 1 / 1
+    # the convergents A / B of 1 / (1 + d_1 / (1 + d_2 / ...)), A_k = A_{k-1} + d_k A_{k-2}, scaled against overflow
     before, now, last = (0.0, 1.0), (1.0, 1.0), math.inf
     for k in range(1, 10_000):
         m = k // 2
@@ -141,12 +124,7 @@ def clusters(tasks: Sequence[str], episodes: Sequence[str]) -> Sequence[str]:
 
 
 def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
-    """A share of trials, with the interval in which each cluster counts as one trial (``over_tasks``).
-
-    Args:
-        hits: one entry a trial.
-        cluster: of each trial.
-    """
+    """A share of trials, with the interval in which each cluster counts as one trial (``over_tasks``)."""
     if not hits:
         return Estimate(None, 0)
     share = sum(hits) / len(hits)
@@ -178,8 +156,7 @@ def bootstrap(
 
     Args:
         sums: ``[clusters, columns]``, what each cluster adds to the sums.
-        statistic: of the sums ``[columns]``; ``None`` where they define none (nothing to divide by). Such resamples are
-            left out.
+        statistic: of the sums ``[columns]``; ``None`` where they define none. Such resamples are left out.
         bounds: what the statistic can be at least and at most.
 
     Returns:
@@ -215,12 +192,9 @@ def estimate(
     n: int | None = None,
     bounds: Interval = ANYWHERE,
 ) -> Estimate:
-    """A function of the sums of ``rows`` with its bootstrap interval.
+    """A function of the sums of ``rows [trials, columns]`` with its interval, see ``bootstrap``.
 
     Args:
-        rows: ``[trials, columns]``.
-        cluster: of each trial.
-        statistic, bounds: see ``bootstrap``.
         n: what to report as n; the number of trials by default.
     """
     size = len(rows) if n is None else n

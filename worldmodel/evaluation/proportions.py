@@ -30,9 +30,7 @@ class Proportion:
     """``successes`` of ``n`` trials.
 
     Attributes:
-        successes: how many trials succeeded.
-        n: how many trials count. Failures (a crashed environment) are no trials.
-        failures: trials that were started and say nothing; carried along so that nobody overlooks them.
+        failures: trials that were started and say nothing (a crashed environment); not among ``n``.
         by_task: successes and trials of each task; without tasks the trials are independent.
 
     Raises:
@@ -50,7 +48,6 @@ class Proportion:
 
     @property
     def rate(self) -> float | None:
-        """Share of successes; ``None`` where nothing was tried, which is not 0."""
         return self.successes / self.n if self.n else None
 
     @property
@@ -67,25 +64,21 @@ class Proportion:
     @property
     def cell(self) -> str:
         """As tables show it: ``0.36 [0.05, 0.80]``, or a dash where nothing was tried."""
-        share, interval = self.rate, self.ci95
-        return "–" if share is None or interval is None else f"{share:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+        return proportion(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """``{"success": rate, "n": .., "ci95": [low, high], "failures": ..}``; rate and interval null for n = 0.
 
         With tasks also ``tasks``, their number, and ``by_task``, a list of ``[task, successes, trials]``.
         """
-        interval = self.ci95
+        tasks = [[task, *counts] for task, counts in self.by_task.items()]
         return {
             "success": self.rate,
             "n": self.n,
-            "ci95": None if interval is None else list(interval),
+            "ci95": None if self.ci95 is None else list(self.ci95),
             "failures": self.failures,
-        } | (
-            {"tasks": len(self.by_task), "by_task": [[task, *counts] for task, counts in self.by_task.items()]}
-            if self.by_task
-            else {}
-        )
+            **({"tasks": len(tasks), "by_task": tasks} if tasks else {}),
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Proportion:
@@ -139,13 +132,7 @@ def _correlation(a: Proportion, b: Proportion) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSummary:
-    """What a set of episodes says.
-
-    Attributes:
-        success: solved episodes among those that count; ``success.failures`` holds those that do not.
-        mean_turns: turns per counted episode, without a prefix copied from a log; ``None`` where none counts.
-        stops: how many episodes ended for each reason, failures included, most frequent first.
-    """
+    """What a set of episodes says; ``mean_turns`` is without a prefix copied from a log, ``stops`` with failures."""
 
     success: Proportion
     mean_turns: float | None
@@ -153,7 +140,6 @@ class EpisodeSummary:
 
     @property
     def failures(self) -> dict[StopReason, int]:
-        """The failures among ``stops``."""
         return {stop: count for stop, count in self.stops.items() if stop.is_failure}
 
     def to_json(self) -> dict[str, Any]:

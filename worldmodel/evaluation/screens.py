@@ -1,6 +1,6 @@
 """How alike two screens are: pure functions of pictures, float ``[batch, channels, height, width]`` in [0, 1].
 
-LPIPS is not here: no package brings its weights along, and they would have to be fetched from elsewhere.
+LPIPS is not here, as no package brings its weights along.
 """
 
 from __future__ import annotations

@@ -26,6 +26,8 @@ from worldmodel.rules.refusals import answer
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 PER_STATE = 20  # most pairs of each kind from one state: the first states have thousands
+# an episode through the state, the index of the turn there, one turn, the other, whether the real answers are the same
+TurnPair = tuple[Trajectory, int, Turn, Turn, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +41,12 @@ class ActionPair:
     predicted: tuple[Prediction | None, Prediction | None]
 
 
-def action_pairs(
-    log: Iterable[Trajectory], fresh: Iterable[Trajectory], seed: int, limit: int
-) -> list[tuple[Trajectory, int, Turn, Turn, bool]]:
-    """Pairs of turns from one state (task and actions so far), with whether the real answers are the same.
+def action_pairs(log: Iterable[Trajectory], fresh: Iterable[Trajectory], seed: int, limit: int) -> list[TurnPair]:
+    """Pairs of turns from one state (task and actions so far), at most ``limit`` of each kind.
 
     Args:
         log: episodes that the model was trained on; they may be one side of a pair.
         fresh: episodes that it was not; the other side is a turn that only they hold.
-        seed: of the choice where a state has many pairs.
-        limit: at most this many pairs of each kind.
-
-    Returns:
-        ``(an episode through the state, the index of the turn there, one turn, the other, the same)``.
     """
     states: dict[tuple[str, tuple[str, ...]], dict[str, tuple[Turn, bool]]] = {}
     way: dict[tuple[str, tuple[str, ...]], tuple[Trajectory, int]] = {}
@@ -65,21 +60,19 @@ def action_pairs(
                     states.setdefault(key, {}).setdefault(turn.action, (turn, is_fresh))
                 history = (*history, turn.action)
     rng = random.Random(derive_seed("action pairs", seed))
-    found: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
+    chosen: dict[bool, list[TurnPair]] = {True: [], False: []}
     for key in sorted(states):
-        kinds: dict[bool, list[tuple[Trajectory, int, Turn, Turn, bool]]] = {True: [], False: []}
-        for (one, one_fresh), (other, other_fresh) in combinations([v for _, v in sorted(states[key].items())], 2):
-            if one_fresh or other_fresh:
-                same = answer(one) == answer(other)
-                kinds[same].append((*way[key], one, other, same))
-        for same, pairs in kinds.items():
-            found[same] += rng.sample(pairs, min(PER_STATE, len(pairs)))
-    return [pair for same in (False, True) for pair in rng.sample(found[same], min(limit, len(found[same])))]
+        turns = [turn for _, turn in sorted(states[key].items())]
+        pairs = [
+            (*way[key], a, b, answer(a) == answer(b)) for (a, new), (b, new_b) in combinations(turns, 2) if new or new_b
+        ]
+        for same, some in chosen.items():
+            kind = [pair for pair in pairs if pair[-1] is same]
+            some += rng.sample(kind, min(PER_STATE, len(kind)))
+    return [pair for same in (False, True) for pair in rng.sample(chosen[same], min(limit, len(chosen[same])))]
 
 
-async def judge_pairs(
-    model: WorldModel, pairs: Sequence[tuple[Trajectory, int, Turn, Turn, bool]], concurrency: int = 64
-) -> list[ActionPair]:
+async def judge_pairs(model: WorldModel, pairs: Sequence[TurnPair], concurrency: int = 64) -> list[ActionPair]:
     """Asks for each action of each pair; what occurs in several pairs is asked once. Greedy, as in ``judge``.
 
     Pairs of which one cannot be asked (it does not fit the context, or generation broke) are left out.

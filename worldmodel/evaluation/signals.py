@@ -66,11 +66,10 @@ def answered(episode: Trajectory, judged: Judged) -> Trajectory:
     Raises:
         ValueError: it wrote nothing that could be read.
     """
-    said = judged.predicted
-    if said is None:
+    p = judged.predicted
+    if p is None:
         raise ValueError(f"turn {judged.index} of {episode.id} has no answer")
-    turn = Turn(judged.turn.action, said.observation, said.reward, said.terminated, said.record())
-    return upto(episode, judged.index, turn)
+    return upto(episode, judged.index, Turn(judged.turn.action, p.observation, p.reward, p.terminated, p.record()))
 
 
 class Signal(Protocol):
@@ -83,21 +82,16 @@ class Signal(Protocol):
 
 
 class Recorded:
-    """A number that the world model gave with its answer, such as ``confidence``: the higher, the surer it was.
-
-    Args:
-        sure: false where the number grows with doubt, as disagreement does.
-    """
+    """A number that the world model gave with its answer, such as ``confidence``; ``sure``: whether high is sure."""
 
     def __init__(self, name: str, key: str, sure: bool = True) -> None:
         self.name, self._key, self._sure = name, key, sure
 
     def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
-        return [self._score(t.turn.info.get(self._key)) for t in turns]
+        values = (t.turn.info.get(self._key) for t in turns)
+        return [self._score(value) if isinstance(value, float) else None for value in values]
 
-    def _score(self, value: object) -> float | None:
-        if not isinstance(value, float):
-            return None
+    def _score(self, value: float) -> float:
         return -math.log(max(value, _UNSURE)) if self._sure else value
 
 
@@ -107,15 +101,12 @@ class Support:
     name = "n-gram support"
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
-        texts = {_said(turn) for trajectory in log for turn in trajectory.turns}
+        texts = {_text(turn) for trajectory in log for turn in trajectory.turns}
         self._known = {gram for text in texts for gram in _ngrams(text)}
 
     def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
-        return [self._score(_said(t.turn)) for t in turns]
-
-    def _score(self, text: str) -> float:
-        grams = _ngrams(text)
-        return sum(gram not in self._known for gram in grams) / len(grams)
+        grams = [_ngrams(_text(t.turn)) for t in turns]
+        return [sum(gram not in self._known for gram in some) / len(some) for some in grams]
 
 
 class Nearest:
@@ -144,16 +135,14 @@ class Violations:
         self._rules = rules
 
     def scores(self, turns: Sequence[DreamedTurn]) -> list[float | None]:
-        found: dict[str, list[Any]] = {}
-        for t in turns:
-            if t.dream.id not in found:
-                found[t.dream.id] = contradictions_of(t.dream, self._rules)
-        own = ((found[t.dream.id], t.index - t.dream.prefix_turns) for t in turns)
+        dreams = {t.dream.id: t.dream for t in turns}
+        contradictions = {name: contradictions_of(dream, self._rules) for name, dream in dreams.items()}
+        own = ((contradictions[t.dream.id], t.index - t.dream.prefix_turns) for t in turns)
         # a turn that the guard rejected is in no list
         return [float(kinds[k] is not None) if k < len(kinds) else None for kinds, k in own]
 
 
-def _said(turn: Turn) -> str:
+def _text(turn: Turn) -> str:
     return f"> {turn.action}\n{turn.observation}"
 
 
@@ -163,12 +152,9 @@ def _ngrams(text: str) -> list[tuple[str, ...]]:
 
 
 def judge_signals(signals: Sequence[Signal], turns: Sequence[DreamedTurn], seed: int) -> list[dict[str, Any]]:
-    """How well each signal tells the false turns: one row a signal, in their order.
+    """How well each signal tells the false turns: ``auroc`` and ``average_precision`` (bootstrap over tasks) a signal.
 
-    Returns:
-        ``name``; ``auroc``, the chance that a false turn scores above a true one; ``average_precision``, whose chance
-        level is ``false`` / ``n`` (both as ``Estimate.to_json``, bootstrap over tasks); ``n`` turns of which the signal
-        says something, ``false`` of them.
+    ``n`` are the turns of which the signal says something, ``false`` of them; chance has a precision of their ratio.
     """
     rows = []
     for signal in signals:
@@ -186,14 +172,10 @@ Measure = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float6
 
 
 def auroc(positive: NDArray[np.float64], negative: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Area under the ROC curve: how often a positive scores above a negative, a tie counting half (Mann and Whitney,
-    Annals of Mathematical Statistics 18, 1947, 50-60).
+    """Area under the ROC curve: how often a positive scores above a negative, a tie counting half.
 
-    Args:
-        positive, negative: ``[..., scores]``, how many there are at each distinct score, from the lowest one up.
-
-    Returns:
-        ``[...]``; nan where there are none of a kind.
+    Mann and Whitney, Annals of Mathematical Statistics 18 (1947) 50-60. Both arguments are ``[..., scores]``, how many
+    there are at each distinct score, from the lowest one up; nan where there are none of a kind.
     """
     below = np.cumsum(negative, -1) - negative / 2
     return np.asarray((positive * below).sum(-1) / (positive.sum(-1) * negative.sum(-1)))
@@ -230,11 +212,7 @@ _STEPS = 200  # of LBFGS at most
 
 
 class AnswerStates:
-    """What a language model makes of an answer: its hidden state after it, and the mean over the answer's tokens.
-
-    Args:
-        max_tokens: that a forward pass computes.
-    """
+    """What a language model makes of an answer: its hidden state after it, and the mean over the answer's tokens."""
 
     def __init__(self, model: Any, chat: ChatFormat, form: TransitionFormat, max_tokens: int = 4096) -> None:
         self._model, self._chat, self._form, self._max_tokens = model, chat, form, max_tokens
@@ -244,7 +222,7 @@ class AnswerStates:
         """``[episodes, 2 hidden]``, of the last turn of each, given those before it."""
         tokens = [episode_tokens(self._chat, episode, self._form) for episode in episodes]
         device = next(self._model.parameters()).device
-        found: dict[int, Tensor] = {}
+        states_of: dict[int, Tensor] = {}
         with evaluating(self._model):
             for micro in micro_batches(self._model, [t.ids for t in tokens], self._max_tokens):
                 ids = padded([tokens[i].ids for i in micro], 0, torch.long).to(device)
@@ -255,16 +233,12 @@ class AnswerStates:
                     owners = zip(tokens[i].owners, tokens[i].turns, strict=True)
                     own = [at for at, (owner, turn) in enumerate(owners) if owner == Owner.ENV and turn == last]
                     states = encoded.states[encoded.index[row, own]].float().cpu()
-                    found[i] = torch.cat([states[-1], states.mean(0)])
-        return torch.stack([found[i] for i in range(len(tokens))])
+                    states_of[i] = torch.cat([states[-1], states.mean(0)])
+        return torch.stack([states_of[i] for i in range(len(tokens))])
 
 
 class Discriminator:
-    """A ``Signal``: the log-odds, by logistic regression on ``AnswerStates``, that the world model made an answer up.
-
-    It learns from answers that the model sampled to actions of the log, given the logged history, beside what the
-    log says. An answer that is the logged one teaches nothing. Made by ``fit``.
-    """
+    """The log-odds, by logistic regression on ``AnswerStates``, that the world model made an answer up. See ``fit``."""
 
     name = "discriminator head"
 
@@ -273,13 +247,11 @@ class Discriminator:
 
     @classmethod
     def fit(cls, states: AnswerStates, log: Sequence[Trajectory], judged: Sequence[Judged]) -> Discriminator | None:
-        """
+        """Learns from answers that the model sampled, beside what the log says; ``None`` where all of them are right.
+
         Args:
             log: episodes that the world model was not trained on, for of those it knows the answers.
             judged: its own answers to their actions, sampled without rules (``transitions.judge``).
-
-        Returns:
-            ``None`` where the model answers everything as the log does.
         """
         by_id = {t.id: t for t in log}
         wrong = [

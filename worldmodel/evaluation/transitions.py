@@ -61,32 +61,31 @@ def token_f1(predicted: str, true: str) -> float:
     return 2 * common / (sum(a.values()) + sum(b.values()))
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _token_f1(judged: Judged) -> float:
+    """0 for a malformed prediction."""
+    return token_f1(judged.predicted.observation, judged.turn.observation) if judged.predicted else 0.0
 
 
 def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
     """The numbers of the audit card; ``None`` where there was nothing to measure (no reward, none predicted).
 
-    ``exact_match``: observation, reward and end all right. ``reward_precision``: of the turns predicted to pay, how
-    many did; ``reward_recall``: of those that paid, how many were predicted to. ``end_accuracy``: the end rightly told.
     Malformed predictions count as wrong everywhere, and as ``invalid``; ``invalid_edit`` of them are rejected edits,
     ``invalid_reasoning`` such whose reasoning did not end.
     """
-    rewards = [j.turn.reward or 0.0 for j in judged]
-    claimed = [j.predicted.reward if j.predicted else 0.0 for j in judged]
-    both = sum(p != 0 and same_reward(p, c) for p, c in zip(rewards, claimed, strict=True))
-    n = len(judged)
-    ends = sum(j.predicted is not None and j.predicted.terminated == j.turn.terminated for j in judged)
-    f1 = sum(token_f1(j.predicted.observation, j.turn.observation) for j in judged if j.predicted)
-    confidence = [(j.predicted.confidence, j.exact) for j in judged if j.predicted]
+    rewarded = [j for j in judged if j.turn.reward]
+    claimed = sum(j.predicted is not None and j.predicted.reward != 0 for j in judged)
+    both, n = sum(j.reward_right for j in rewarded), len(judged)
+
+    def share(part: float, whole: int) -> float | None:
+        return part / whole if whole else None
+
     return {
-        "exact_match": _ratio(sum(j.exact for j in judged), n),
-        "token_f1": f1 / n if n else None,
-        "reward_precision": _ratio(both, sum(c != 0 for c in claimed)),
-        "reward_recall": _ratio(both, sum(p != 0 for p in rewards)),
-        "end_accuracy": _ratio(ends, n),
-        "ece": expected_calibration_error(confidence),
+        "exact_match": share(sum(j.exact for j in judged), n),
+        "token_f1": share(sum(map(_token_f1, judged)), n),
+        "reward_precision": share(both, claimed),
+        "reward_recall": share(both, len(rewarded)),
+        "end_accuracy": share(sum(j.end_right for j in judged), n),
+        "ece": expected_calibration_error([(j.predicted.confidence, j.exact) for j in judged if j.predicted]),
         "invalid": sum(j.predicted is None for j in judged),
         "invalid_edit": sum(j.invalid is InvalidReason.EDIT for j in judged),
         "invalid_reasoning": sum(j.invalid is InvalidReason.REASONING for j in judged),
@@ -101,14 +100,10 @@ async def judge(
     failed: list[tuple[str, int]] | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> list[Judged]:
-    """Predicts every turn of every episode from its real history: greedily for an audit, sampled as in dreams.
+    """Predicts every turn of every episode from its real history.
 
     Turns that no longer fit the model's context, or whose reward nobody measured, are left out. So are those at which
-    generation broke (a server that is down, a NaN): they say nothing of what the model knows.
-
-    Args:
-        failed: is told the episode and the index of each turn at which generation broke.
-        on_episode: is called when an episode is done.
+    generation broke (a server that is down, a NaN); the episode and index of each are added to ``failed``.
     """
     gate = asyncio.Semaphore(concurrency)
 
@@ -147,12 +142,8 @@ def in_new_situations(
 ) -> list[Judged]:
     """Those turns that no episode of the log has: the same task, actions so far, and action.
 
-    Episodes that were held out still share their beginnings with those that a model was fitted to, and an expert plays
-    the same one again and again. What a model answers there, it may know by heart.
-
-    Args:
-        judged: turns of ``episodes``.
-        log: what the model was fitted to.
+    Episodes that were held out still share their beginnings with those of ``log`` that a model was fitted to: what it
+    answers there, it may know by heart.
     """
     known = {situation for trajectory in log for situation in _situations(trajectory)}
     new = {(t.id, k) for t in episodes for k, situation in enumerate(_situations(t)) if situation not in known}
@@ -171,10 +162,9 @@ def _seed(trajectory_id: str, turn: int) -> int:
 
 
 def changed_lines(before: str, after: str) -> int:
-    """How many lines were added to or removed from the last observation: the size of the change to be predicted.
+    """How many lines were added to or removed from the last observation, as bags, without white space at their ends.
 
-    Lines are compared as bags, without white space at their ends. EnvSimBench finds world models right where nothing
-    changes and wrong where much does (its "state-change cliff"), which an average hides.
+    EnvSimBench finds world models right where nothing changes and wrong where much does ("state-change cliff").
     """
     a, b = (Counter(line.strip() for line in text.splitlines() if line.strip()) for text in (before, after))
     return sum((a - b).values()) + sum((b - a).values())
@@ -203,9 +193,9 @@ def transition_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     """Exact match and token F1, in all, by the index of the turn and by the size of the change.
 
     ``exact``: observation, reward and end (Word2World, arXiv 2512.18832, which judges the observation alone: that is
-    ``text``). ``token_f1`` counts a malformed prediction as 0. Values are ``Estimate.to_json``.
+    ``text``). Values are ``Estimate.to_json``.
     """
-    f1 = [(token_f1(j.predicted.observation, j.turn.observation) if j.predicted else 0.0, 1.0) for j in judged]
+    f1 = [(_token_f1(j), 1.0) for j in judged]
     return {
         "n": len(judged),
         "episodes": len({j.trajectory_id for j in judged}),
@@ -221,10 +211,14 @@ def transition_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
 
 
 def _exact_by(judged: Sequence[Judged], key: Callable[[Judged], Any]) -> dict[str, Any]:
+    return {str(name): share(some, [j.exact for j in some]).to_json() for name, some in _grouped(judged, key).items()}
+
+
+def _grouped(judged: Sequence[Judged], key: Callable[[Judged], Any]) -> dict[Any, list[Judged]]:
     groups: dict[Any, list[Judged]] = {}
     for j in judged:
         groups.setdefault(key(j), []).append(j)
-    return {str(name): share(groups[name], [j.exact for j in groups[name]]).to_json() for name in sorted(groups)}
+    return dict(sorted(groups.items()))
 
 
 def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
@@ -237,9 +231,10 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     """
     readable = [j for j in judged if j.predicted is not None]
     deciding = [j for j in readable if j.predicted and (j.predicted.reward != 0 or j.predicted.terminated)]
+    by_task = _grouped(judged, lambda j: j.task_id)
     return {
-        "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task(judged).items()}},
-        "end": _end(judged),
+        "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task.items()}},
+        "end": _told(judged, lambda p: p.terminated, lambda t: t.terminated, lambda j: j.end_right),
         "calibration": {
             "whole": _calibration(readable, "confidence", [j.exact for j in readable], seed),
             "outcome": _calibration(readable, "outcome_confidence", [j.outcome_right for j in readable], seed),
@@ -248,32 +243,21 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     }
 
 
-def by_task(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
-    """The turns of each task, tasks in order of their names."""
-    groups: dict[str, list[Judged]] = {}
-    for j in judged:
-        groups.setdefault(j.task_id, []).append(j)
-    return {task: groups[task] for task in sorted(groups)}
-
-
 def _reward(judged: Sequence[Judged]) -> dict[str, Any]:
-    claimed = [j for j in judged if j.predicted is not None and j.predicted.reward != 0]
-    rewarded = [j for j in judged if j.turn.reward]
-    return {
-        "precision": share(claimed, [j.reward_right for j in claimed]).to_json(),
-        "recall": share(rewarded, [j.reward_right for j in rewarded]).to_json(),
-        "accuracy": share(judged, [j.reward_right for j in judged]).to_json(),
-    }
+    return _told(judged, lambda p: p.reward != 0, lambda t: bool(t.reward), lambda j: j.reward_right)
 
 
-def _end(judged: Sequence[Judged]) -> dict[str, Any]:
-    claimed = [j for j in judged if j.predicted is not None and j.predicted.terminated]
-    ended = [j for j in judged if j.turn.terminated]
-    return {
-        "precision": share(claimed, [j.end_right for j in claimed]).to_json(),
-        "recall": share(ended, [j.end_right for j in ended]).to_json(),
-        "accuracy": share(judged, [j.end_right for j in judged]).to_json(),
-    }
+def _told(
+    judged: Sequence[Judged],
+    claims: Callable[[Prediction], bool],
+    happens: Callable[[Turn], bool],
+    right: Callable[[Judged], bool],
+) -> dict[str, Any]:
+    """How rightly something is told of turns: where it is claimed, where it happens, and anywhere."""
+    claimed = [j for j in judged if j.predicted is not None and claims(j.predicted)]
+    happened = [j for j in judged if happens(j.turn)]
+    sides = {"precision": claimed, "recall": happened, "accuracy": judged}
+    return {name: share(some, list(map(right, some))).to_json() for name, some in sides.items()}
 
 
 def _calibration(judged: Sequence[Judged], attribute: str, right: Sequence[bool], seed: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ Pure functions of two trajectories. Example, a dream that went wrong at its seco
     [turn.kind for turn in alignment.turns]  # [SAME, STATE, STATE, ALONE]
     alignment.first                          # 1
 
-Only the first divergence is the world model's own mistake. After it the two worlds may be in different states, and what
-differs then may follow from it.
+Only the first divergence is the world model's own mistake: what differs later may follow from it.
 """
 
 from __future__ import annotations
@@ -102,8 +101,7 @@ def same_reward(a: float | None, b: float | None) -> bool:
 def says_the_same(a: str, b: str) -> bool:
     """Whether both texts consist of the same sentences, in any order, but for case, punctuation and function words.
 
-    Strict on purpose: a synonym counts as another state, because one word is what tells an open door from a closed one.
-    So the share of turns that differ only in wording is a lower bound.
+    A synonym counts as another state, because one word is what tells an open door from a closed one.
 
     >>> says_the_same("There is a lamp. You see a key.", "You see the key! A lamp is here.")
     False
@@ -247,8 +245,8 @@ LONG = 2000  # words; matching them takes time that grows with their square
 def word_diff(a: str, b: str) -> tuple[list[tuple[str, bool]], list[tuple[str, bool]]]:
     """Both texts cut into ``(piece, differs)``; the pieces of a side joined are that side's text.
 
-    Texts that have less than half in common differ as a whole: marking the "the" that they share only blurs that. So
-    do very long ones, between the words with which both begin and end.
+    Texts that have less than half in common differ as a whole; so do very long ones, between the words with which both
+    begin and end.
 
     >>> word_diff("a red lamp", "a blue lamp")
     ([('a ', False), ('red', True), (' lamp', False)], [('a ', False), ('blue', True), (' lamp', False)])

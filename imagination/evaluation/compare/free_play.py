@@ -25,10 +25,9 @@ Encode = Callable[[str], Sequence[int]]
 def free_play(
     dreams: Sequence[Trajectory], reals: Sequence[Trajectory] | None, encode: Encode, seed: int = 0
 ) -> dict[str, Any]:
-    """How the policy fared in its dreams and for real.
+    """How the policy fared in its dreams and for real, on the same tasks; ``None`` where nothing is played for real.
 
     Args:
-        dreams, reals: episodes of the same tasks; ``None`` where nothing can be played for real.
         encode: text to token ids, to count tokens with.
         seed: of the shuffles against which a divergence is judged.
 
@@ -113,11 +112,7 @@ def token_divergence(
     shuffled over the episodes (a permutation test): a divergence below ``by_chance_p95`` tells nothing.
 
     Args:
-        dreams, reals: token counts of each episode.
-
-    Returns:
-        ``{"jsd_bits", "by_chance", "by_chance_p95", "dream_tokens", "real_tokens"}``; the first three null where a side
-        has no token.
+        dreams, reals: token counts of each episode; where a side has none, the divergences are null.
     """
     rows = [*dreams, *reals]
     vocabulary = {token: i for i, token in enumerate(sorted({token for row in rows for token in row}))}

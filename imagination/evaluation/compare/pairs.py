@@ -49,13 +49,7 @@ NEVER = "never"  # the class of the first divergence of a pair that has none
 class Pair:
     """One dream and its real counterpart; made by ``pair_up``.
 
-    Attributes:
-        id: unique in a comparison.
-        source: ``dream`` where the policy dreamed it and it was replayed, ``log`` where it was logged and dreamed
-            again.
-        split: of the task.
-        dream, real: both episodes.
-        alignment: of their turns.
+    ``source`` is "dream" where the policy dreamed it and it was replayed, "log" where it was logged and dreamed again.
     """
 
     id: str
@@ -101,11 +95,9 @@ def statistics(pairs: Sequence[Pair]) -> dict[str, Any]:
 
     Returns:
         ``pairs``: those that count, and ``left_out`` those that do not; ``first``: pairs by class of their first
-        divergence; ``turns``: compared turns up to the first divergence, it included, by class (what follows is not
-        the model's own mistake); ``never_parted`` and ``never_in_substance``: proportions; ``false_success`` (solved
-        in the dream only) and ``missed_success`` (in reality only): counts; ``still_true`` and
-        ``still_true_in_substance``: see ``survival``; ``guard``: dreams it cut, and how many of the answers it did not
-        trust were right in substance (words only: reward and end are withheld there).
+        divergence; ``turns``: compared turns up to the first divergence, it included, by class; ``false_success``
+        (solved in the dream only) and ``missed_success`` (in reality only); ``still_true``: see ``survival``;
+        ``guard``: dreams it cut, and how many of the answers it did not trust were right in substance (in words).
     """
     counted = [pair for pair in pairs if pair.comparable]
     alignments = [pair.alignment for pair in counted]
@@ -145,9 +137,9 @@ def consistency(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> dict[str,
         pairs: the policy's dreams and their replays, ``reals[i]`` being free play of the task and seed of ``pairs[i]``.
 
     Returns:
-        ``replayed``: success of the dreamed actions in reality, over the comparable pairs; ``ratio``: that over the
-        success of free play; ``pairwise``: of the tasks and seeds solved in free play, the share that the replayed
-        dream solved too. Null where nothing was solved for real.
+        ``replayed``: success of the dreamed actions in reality; ``ratio``: that over the success of free play;
+        ``pairwise``: of what was solved in free play, the share that the replayed dream solved too. Null where nothing
+        was solved for real.
     """
     counted = [(p, real) for p, real in zip(pairs, reals, strict=True) if p.comparable and not real.stop.is_failure]
     replayed = Proportion(sum(p.real.solved for p, _ in counted), len(counted))

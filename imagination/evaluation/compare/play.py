@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from imagination.evaluation.compare.pairs import Pair, pair_up
@@ -84,16 +85,14 @@ class ComparisonPlayer:
     ) -> list[Trajectory]:
         stamp = Provenance(Source.DREAM, version, world.version, self.solved_at)
         from_starts = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
-        return await play_with_bar(
-            what, from_starts, lambda: DreamEnv(world, starts, self.guard), agent, stamp, limit, DREAMS
-        )
+        make_env = partial(DreamEnv, world, starts, self.guard)
+        return await play_with_bar(what, from_starts, make_env, agent, stamp, limit, DREAMS)
 
     async def real(
         self, what: str, episodes: Sequence[Episode], agent: Any, limit: Any, version: Any
     ) -> list[Trajectory]:
         assert self.reality is not None
-        make_env: Callable[[], Env] = self.reality.make_env
-        stamp = Provenance(Source.REAL, version)
+        make_env, stamp = self.reality.make_env, Provenance(Source.REAL, version)
         return await play_with_bar(
             what, episodes, lambda: CountedEnv(make_env(), self.ledger), agent, stamp, limit, REALS
         )
@@ -134,17 +133,12 @@ class ComparisonPlayer:
     async def logged(self, split: str, log: Sequence[Trajectory], world: WorldModel) -> list[Pair]:
         """Logged episodes, dreamed again with their own actions in ``world``, which is shown nothing of them."""
         starts = {e.id: Start(e.task_id, e.start) for e in log}
-        by_id = {e.id: e for e in log}
+        actions = {e.id: tuple(turn.action for turn in e.turns) for e in log}
         episodes = [Episode(e.id, Task(e.id), e.group_id, e.seed) for e in log]
+        what = f"dream the log, {split}"
         with self.ledger.part("log"):
             dreams = await self.dream(
-                f"dream the log, {split}",
-                episodes,
-                lambda e: Replay(tuple(t.action for t in by_id[e.id].turns)),
-                starts,
-                lambda e: len(by_id[e.id].turns),
-                None,
-                world,
+                what, episodes, lambda e: Replay(actions[e.id]), starts, lambda e: len(actions[e.id]), None, world
             )
         return [pair_up(f"log/{real.id}", "log", split, dream, real) for dream, real in zip(dreams, log, strict=True)]
 

@@ -36,17 +36,11 @@ EPISODES = 150  # at most, whose actions are answered
 
 @dataclass(frozen=True, slots=True)
 class LogParts:
-    """A log by what is known of it.
+    """A log by what is known of it."""
 
-    Attributes:
-        train: episodes whose words and transitions are known.
-        held: those that the world model was not trained on, from which the discriminator learns.
-        unseen: episodes of held-out tasks.
-    """
-
-    train: Sequence[Trajectory]
-    held: Sequence[Trajectory]
-    unseen: Sequence[Trajectory]
+    train: Sequence[Trajectory]  # episodes whose words and transitions are known
+    held: Sequence[Trajectory]  # those that the world model was not trained on: the discriminator learns from them
+    unseen: Sequence[Trajectory]  # of held-out tasks
 
 
 def dreamed_turns(pairs: Sequence[Pair]) -> list[DreamedTurn]:
@@ -71,12 +65,9 @@ async def signal_table(
 ) -> list[dict[str, Any]]:
     """``judge_signals`` of all signals that the run can have, with ``on``: what they are judged on.
 
-    ``replays`` are the policy's dreams up to where the real world answers differently; ``answers`` the world model's
-    own to logged actions of held-out tasks, given the real history; ``refusals`` are those of them that are false only
-    where they refuse what was done, or the other way round.
-
-    Args:
-        world: whose dreams the pairs are.
+    ``replays`` are the policy's dreams up to where the real world answers differently; ``answers`` those of ``world``
+    to logged actions of held-out tasks, given the real history; ``refusals`` the same, false only where they refuse
+    what was done, or the other way round.
     """
     signals: list[Signal] = [
         Recorded("likelihood", "confidence"),
@@ -95,10 +86,9 @@ async def signal_table(
         head = Discriminator.fit(states, log.held, taught)
         signals += [head] if head is not None else []
     answers, refusals = _answers(log.unseen, await judge(world, log.unseen[:EPISODES]), learn_refusals(log.train))
-    found = []
-    for on, turns in (("replays", dreamed_turns(pairs)), ("answers", answers), ("refusals", refusals)):
-        found += [{"on": on, **row} for row in judge_signals(signals, turns, seed) if row["n"]]
-    return found
+    judged_on = {"replays": dreamed_turns(pairs), "answers": answers, "refusals": refusals}
+    rows = [{"on": on, **row} for on, turns in judged_on.items() for row in judge_signals(signals, turns, seed)]
+    return [row for row in rows if row["n"]]
 
 
 def _answers(
@@ -111,7 +101,7 @@ def _answers(
         if j.predicted is None:
             continue
         dream, action = answered(by_id[j.trajectory_id], j), j.turn.action
-        said, true = (refusals.refuses(action, text) for text in (j.predicted.observation, j.turn.observation))
+        predicted, real = (refusals.refuses(action, text) for text in (j.predicted.observation, j.turn.observation))
         exact.append(DreamedTurn(dream, j.index, not j.exact))
-        accepted.append(DreamedTurn(dream, j.index, said != true))
+        accepted.append(DreamedTurn(dream, j.index, predicted != real))
     return exact, accepted

@@ -80,8 +80,6 @@ class TripwireMonitor(Callback):
 
     Args:
         updates: of the whole training.
-        model: the policy that is trained, now as it starts.
-        log: what the training episodes of the log say.
         rules: of the log, by which contradictions within dreams are told.
     """
 
@@ -102,8 +100,8 @@ class TripwireMonitor(Callback):
         self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        found = self._model.named_parameters()
-        return {name: p.detach().to("cpu", copy=True) for name, p in found if p.requires_grad}
+        trained = ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
+        return {name: p.detach().to("cpu", copy=True) for name, p in trained}
 
     def look(
         self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
@@ -112,7 +110,6 @@ class TripwireMonitor(Callback):
 
         Args:
             update: which; the number of updates for the rollouts of the policy that training ended with.
-            played: its episodes in the dream, by the policy as it is now.
             agent: plays a probe where one is due; ``None`` plays none.
         """
         self._kept[update] = self._weights()

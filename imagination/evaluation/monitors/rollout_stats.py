@@ -29,11 +29,7 @@ _LOOP_TURNS = 3  # the longest part that is looked for
 
 
 class LogReference:
-    """What a log knows about rewards, lengths and words.
-
-    Args:
-        log: real episodes, without failed ones.
-        solved_at: total reward of a solved task.
+    """What a log of real episodes, without failed ones, knows about rewards, lengths and words.
 
     Attributes:
         blind: rules that this log can say nothing about. Where it pays for ever new actions (more than one payment in
@@ -68,7 +64,7 @@ class LogReference:
                 lengths[t.task_id].append(len(t.turns))
         self.best = {key: max(rewards) for key, rewards in visits.items()}
         self.paying = set(paying)
-        self.shortest = {task: min(found) for task, found in lengths.items() if len(found) >= _SOLVED}
+        self.shortest = {task: min(turns) for task, turns in lengths.items() if len(turns) >= _SOLVED}
         self.blind: list[str] = []
         if sum(n == 1 for n in paying.values()) > _RARE * paying.total() or not paying:
             self.blind += ["favourite", "unseen"]
@@ -103,12 +99,12 @@ def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
 
 def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
     """Whether one to ``parts`` turns, actions and answers, come ``times`` times in a row."""
-    turns_said = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
-    for n in range(1, parts + 1):
-        for i in range(len(turns_said) - n * times + 1):
-            if all(turns_said[i + j] == turns_said[i + j + n] for j in range(n * (times - 1))):
-                return True
-    return False
+    seen = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
+    return any(
+        seen[i : i + n * (times - 1)] == seen[i + n : i + n * times]
+        for n in range(1, parts + 1)
+        for i in range(len(seen) - n * times + 1)
+    )
 
 
 def measure(
@@ -120,18 +116,15 @@ def measure(
     real: tuple[int, int] = (0, 0),
     rules: RuleSet | None = None,
 ) -> tuple[RolloutStats, dict[str, str]]:
-    """Counts the dreams of one update; see ``RolloutStats``.
+    """Counts the dreams of one update, failed ones too; and for rules about rewards an example.
 
     Args:
-        update: which.
-        played: all episodes of it, failed ones too.
-        log: what to compare with.
         short: a solution in fewer than this many times the turns of the log's shortest one is short.
         real: solved and played episodes of a real probe.
         rules: what contradictions are told by.
 
     Returns:
-        The numbers, and for rules about rewards an example: ``{"unseen": "take lamp (tw-7)"}``.
+        ``(RolloutStats(...), {"unseen": "take lamp (tw-7)"})``.
     """
     sees_new, sees_wrong = "unseen" not in log.blind, "contradicted" not in log.blind
     groups: dict[str, list[Trajectory]] = defaultdict(list)
@@ -198,14 +191,13 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Payment:
-    """A turn that a dream paid for; ``contradicted`` is ``None`` where the log does not know the answer, ``foreign``
-    are the words that no paying action of the task has."""
+    """A turn that a dream paid for."""
 
     task_id: str
     action: str
     unseen: bool
-    foreign: frozenset[str]
-    contradicted: bool | None
+    foreign: frozenset[str]  # words that no paying action of the task has
+    contradicted: bool | None  # ``None`` where the log does not know the answer
     strange: bool
 
 
@@ -255,11 +247,7 @@ _CALL = re.compile(r"[A-Za-z_][\w.]*\s*\(.*\)", re.DOTALL)
 
 
 class ActionStats:
-    """How the agents of a log act.
-
-    Args:
-        log: real episodes, without failed ones.
-    """
+    """How the agents of a log, without its failed episodes, act."""
 
     def __init__(self, log: Sequence[Trajectory]) -> None:
         actions = [turn.action for t in log for turn in t.turns]
@@ -284,8 +272,7 @@ class ActionStats:
     def diversity(self, played: Sequence[Trajectory]) -> float:
         """Effective number of the episodes' actions over that of the log's solutions of the same tasks.
 
-        The effective number is ``exp(H)`` with Shannon's entropy H of the actions as they were said: 5 for five that
-        are equally frequent. 1 where the log has no solution of these tasks, or nothing was played.
+        1 where the log has no solution of these tasks, or nothing was played.
         """
         known: Counter[str] = Counter()
         for task in {t.task_id for t in played}:
@@ -300,11 +287,6 @@ def plain(action: str) -> str:
 
 
 def effective(counts: Counter[str]) -> float:
-    """``exp`` of Shannon's entropy in nats (Hill, Ecology 54, 1973, 427-432, order 1).
-
-    Example::
-
-        effective(Counter(a=2, b=2, c=2))  # 3
-    """
+    """``exp`` of Shannon's entropy (Hill, Ecology 54, 1973, 427-432, order 1): 3 for three equally frequent ones."""
     total = counts.total()
     return math.exp(-sum(n / total * math.log(n / total) for n in counts.values() if n))

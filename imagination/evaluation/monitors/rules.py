@@ -25,57 +25,34 @@ BASELINE = 2  # updates: what a policy does before it has learned much
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """The rollouts of one update in numbers.
+    """The rollouts of one update in numbers; a group are the episodes that count of one start state."""
 
-    Attributes:
-        update: which, from 0.
-        episodes, solved: played and not failed; solved in the dream.
-        turns, rejected: predictions asked for; malformed ones and those that the guard doubted.
-        inconsistent: dreamed turns that contradict what their own dream said before, by the rules of the log.
-        groups: start states with an episode that counts.
-        paid: groups in which the dream paid anything.
-        strange: groups that were paid an amount that the log never paid, or in total more than it and a solved task.
-        unseen: groups of ``paid`` with a payment for an action that never paid in the log.
-        claimed: groups with a payment for actions, all from the beginning of the task, whose real reward is logged.
-        contradicted: groups of ``claimed`` with such a payment above the logged reward.
-        solved_groups: groups from the beginning of a task that the log solves often, with an episode that was solved.
-        short: groups of ``solved_groups`` with half or more of the solutions far shorter than the log's shortest.
-        looping: groups with half or more of the episodes in a loop.
-        silent: groups with half or more of the episodes silent, see ``ActionStats.is_silent``.
-        diversity: distinct actions over those of the log's solutions of the same tasks; 1 where that is not known.
-        drift_actions, drift_observations: distance from the log's words over its bound; 0 where there is none.
-        start_solved, start_episodes: of the episodes from the beginning of a task.
-        start_groups: how many groups those were.
-        real_solved, real_episodes: of the probe, 0 of 0 where there was none.
-        habits: in how many groups of ``paid`` an action was paid for that never paid in the log, by its text; and, by
-            the word, one with a word that no paying action of that task has. Example: ``{"take folder": 2, "folder":
-            3}``.
-    """
-
-    update: int
-    episodes: int = 0
-    solved: int = 0
-    turns: int = 0
-    rejected: int = 0
-    inconsistent: int = 0
+    update: int  # which, from 0
+    episodes: int = 0  # played and not failed
+    solved: int = 0  # in the dream
+    turns: int = 0  # predictions asked for
+    rejected: int = 0  # of them, malformed ones and those that the guard rejected
+    inconsistent: int = 0  # dreamed turns that contradict what their own dream said before, by the rules of the log
     groups: int = 0
-    paid: int = 0
-    strange: int = 0
-    unseen: int = 0
-    claimed: int = 0
-    contradicted: int = 0
-    solved_groups: int = 0
-    short: int = 0
-    looping: int = 0
-    silent: int = 0
-    diversity: float = 1.0
-    drift_actions: float = 0.0
+    paid: int = 0  # groups in which the dream paid anything
+    strange: int = 0  # groups paid an amount that the log never paid, or in total more than it and a solved task
+    unseen: int = 0  # groups of ``paid`` with a payment for an action that never paid in the log
+    claimed: int = 0  # groups paid for actions, all from the beginning of the task, whose real reward is logged
+    contradicted: int = 0  # groups of ``claimed`` with such a payment above the logged reward
+    solved_groups: int = 0  # groups solved from the beginning of a task that the log solves often
+    short: int = 0  # of them, those with half or more of the solutions far shorter than the log's shortest
+    looping: int = 0  # groups with half or more of the episodes in a loop
+    silent: int = 0  # groups with half or more of the episodes silent, see ``ActionStats.is_silent``
+    diversity: float = 1.0  # distinct actions over those of the log's solutions of these tasks; 1 where not known
+    drift_actions: float = 0.0  # distance from the log's words over its bound; 0 where there is none
     drift_observations: float = 0.0
-    start_solved: int = 0
+    start_solved: int = 0  # episodes from the beginning of a task
     start_episodes: int = 0
     start_groups: int = 0
-    real_solved: int = 0
+    real_solved: int = 0  # of the probe
     real_episodes: int = 0
+    # in how many groups of ``paid`` an action, by its text, was paid for that never paid in the log; and, by the word,
+    # one with a word that no paying action of that task has: {"take folder": 2, "folder": 3}
     habits: Mapping[str, int] = field(default_factory=dict)
 
     def to_metrics(self) -> dict[str, float]:
@@ -87,31 +64,21 @@ class RolloutStats:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RolloutStats:
-        """The inverse of ``to_json``."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Why training stops.
+    """Why training stops."""
 
-    Attributes:
-        update: whose rollouts broke it; nothing was learned from them.
-        since: the first update whose rollouts are part of the evidence, that of other rules that are broken at the
-            same update included. The policy that played it has not learned from any of them.
-        wire: the rule's name; this key is on disk.
-        sentence: what was seen, with numbers.
-    """
-
-    update: int
-    since: int
-    wire: str
-    sentence: str
+    update: int  # whose rollouts broke the rule; nothing was learned from them
+    since: int  # the first update of the evidence, of all rules broken; its policy has learned from none of it
+    wire: str  # the rule's name; this key is on disk
+    sentence: str  # what was seen, with numbers
 
 
-# What a wire says when it trips: since which update its evidence counts, and the sentence. A wire that adds up groups
-# counts since the earliest update of its window that has such a group; one that compares a whole window (gap,
-# rejected, drift) since the first update of the window.
+# Since which update the evidence counts, and the sentence. A rule that adds up groups counts since the earliest update
+# of its window that has such a group; one that compares a whole window, since the first update of the window.
 Evidence = tuple[int, str]
 Rule = Callable[[Sequence[RolloutStats], TripwireSettings], Evidence | None]
 
@@ -136,7 +103,7 @@ def first_trip(history: Sequence[RolloutStats], settings: TripwireSettings) -> A
 def stopped_sentence(stopped: Mapping[str, Any]) -> str:
     """Why training stopped, or was taken back after its last update, and to which policy; in one sentence."""
     example = f", such as '{stopped['example']}'" if stopped.get("example") else ""
-    wire = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
+    tripped = f"tripwire '{stopped['wire']}': {stopped['sentence']}{example}"
     policy_of, since = stopped.get("policy_of_update"), stopped.get("since")
     back = f"the policy that played update {policy_of}" if policy_of else "the policy it started with"
     if since is None:  # a run of an earlier version, which trusted every policy but the last
@@ -144,8 +111,8 @@ def stopped_sentence(stopped: Mapping[str, Any]) -> str:
     else:
         why = f"the evidence counts since update {since}, so it went back to {back}, which had learned from none of it"
     if stopped.get("after_training"):
-        return f"The policy that training ended with was taken back by {wire}; {why}."
-    return f"Training stopped at update {stopped['update']} by {wire}; {why}."
+        return f"The policy that training ended with was taken back by {tripped}; {why}."
+    return f"Training stopped at update {stopped['update']} by {tripped}; {why}."
 
 
 def _sum(window: Sequence[RolloutStats], name: str) -> int:
@@ -176,14 +143,7 @@ def _share(
 
 
 def _groups(part: str, whole: str, last: str, bound: str | None, sentence: str) -> Rule:
-    """A share of groups is surely too large.
-
-    Args:
-        part, whole: fields of ``RolloutStats``.
-        last: the setting that says over how many updates they are added up.
-        bound: the setting that says how large the share may be; ``None``: there must be none at all.
-        sentence: with ``{share}`` for ``3 of 12``.
-    """
+    """A share of groups, added up over the setting ``last``, is surely larger than the setting ``bound``, or 0."""
 
     def rule(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:
         largest = 0.0 if bound is None else getattr(settings, bound)
@@ -243,12 +203,9 @@ def _favourite(history: Sequence[RolloutStats], settings: TripwireSettings) -> E
     if not sure:
         return None
     since = next(stats.update for stats in window if sure.keys() & stats.habits.keys())
-    action = max(sure, key=lambda name: (sure[name].successes, len(name), name))  # of equals the one that says most
-    share = sure[action]
-    return since, (
-        f"'{action}', which never paid in the log, is paid for in {share.successes} of {share.n} groups that the dream "
-        "pays"
-    )
+    action, share = max(sure.items(), key=lambda item: (item[1].successes, len(item[0]), item[0]))  # says most
+    groups = f"{share.successes} of {share.n} groups that the dream pays"
+    return since, f"'{action}', which never paid in the log, is paid for in {groups}"
 
 
 def _short(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evidence | None:

@@ -22,12 +22,7 @@ def words(text: str) -> list[str]:
 
 
 class WordReference:
-    """How often the log uses each word, and how far parts of it are from the whole.
-
-    Args:
-        log: episodes; those of each agent must be told apart by ``Trajectory.agent``.
-        text: which text of a turn, such as its action.
-    """
+    """How often the log uses each word in the ``text`` of a turn, and how far parts of it are from the whole."""
 
     def __init__(self, log: Sequence[Trajectory], text: Callable[[Turn], str]) -> None:
         self._text = text
@@ -37,14 +32,14 @@ class WordReference:
         for t in log:
             turns = []
             for turn in t.turns:
-                said = text(turn)
-                if said not in known:
-                    ids = [self._index.setdefault(w, len(self._index)) for w in words(said)]
-                    known[said] = np.array(ids, dtype=np.int64)
-                turns.append(known[said])
+                words_of = text(turn)
+                if words_of not in known:
+                    ids = [self._index.setdefault(w, len(self._index)) for w in words(words_of)]
+                    known[words_of] = np.array(ids, dtype=np.int64)
+                turns.append(known[words_of])
             if turns:
                 self._episodes.setdefault(t.agent, {}).setdefault(t.task_id, []).append(turns)
-        every = [ids for tasks in self._episodes.values() for found in tasks.values() for e in found for ids in e]
+        every = [ids for tasks in self._episodes.values() for task in tasks.values() for e in task for ids in e]
         self._counts = self._histogram(every)
         self._bounds: dict[tuple[int, int, int], float | None] = {}
 
@@ -68,10 +63,7 @@ class WordReference:
 
         A sample is what the rollouts of an update are: ``groups`` starts, at each of them ``group_size`` stretches of
         ``length`` turns from episodes of one task. All of a sample are by *one* agent of the log, drawn first, as a
-        policy is one agent and not the mixture of all: the best and the worst of them set how far is still usual.
-
-        Returns:
-            Bits, or ``None`` for a log without words. The same call gives the same number.
+        policy is one agent and not the mixture of all. In bits; ``None`` for a log without words.
         """
         key = (groups, group_size, max(length, 1))
         if key not in self._bounds:
@@ -98,9 +90,7 @@ def jensen_shannon(p: NDArray[np.float64], q: NDArray[np.float64]) -> float:
     """Jensen-Shannon divergence of two histograms over the same words, in bits: 0 (equal) to 1 (no word in common).
 
     ``H((p + q) / 2) - (H(p) + H(q)) / 2`` (Lin, IEEE Transactions on Information Theory 37, 1991, 145-151, eq. 4.1).
-
-    Args:
-        p, q: ``[words]`` counts or proportions; each is normalised here.
+    Counts or proportions ``[words]``; each is normalised here.
 
     Raises:
         ValueError: shapes disagree, or one is empty.
