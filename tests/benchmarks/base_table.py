@@ -24,8 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from imagination.commands.experiments.audit_table import fit_beside
-from imagination.commands.experiments.variants import prepared_run
+from imagination.commands.experiments.arms import fit_beside, prepared_run
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.runs.log import read_log
 from imagination.runs.machine import give_back_memory

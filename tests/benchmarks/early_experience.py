@@ -23,7 +23,7 @@ from typing import Any
 
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
-from imagination.commands.experiments.variants import hash_of, play_clone
+from imagination.commands.experiments.arms import hash_of, play_clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.reflect import reflect
 from imagination.commands.relabel import relabel

@@ -29,7 +29,7 @@ from typing import Any
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
-from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.commands.experiments.arms import play_clone, train_arm
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.forecast import measures_of
 from imagination.runs.machine import give_back_memory

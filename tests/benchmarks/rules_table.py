@@ -21,7 +21,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.experiments.variants import play_clone, prepared_run, train_arm
+from imagination.commands.experiments.arms import play_clone, prepared_run, train_arm
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Provenance, plan, play_all

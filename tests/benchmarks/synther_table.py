@@ -27,7 +27,7 @@ from torch import Tensor
 
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
-from imagination.commands.experiments.variants import hash_of
+from imagination.commands.experiments.arms import hash_of
 from imagination.commands.fit_critic import transitions_of
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.evaluation.world_model_eval import heldout_tasks

@@ -31,8 +31,8 @@ import torch
 
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.compare import compare
+from imagination.commands.experiments.arms import seed_config
 from imagination.commands.experiments.demo import run_stages
-from imagination.commands.experiments.variants import seed_config
 from imagination.commands.report import report
 from imagination.evaluation.world_model_eval import heldout_tasks, in_reach
 from imagination.rollout.dream_env import DreamEnv, Start

@@ -1,25 +1,29 @@
 from __future__ import annotations
 
-import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.check_train import check
-from imagination.commands.experiments.variants import SEEDS, named_runs, play_clone, prepared_run, train_arm
+from imagination.commands.experiments.arms import (
+    SEEDS,
+    Arms,
+    check_arms,
+    config_of_arm,
+    markdown,
+    named_runs,
+    play_clone,
+    prepared_run,
+    slugs_of,
+    train_arm,
+    write_results,
+)
 from imagination.evaluation.monitors.rules import stopped_sentence
 from imagination.runs.lifecycle import need
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config, UserError
-from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
-from real_envs.files import write_atomically
 from worldmodel.evaluation.proportions import Proportion
-
-Arms = Mapping[str, str]
 
 
 def ablate(config: Config, folder: Path) -> None:
@@ -58,10 +62,7 @@ def ablate(config: Config, folder: Path) -> None:
         seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
         found = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
     results = list(found.values())
-    write_atomically(folder / "ablation.json", json.dumps(results, indent=1))
-    table = arms_table(results)
-    write_atomically(folder / "ablation.md", table)
-    print(table)
+    write_results(folder, "ablation", results, arms_table(results))
     print(f"table: {folder / 'ablation.md'}")
 
 
@@ -90,64 +91,18 @@ def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
     return found
 
 
-def check_arms(arms: Arms, path: Path, folder: Path) -> None:
-    """Says what is wrong with arms of the run in ``path``, or of runs that ``folder`` will hold, before hours of work.
-
-    Raises:
-        UserError: two names would be one folder, or settings contradict each other.
-        ConfigError: a setting has no such key, or not that type.
-    """
-    slugs_of(arms)
-    for settings in arms.values():
-        _config_with(path, folder, settings)
-
-
-def slugs_of(arms: Arms) -> dict[str, str]:
-    """A folder name for each arm.
-
-    Raises:
-        UserError: two would share one, or there is nothing to make one of.
-    """
-    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
-    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
-        raise UserError(f"they need names that differ in letters or digits, got {sorted(arms)}")
-    return slugs
-
-
-def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
-    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
-
-    Raises:
-        UserError: they contradict each other.
-        ConfigError: a setting has no such key, or not that type.
-    """
-    mine = _config_with(path, folder, settings)
-    mine.seed = int(RunFolder(path, mine.seed).summary["seed"])
-    return mine
-
-
-def _config_with(path: Path, folder: Path, settings: str) -> Config:
-    own = remembered_overrides(path) or remembered_overrides(folder)
-    mine = load_config(merge_overrides(own, shlex.split(settings)), Config)
-    check(mine)
-    return mine
-
-
 def arms_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Real success of every arm for every run, and the means over the runs, in Markdown."""
     names = list(results[0]["arms"])
-    lines = [
-        "| run | n | clone | " + " | ".join(names) + " |",
-        "|---|---|---|" + "---|" * len(names),
-    ]
-    for result in results:
-        cells = [_cell(result["clone"]), *(_cell(result["arms"][name]) for name in names)]
-        lines.append(f"| {result['run']} | {result['clone']['train_tasks']['n']} | {' | '.join(cells)} |")
+    columns = [[r["clone"] for r in results], *([r["arms"][name] for r in results] for name in names)]
+    rows: list[list[str]] = []
+    for result, arms in zip(results, zip(*columns, strict=True), strict=True):
+        rows.append([result["run"], result["clone"]["train_tasks"]["n"], *map(_cell, arms)])
     if len(results) > 1:
-        columns = [[r["clone"] for r in results], *([r["arms"][name] for r in results] for name in names)]
-        means = " | ".join(f"{sum(_rate(c) for c in column) / len(column):.2f}" for column in columns)
-        lines.append(f"| **mean of {len(results)}** | | {means} |")
-    lines += [
+        means = [f"{sum(map(_rate, column)) / len(column):.2f}" for column in columns]
+        rows.append([f"**mean of {len(results)}**", "", *means])
+    lines = [
+        *markdown(["run", "n", "clone", *names], rows),
         "",
         "Success in the real training games, with 95 % intervals over tasks; in brackets what the last update's dreams "
         "believed.",

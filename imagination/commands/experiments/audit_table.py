@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from imagination.commands.audit import audit_files, audited_before, run_audit
-from imagination.commands.experiments.ablate import arms_table, check_arms, compare_arms, config_of_arm, slugs_of
-from imagination.commands.experiments.variants import SEEDS, hash_of, named_runs, prepared_run
-from imagination.commands.fit_world_model import fit_world_model
+from imagination.commands.experiments.ablate import arms_table, compare_arms
+from imagination.commands.experiments.arms import (
+    SEEDS,
+    check_arms,
+    config_of_arm,
+    fit_beside,
+    markdown,
+    named_runs,
+    prepared_run,
+    slugs_of,
+    write_results,
+)
 from imagination.evaluation.audit import find_candidates
 from imagination.evaluation.verdict import show
-from imagination.runs.fingerprint import fingerprint
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
@@ -56,14 +63,12 @@ def audit_table(config: Config, folder: Path) -> None:
         found = side_by_side(_part, parts, folder, config.jobs)
         rows = [found[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
         gating = [found[f"{path.name}-arms"] for path in paths]
-    results = [row for mine in rows for row in mine]
+    results = [row for of_run in rows for row in of_run]
     table = render_table(results)
     if gating:
         table += f"\n**Learning from dreams alone, with guard and tripwires and without**\n\n{arms_table(gating)}"
         write_atomically(folder / "gating.json", json.dumps(gating, indent=1))
-    write_atomically(folder / "audit-table.json", json.dumps(results, indent=1))
-    write_atomically(folder / "audit-table.md", table)
-    print(table)
+    write_results(folder, "audit-table", results, table)
     print(f"table: {folder / 'audit-table.md'}")
 
 
@@ -78,10 +83,10 @@ def _part(part: str, config: Config, path: Path, folder: Path) -> Any:
 
 def audit_models(config: Config, path: Path) -> list[dict[str, Any]]:
     """Rows of the world models of a run that ``audit.world_models`` names."""
-    mine, rows = config_of(path, config), []
+    own, rows = config_of(path, config), []
     for name in config.audit.world_models:
-        mine.audit.world_model = name
-        rows.append(row_of(_audited(mine, path), audit_files(path, name)[1]))
+        own.audit.world_model = name
+        rows.append(row_of(_audited(own, path), audit_files(path, name)[1]))
     return rows
 
 
@@ -96,7 +101,9 @@ def _audited(config: Config, path: Path) -> dict[str, Any]:
 def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any]]:
     """Rows of the further world models of a run, judged by what the run's own policies do."""
     rows = []
-    for name, (other, there) in variant_configs(path, folder, config.audit.others).items():
+    slugs = slugs_of(config.audit.others)
+    for name, settings in config.audit.others.items():
+        other, there = config_of_arm(path, folder, settings), path / "worlds" / slugs[name]
         print(f"== {path}, {name}: fit to the same log", flush=True)
         fit_beside(other, path, there)
         give_back_memory()
@@ -111,11 +118,11 @@ def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any
 
 def config_of(path: Path, config: Config) -> Config:
     """A run's own settings, such as the kind of its world model, with the audit's of ``config``."""
-    own = remembered_overrides(path)
-    mine = load_config(own, Config) if own else deepcopy(config)
-    mine.audit = deepcopy(config.audit)
-    mine.seed = int(RunFolder(path, config.seed).summary["seed"])
-    return mine
+    overrides = remembered_overrides(path)
+    own = load_config(overrides, Config) if overrides else deepcopy(config)
+    own.audit = deepcopy(config.audit)
+    own.seed = int(RunFolder(path, config.seed).summary["seed"])
+    return own
 
 
 def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:
@@ -140,18 +147,13 @@ def render_table(results: Sequence[Mapping[str, Any]]) -> str:
     """A table for each world model: one line a run, means over the runs, and why targets are missed; in Markdown."""
     lines = []
     for name in dict.fromkeys(r["world_model"]["name"] for r in results):
-        mine = [r for r in results if r["world_model"]["name"] == name]
-        lines += [
-            "| run | world model | policies | " + " | ".join(_head(t) for t in mine[0]["targets"]) + " | trust |",
-            "|---|---|---|" + "---|" * (len(mine[0]["targets"]) + 1),
-        ]
-        for r in mine:
-            cells = " | ".join(_cell(t) for t in r["targets"])
-            lines.append(f"| {r['run']} | {name} | {r['policies']} | {cells} | {r['trust']} |")
-        if len(mine) > 1:
-            means = " | ".join(_mean([r["targets"][k] for r in mine]) for k in range(len(mine[0]["targets"])))
-            lines.append(f"| **mean of {len(mine)}** | {name} | | {means} | |")
-        lines.append("")
+        of_model = [r for r in results if r["world_model"]["name"] == name]
+        rows = [[r["run"], name, r["policies"], *map(_cell, r["targets"]), r["trust"]] for r in of_model]
+        if len(of_model) > 1:
+            means = map(_mean, zip(*(r["targets"] for r in of_model), strict=True))
+            rows.append([f"**mean of {len(of_model)}**", name, "", *means, ""])
+        head = ["run", "world model", "policies", *map(_head, of_model[0]["targets"]), "trust"]
+        lines += [*markdown(head, rows), ""]
     lines.append("Bold: missed. Brackets: 95 % intervals. Own actions: those of each run's last policy, really played.")
     for r in results:
         lines += _why(r)
@@ -188,12 +190,12 @@ def _why(result: Mapping[str, Any]) -> list[str]:
     for group in failures["groups"]:
         lines.append(f"- {group['title']}: {group['n']} ({group['share_of_wrong']:.0%})")
         for case in group["examples"][:1]:
-            predicted = "malformed" if case["predicted"] is None else _said(case["predicted"])
-            lines.append(f"  - `> {_line(case['action'])}`: predicted {predicted}; real {_said(case['real'])}")
+            predicted = "malformed" if case["predicted"] is None else _quoted(case["predicted"])
+            lines.append(f"  - `> {_line(case['action'])}`: predicted {predicted}; real {_quoted(case['real'])}")
     return lines
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _quoted(answer: Mapping[str, Any]) -> str:
     text = _line(answer["observation"])
     text = text if len(text) <= 110 else text[:107] + "..."
     return f"“{text}” (reward {answer['reward']:g}{', end' if answer['terminated'] else ''})"
@@ -201,45 +203,3 @@ def _said(answer: Mapping[str, Any]) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-SHARED = ("games", "log")
-
-
-def variant_configs(path: Path, folder: Path, others: Mapping[str, str]) -> dict[str, tuple[Config, Path]]:
-    """The further world models of a run by name: settings, and the run folder that each gets within that of the run.
-
-    Args:
-        path: the run whose log they are fitted to.
-        folder: whose settings the run has where it has none of its own.
-        others: names and settings, as in ``ablation.arms``.
-
-    Raises:
-        UserError: two names would be one folder, or settings contradict each other.
-        ConfigError: a setting has no such key, or not that type.
-    """
-    slugs = slugs_of(others)
-    return {
-        name: (config_of_arm(path, folder, settings), path / "worlds" / slugs[name])
-        for name, settings in others.items()
-    }
-
-
-def fit_beside(config: Config, source: Path, there: Path) -> None:
-    """Fits a world model to the log of the run in ``source``, in a run folder ``there`` of its own.
-
-    One that was fitted with these settings to this log is not fitted again; one that was interrupted goes on.
-    """
-    origin = hash_of(source, ["log"])
-    run = RunFolder(there, config.seed)
-    made = f"{fingerprint(config, 'fit_world_model')}/{origin}"
-    if run.summary.get("fitted_as") == made:
-        return
-    if run.summary.get("log_of") != origin:
-        for name in ("checkpoints", *SHARED):
-            shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier log, or half a copy
-        for name in SHARED:
-            shutil.copytree(source / name, there / name)
-        run.update({"log_of": origin})
-    fit_world_model(config, there)
-    run.update({"fitted_as": made})

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from imagination.commands.evaluate import evaluate
-from imagination.commands.experiments import variants
-from imagination.commands.experiments.variants import train_arm
+from imagination.commands.experiments import arms
+from imagination.commands.experiments.arms import markdown, train_arm, write_results
 from imagination.commands.report import report
 from imagination.evaluation.costs import KEYS
 from imagination.runs.fingerprint import fingerprint
@@ -16,11 +16,10 @@ from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
 from imagination.settings import Config
-from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
 from worldmodel.evaluation.proportions import Proportion, pooled
 
-STAGES = {**variants.STAGES, "evaluate": evaluate}
+STAGES = {**arms.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
@@ -69,17 +68,14 @@ def demo_seeds(config: Config, folder: Path) -> None:
         imagine demo-seeds
         imagine demo-seeds preset=tiny run=tiny-seeds
     """
-    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in variants.SEEDS}
+    jobs = {f"seed-{seed}": (config, folder / f"seed-{seed}", seed) for seed in arms.SEEDS}
     results = list(side_by_side(demo_seed, jobs, folder, config.jobs).values())
-    write_atomically(folder / "table.json", json.dumps(results, indent=1))
-    table = seeds_table([table_row(result) for result in results])
-    write_atomically(folder / "table.md", table)
-    print(table)
+    write_results(folder, "table", results, seeds_table([table_row(result) for result in results]))
 
 
 def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
     """One seed of them; its line of the table."""
-    seeded = variants.seed_config(config, seed)
+    seeded = arms.seed_config(config, seed)
     print(f"== seed {seed}: dreams", flush=True)
     run_stages(seeded, folder)
     report(seeded, folder, partial=False)
@@ -90,23 +86,14 @@ def demo_seed(config: Config, folder: Path, seed: int) -> dict[str, Any]:
         arm.train.seed = derive_seed("training seed", seed, k)
         again.append(train_arm(arm, folder, folder / f"training-seed-{k}"))
     print(f"== seed {seed}: control, the same updates in the real games", flush=True)
-    control = _control(seeded, folder)
-    report(seeded, folder, partial=False)  # again: now it can say what the same success costs without dreams
-    return {**_result(folder, control), "training_seeds": again}
-
-
-def _control(config: Config, folder: Path) -> dict[str, Any]:
-    """Trains the same clone with the same settings in the real games; its success and what it cost."""
-    real = deepcopy(config)
+    real = deepcopy(seeded)
     real.train.world = "real"
-    return train_arm(real, folder, folder / "control")
-
-
-def _result(folder: Path, control: dict[str, Any]) -> dict[str, Any]:
-    found = json.loads((folder / "report.json").read_text())
+    control = train_arm(real, folder, folder / "control")
+    report(seeded, folder, partial=False)  # again: now it can say what the same success costs without dreams
+    written = json.loads((folder / "report.json").read_text())
     keys = ("seed", "policy", "world_model", "dreamed_turns", "wall_seconds", "hardware")
-    costs = {key: found[key] for key in KEYS if key in found}
-    return {**{key: found[key] for key in keys}, **costs, "control": control}
+    kept = {key: written[key] for key in (*keys, *KEYS) if key in keys or key in written}
+    return {**kept, "control": control, "training_seeds": again}
 
 
 def table_row(result: dict[str, Any]) -> dict[str, Any]:
@@ -128,32 +115,26 @@ def table_row(result: dict[str, Any]) -> dict[str, Any]:
 def seeds_table(results: Sequence[dict[str, Any]]) -> str:
     """One line per seed and one with the means, in Markdown. A policy stands for all training seeds of its clone, which
     stand beside it one by one."""
-    head = (
-        "| seed | games | n | cloned | dream-trained | by training seed | rise | control (real steps) | "
-        "dream before / after |\n|---|---|---|---|---|---|---|---|---|\n"
-    )
-    lines: list[str] = []
+    rows: list[list[object]] = []
     for split, title in (("train_tasks", "training"), ("heldout_tasks", "held-out")):
-        rises: list[float] = []
-        columns: dict[str, list[float]] = {"before": [], "after": [], "control": []}
+        rates: list[tuple[float, float, float]] = []
         for r in results:
             before, control = (Proportion.from_json(r[key][split]) for key in ("before", "control"))
-            arms = [Proportion.from_json(arm[split]) for arm in r["after"]]
-            after = pooled(arms)
-            for name, cell in (("before", before), ("after", after), ("control", control)):
-                columns[name].append(cell.rate or 0.0)
-            rises.append(columns["after"][-1] - columns["before"][-1])
-            dream = "-"
+            policies = [Proportion.from_json(arm[split]) for arm in r["after"]]
+            after = pooled(policies)
+            rates.append((before.rate or 0.0, after.rate or 0.0, control.rate or 0.0))
+            by_seed, rise = (
+                ", ".join(f"{arm.rate or 0.0:.2f}" for arm in policies),
+                f"{rates[-1][1] - rates[-1][0]:+.2f}",
+            )
+            real, dream = f"{control.cell} ({r['real_steps']})", "-"
             if split == "train_tasks":
                 dream = " / ".join(f"{r[key]:.2f}" for key in ("dream_before", "dream_after"))
-            lines.append(
-                f"| {r['seed']} | {title} | {after.n} | {before.cell} | {after.cell} "
-                f"| {', '.join(f'{arm.rate or 0.0:.2f}' for arm in arms)} | {rises[-1]:+.2f} "
-                f"| {control.cell} ({r['real_steps']}) | {dream} |"
-            )
-        mean = {name: sum(values) / len(values) for name, values in columns.items()}
-        lines.append(
-            f"| **mean** | {title} | | {mean['before']:.2f} | {mean['after']:.2f} | "
-            f"| **{sum(rises) / len(rises):+.2f}** | {mean['control']:.2f} | |"
+            rows.append([r["seed"], title, after.n, before.cell, after.cell, by_seed, rise, real, dream])
+        before_mean, after_mean, control_mean = (sum(column) / len(column) for column in zip(*rates, strict=True))
+        rise = f"**{sum(after - before for before, after, _ in rates) / len(rates):+.2f}**"
+        rows.append(
+            ["**mean**", title, "", f"{before_mean:.2f}", f"{after_mean:.2f}", "", rise, f"{control_mean:.2f}", ""]
         )
-    return head + "\n".join(lines) + "\n"
+    head = "seed, games, n, cloned, dream-trained, by training seed, rise, control (real steps), dream before / after"
+    return "\n".join(markdown(head.split(", "), rows)) + "\n"

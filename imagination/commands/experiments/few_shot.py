@@ -1,23 +1,14 @@
-"""Stage ``few-shot``: the policy trained in dreams of tasks that no model was fitted to, known by some logged episodes.
-
-The world model is not trained again: the logged episodes of a new task are where its dreams begin, and what they have
-shown stands in its prompt (``worldmodel.facts``). Beside it, the same clone trained in the real tasks by as many real
-steps as those episodes took.
-"""
-
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.experiments.variants import play_clone, train_arm
+from imagination.commands.experiments.arms import markdown, play_clone, train_arm, write_results
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.runs.lifecycle import need
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
-from real_envs.files import write_atomically
 from worldmodel.evaluation.proportions import Proportion
 
 
@@ -62,21 +53,18 @@ def few_shot(config: Config, folder: Path) -> None:
         real.train.tasks, real.train.world, real.train.updates = "heldout", "real", max(1, round(spent / turns))
         print("== control: the real tasks, by about as many real steps", flush=True)
         result["control"] = train_arm(real, folder, folder / "few-shot" / "control")
-    write_atomically(folder / "few-shot.json", json.dumps(result, indent=1))
-    table = few_shot_table(result)
-    write_atomically(folder / "few-shot.md", table)
-    print(table)
+    write_results(folder, "few-shot", result, few_shot_table(result))
 
 
 def few_shot_table(result: dict[str, Any]) -> str:
     """A line each for the clone, dreams and control, in Markdown; real steps are those spent on the new tasks."""
-    spent = result["real_steps_logged"]
-    lines = [f"{result['tasks']} new tasks, {result['episodes']} logged episodes of them.", ""]
-    lines += ["| policy | real success on the new tasks | n | real steps there |", "|---|---|---|---|"]
-    rows = [("cloned from other tasks", result["clone"], 0), ("dreams of the new tasks", result["dreams"], spent)]
+    spent, rows = result["real_steps_logged"], []
+    arms = [("cloned from other tasks", result["clone"], 0), ("dreams of the new tasks", result["dreams"], spent)]
     if "control" in result:
-        rows.append(("GRPO in the new tasks", result["control"], result["control"]["real_steps"]["train"]))
-    for name, arm, steps in rows:
+        arms.append(("GRPO in the new tasks", result["control"], result["control"]["real_steps"]["train"]))
+    for name, arm, steps in arms:
         success = Proportion.from_json(arm["heldout_tasks"])
-        lines.append(f"| {name} | {success.cell} | {success.n} | {steps:,} |")
-    return "\n".join(lines) + "\n"
+        rows.append([name, success.cell, success.n, f"{steps:,}"])
+    table = markdown(["policy", "real success on the new tasks", "n", "real steps there"], rows)
+    intro = f"{result['tasks']} new tasks, {result['episodes']} logged episodes of them."
+    return "\n".join([intro, "", *table]) + "\n"

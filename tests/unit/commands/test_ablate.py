@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from imagination.commands.experiments.ablate import ablate, arms_table, compare_arms, config_of_arm
+from imagination.commands.experiments.ablate import ablate, arms_table, compare_arms
+from imagination.commands.experiments.arms import config_of_arm
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.compose import remember_overrides

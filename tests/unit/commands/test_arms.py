@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imagination.commands.experiments import variants
+from imagination.commands.experiments import arms
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 
@@ -25,15 +25,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     async def play(config: Config, run: RunFolder, name: str) -> dict[str, Any]:
         return {"train_tasks": {}, "heldout_tasks": {}, "real_steps": {"evaluate": 5}}
 
-    monkeypatch.setattr(variants, "train", train)
-    monkeypatch.setattr(variants, "_play", play)
+    monkeypatch.setattr(arms, "train", train)
+    monkeypatch.setattr(arms, "_play", play)
     return folders
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     folder = tmp_path / "source"
-    for name in (*variants.SHARED, "models/worldmodel", "models/worldmodel-1"):
+    for name in (*arms.SHARED, "models/worldmodel", "models/worldmodel-1"):
         (folder / name).mkdir(parents=True)
         (folder / name / "weights").write_text(f"of {name}")
     RunFolder(folder, 0).update({"real_steps": {"train": 99}})
@@ -45,18 +45,18 @@ def test_an_arm_is_trained_again_only_after_other_models(
     source: Path, tmp_path: Path, trained: list[Path], changed: str
 ) -> None:
     there = tmp_path / "arm"
-    first = variants.train_arm(Config(), source, there)
-    assert variants.train_arm(Config(), source, there) == first
+    first = arms.train_arm(Config(), source, there)
+    assert arms.train_arm(Config(), source, there) == first
     assert len(trained) == 1
     (source / changed / "weights").write_text("refitted")
-    variants.train_arm(Config(), source, there)
+    arms.train_arm(Config(), source, there)
     assert len(trained) == 2
     assert (there / changed / "weights").read_text() == "refitted"
 
 
 def test_each_counts_its_own_real_steps(source: Path, tmp_path: Path, trained: list[Path]) -> None:
-    assert variants.train_arm(Config(), source, tmp_path / "arm")["real_steps"] == {"train": 7, "evaluate": 5}
-    assert variants.play_clone(Config(), source)["real_steps"] == {"evaluate": 5}
+    assert arms.train_arm(Config(), source, tmp_path / "arm")["real_steps"] == {"train": 7, "evaluate": 5}
+    assert arms.play_clone(Config(), source)["real_steps"] == {"evaluate": 5}
 
 
 def test_an_arm_starts_from_the_critic_of_the_run_as_long_as_there_is_one(
@@ -65,9 +65,9 @@ def test_an_arm_starts_from_the_critic_of_the_run_as_long_as_there_is_one(
     there, weights = tmp_path / "arm", source / "models/critic/weights"
     weights.parent.mkdir()
     weights.write_text("fitted")
-    variants.train_arm(Config(), source, there)
+    arms.train_arm(Config(), source, there)
     assert (there / "models/critic/weights").read_text() == "fitted"
     shutil.rmtree(weights.parent)
-    variants.train_arm(Config(), source, there)
+    arms.train_arm(Config(), source, there)
     assert not (there / "models/critic").exists()
     assert len(trained) == 2

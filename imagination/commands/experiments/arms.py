@@ -1,15 +1,19 @@
-"""Further trainings of a run: its policy trained once more with other settings, or the run with other seeds."""
+"""What experiments share: runs of several seeds, arms that train or fit once more with other settings, tables."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import re
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from imagination.commands.check_train import check
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
 from imagination.commands.evaluate import play_real
@@ -22,10 +26,13 @@ from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
+from imagination.settings.compose import load_config, merge_overrides, remembered_overrides
+from real_envs.files import write_atomically
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.rules.rule_set import FILE
 
+Arms = Mapping[str, str]  # settings by name
 SHARED = ("games", "log", "tokenizer", "models/policy-clone")
 
 
@@ -35,10 +42,8 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     An arm that was finished with these settings from this clone and these world models is not trained again.
 
     Returns:
-        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage and what else they
-        cost (``imagination.evaluation.costs``), ``wall_seconds`` of the training,
-        ``dream_success`` of its first and last update (``None`` in real games) and ``stopped_by``, the name of the
-        tripwire that stopped it or ``None``.
+        as ``play_clone``, ``wall_seconds`` of the training, ``dream_success`` of its first and last update (``None`` in
+        real games) and ``stopped_by``, what the tripwire that stopped it wrote, or ``None``.
     """
     start = RunFolder(source, config.seed)
     need(start.model("policy-clone"), "clone")
@@ -48,11 +53,7 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
-    for name in ("checkpoints", "models/critic", *SHARED, *members):
-        shutil.rmtree(there / name, ignore_errors=True)  # perhaps of an earlier clone, or half a copy
-    (there / "models" / FILE).unlink(missing_ok=True)
-    for name in (*SHARED, *members):
-        _copy(source / name, there / name)
+    _copy(source, there, (*SHARED, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}"))
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))
@@ -68,19 +69,21 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     return result
 
 
-def _copy(source: Path, there: Path) -> None:
-    if source.is_dir():
-        shutil.copytree(source, there)
-    else:
-        shutil.copy(source, there)
+def _copy(source: Path, there: Path, names: Sequence[str], outdated: Sequence[str]) -> None:
+    """Copies files and folders; what was there of them, perhaps of an earlier source or half a copy, goes first."""
+    for name in (*outdated, *names):
+        (there / name).unlink() if (there / name).is_file() else shutil.rmtree(there / name, ignore_errors=True)
+    for name in names:
+        (there / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (source / name).is_dir() else shutil.copy)(source / name, there / name)
 
 
 def play_clone(config: Config, source: Path) -> dict[str, Any]:
     """How the clone of a run does in the real games, over the same tasks and seeds as every arm.
 
     Returns:
-        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), and ``real_steps`` of playing them and what
-        else they cost.
+        ``train_tasks`` and ``heldout_tasks`` (as ``Proportion.to_json``), ``real_steps`` by stage and what else they
+        cost (``imagination.evaluation.costs``).
     """
     return asyncio.run(_play(config, RunFolder(source, config.seed), "policy-clone"))
 
@@ -148,3 +151,76 @@ def prepared_run(config: Config, folder: Path, seed: int, until: str = "train") 
             STAGES[name](changed, path)
             give_back_memory()
     return path
+
+
+def fit_beside(config: Config, source: Path, there: Path) -> None:
+    """Fits a world model to the log of the run in ``source``, in a run folder ``there`` of its own.
+
+    One that was fitted with these settings to this log is not fitted again; one that was interrupted goes on.
+    """
+    origin = hash_of(source, ["log"])
+    run = RunFolder(there, config.seed)
+    made = f"{fingerprint(config, 'fit_world_model')}/{origin}"
+    if run.summary.get("fitted_as") == made:
+        return
+    if run.summary.get("log_of") != origin:
+        _copy(source, there, ("games", "log"), outdated=("checkpoints",))
+        run.update({"log_of": origin})
+    fit_world_model(config, there)
+    run.update({"fitted_as": made})
+
+
+def check_arms(arms: Arms, path: Path, folder: Path) -> None:
+    """Checks arms of the run in ``path``, or of runs that ``folder`` will hold, before hours of work.
+
+    Raises:
+        UserError: two names would be one folder, or settings contradict each other.
+        ConfigError: a setting has no such key, or not that type.
+    """
+    slugs_of(arms)
+    for settings in arms.values():
+        _config_with(path, folder, settings)
+
+
+def slugs_of(arms: Arms) -> dict[str, str]:
+    """A folder name for each arm.
+
+    Raises:
+        UserError: two would share one, or there is nothing to make one of.
+    """
+    slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
+    if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
+        raise UserError(f"they need names that differ in letters or digits, got {sorted(arms)}")
+    return slugs
+
+
+def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
+    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
+
+    Raises:
+        UserError: they contradict each other.
+        ConfigError: a setting has no such key, or not that type.
+    """
+    config = _config_with(path, folder, settings)
+    config.seed = int(RunFolder(path, config.seed).summary["seed"])
+    return config
+
+
+def _config_with(path: Path, folder: Path, settings: str) -> Config:
+    own = remembered_overrides(path) or remembered_overrides(folder)
+    config = load_config(merge_overrides(own, shlex.split(settings)), Config)
+    check(config)
+    return config
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """The lines of a table."""
+    lines = ["|" + "|".join(f" {cell} " if cell != "" else " " for cell in row) + "|" for row in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
+
+
+def write_results(folder: Path, name: str, results: Any, table: str) -> None:
+    """Writes ``<name>.json`` and ``<name>.md``, and prints the table."""
+    write_atomically(folder / f"{name}.json", json.dumps(results, indent=1))
+    write_atomically(folder / f"{name}.md", table)
+    print(table)
