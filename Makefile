@@ -24,7 +24,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table synther-table clean $(STAGES)
+.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained transfer worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -156,9 +156,6 @@ early-experience: $(STAMP)  ## what a log is worth beyond its experts: world, re
 
 diffusion-table: $(STAMP)  ## world models by diffusion beside text, edits and retrieval, fitted to the same texts; ARGS='--seeds 0'
 	$(BIN)/python -m tests.benchmarks.diffusion_table $(ARGS)
-
-synther-table: $(STAMP)  ## is a critic better that was also fitted to synthetic transitions (SynthER)? ARGS='--seeds 0'
-	$(BIN)/python -m tests.benchmarks.synther_table $(ARGS)
 
 clean:  ## remove environments, caches and build output; outputs/ stays
 	rm -rf $(VENV) $(VLLM_VENV) $(TRL_VENV) $(PEERS_VENV) $(VERIFIERS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

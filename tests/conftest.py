@@ -19,6 +19,11 @@ TINY = GameSettings(rooms=2, objects=4, quest_length=3)
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Files in the order of their names: xdist would leave the end-to-end ones, of few but long tests, to the end."""
+    config.option.loadscopereorder = False
+
+
 def pytest_collection_finish() -> None:
     """Loaded modules stay: full garbage collections, of which stages ask many, need not look through them again."""
     gc.collect()

@@ -94,10 +94,7 @@ ARMS = (
     ),
     Arm("observations", "and what the world answers, weight 0.5", ("clone.observation_weight=0.5",)),
 )
-HEAD = (
-    *("policy", "compared with", "seeds", "success, training games", "held-out games", "n"),
-    "difference, held-out",
-)
+HEAD = (*("policy", "compared with", "seeds", "success, training games", "held-out games", "n"), "difference, held-out")
 
 
 def main() -> int:

@@ -78,13 +78,7 @@ VARIANTS = {
     "none": nullcontext,
     **{
         f.__name__: f
-        for f in (
-            attention_of_training,
-            layers_of_training,
-            attention_of_decoding,
-            layers_of_decoding,
-            everything,
-        )
+        for f in (attention_of_training, layers_of_training, attention_of_decoding, layers_of_decoding, everything)
     },
 }
 

@@ -25,13 +25,7 @@ from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from tests.benchmarks.machine import matmul_rate
-from tests.benchmarks.measure import (
-    arguments,
-    distinct_tokens,
-    forward_operations,
-    run_worker,
-    shared_prefix,
-)
+from tests.benchmarks.measure import arguments, distinct_tokens, forward_operations, run_worker, shared_prefix
 from tests.benchmarks.table import Limit, table_row, write
 from tests.benchmarks.update_ours import FIRST_ID, Shape, add_own_logprobs, make_rows
 

@@ -1,14 +1,17 @@
-"""Every command and every Python block of the pages works. If these fail, what a newcomer types first fails."""
+"""Every command and every Python block of the pages works, and the notebook. If these fail, what a newcomer types
+first fails."""
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import json
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 # Settings and stage of every command are checked; those of this page run, in order.
 RUN = {"docs/quickstart.md"}
-BETWEEN = "-- between two programs --"
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -52,44 +54,87 @@ def test_there_are_commands_to_check() -> None:
     assert {page for page, _ in ALL} >= RUN
 
 
-def test_the_quickstart_runs_from_top_to_bottom(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    give_games: Callable[[Path], None],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    give_games(tmp_path / "outputs" / "first")  # the demo has compiled the same ones before
+@pytest.fixture(scope="module")
+def quickstart(tmp_path_factory: pytest.TempPathFactory, give_games: Callable[[Path], None]) -> Path:
+    """Where the commands of the page were run, each in its place; with a smaller run than the page's."""
+    there = tmp_path_factory.mktemp("quickstart")
+    give_games(there / "outputs" / "first")  # the demo has compiled the same ones before
     few = ["collect.episodes=40", "collect.workers=1", "fit.steps=200", "train.updates=1", "tripwires.enabled=false"]
     few += ["evaluate.episodes=4", "evaluate.heldout_episodes=2"]
-    for words in commands(ROOT / "docs/quickstart.md"):
-        smaller = few if "preset=tiny" in words else []
-        assert main([*words, *smaller]) == 0, (words, capsys.readouterr().err)
-    for page in ("report.html", "audit.html", "compare.html"):
-        assert (tmp_path / "outputs/first" / page).exists()
-    assert "first" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(there)
+        for words in commands(ROOT / "docs/quickstart.md"):
+            assert main([*words, *(few if "preset=tiny" in words else [])]) == 0, words
+    return there
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path, give_games: Callable[[Path], None]) -> None:
+@pytest.fixture
+def like_it(
+    quickstart: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, give_games: Callable[[Path], None]
+) -> str:
+    """Settings of a small run that begins with the quickstart's models; ``outputs/mine`` has their games."""
+    monkeypatch.chdir(tmp_path)
     give_games(tmp_path / "outputs" / "mine")
+    models = quickstart / "outputs" / "first" / "models"
+    small = {"evaluate.episodes": 4, "evaluate.heldout_episodes": 2, "train.updates": 1, "tripwires.enabled": False}
+    small |= {"collect.episodes": 12, "collect.workers": 1, "fit.steps": 2, "clone.steps": 2, "clone.lr": 1e-5}
+    small |= {"worldmodel.model": str(models / "worldmodel"), "policy.model": str(models / "policy-clone")}
+    return str(small | {"fit.lr": 1e-5})
+
+
+def test_the_quickstart_runs_from_top_to_bottom(quickstart: Path) -> None:
+    for page in ("report.html", "audit.html", "compare.html"):
+        assert (quickstart / "outputs/first" / page).exists()
+
+
+def test_the_python_of_the_readme_runs(like_it: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     episode = {
         "task_id": "shop-1", "agent": "gpt", "start": "Buy red shoes. [search]",
         "turns": [{"action": "buy[red shoes]", "observation": "Red shoes are yours.", "reward": 1, "terminated": True}],
     }  # fmt: skip
     (tmp_path / "my-log.jsonl").write_text("\n".join(json.dumps(episode | {"id": str(k)}) for k in range(60)))
     own, other = blocks(ROOT / "README.md", "python")
-    small = '{"evaluate.episodes": 4, "evaluate.heldout_episodes": 2, "tripwires.enabled": False, "train.updates": 1, '
-    small += '"collect.episodes": 40, "collect.workers": 1}'
-    own = own.replace('{"train.updates": 5}', small)
-    other = other.replace('preset="tiny")', 'preset="tiny", overrides={"fit.steps": 30})')
-    assert small in own
-    assert "fit.steps" in other
-    # one process for both, as each would import torch anew
-    program = f"{own}\nprint({BETWEEN!r})\n{other}"
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert all(said.strip() for said in done.stdout.split(BETWEEN)), done.stdout
-    assert done.stdout.count(BETWEEN) == 1
+    for program, given, settings in (
+        (own, '{"train.updates": 5}', like_it),
+        (other, 'preset="tiny")', 'preset="tiny", overrides={"fit.steps": 30})'),
+    ):
+        assert given in program
+        exec(program.replace(given, settings), {})
+        assert capsys.readouterr().out.strip()
+    assert (tmp_path / "outputs" / "mine" / "models" / "policy").exists()
+
+
+def test_the_notebook_runs_and_trains_without_a_real_step(like_it: str, tmp_path: Path) -> None:
+    """From top to bottom, as Jupyter runs it: cell by cell inside one event loop that goes on."""
+    first, *rest = ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
+    smaller = first.replace('{"evaluate.episodes": 20}', like_it).replace("outputs/quickstart", "outputs/mine")
+    assert smaller.count("mine") == 1
+    assert like_it in smaller
+
+    async def run_all() -> dict[str, Any]:
+        names: dict[str, Any] = {}
+        for source in (smaller, *rest):
+            value = eval(compile(source, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+            if inspect.isawaitable(value):
+                await value
+        return names
+
+    names = asyncio.run(run_all())
+    assert (tmp_path / "outputs" / "mine" / "report.html").exists()
+    assert names["trained"].real_steps == 0
+    assert names["trained"].updates
+    assert names["verdict"].after.train_tasks.n == 4
+    assert names["dream"].turns
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    kept = [cell for cell in cells() if cell["cell_type"] == "code" and (cell["outputs"] or cell["execution_count"])]
+    assert kept == []
+
+
+def cells() -> list[dict[str, Any]]:
+    notebook = ROOT / "examples" / "quickstart.ipynb"
+    return list(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
 
 
 def test_links_between_pages_and_to_files_lead_somewhere() -> None:

@@ -68,7 +68,7 @@ def random_points() -> str:
     """``IMAGINATION_KILLS=20`` kills twenty times; a loop of twelve steps has not many more points."""
     chance = random.Random(0)
     kinds = {"ask": 9, "answer": 9, "append": 3, "state": 12, "copy": 4, "fit": 10, "train": 2}
-    drawn = [chance.choice(list(kinds)) for _ in range(int(os.environ.get("IMAGINATION_KILLS", "5")))]
+    drawn = [chance.choice(list(kinds)) for _ in range(int(os.environ.get("IMAGINATION_KILLS", "3")))]
     return ",".join(f"{kind}-{chance.randint(1, kinds[kind])}?" for kind in drawn)
 
 

@@ -99,10 +99,7 @@ def test_dreams_grow_longer(cloned: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["turn_ppo", "gigpo"])
 def test_four_updates_with_everything_equal_two_then_a_kill_then_two_more(
-    name: Any,
-    cloned: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: Any, cloned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The buffer, the estimator and its optimiser are in the training state."""
     plant(monkeypatch, Lottery)

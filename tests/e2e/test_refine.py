@@ -22,7 +22,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
-from tests.support.tiny import write_log
+from tests.support.tiny import tiny_settings, write_log
 from worldmodel.objective import transition_weights
 
 
@@ -42,22 +42,28 @@ def misheard(episode: Trajectory) -> Trajectory:
     return replace(episode, turns=tuple(turns))
 
 
-@pytest.fixture
-def half_trained(tiny: Config, run: Path) -> Config:
-    tiny.collect.validation = 0.3
-    tiny.fit.steps = 300
-    tiny.refine.updates, tiny.refine.turns, tiny.refine.group_size, tiny.refine.lr = 15, 16, 6, 1e-3
-    shutil.rmtree(run / "log")
-    write_log(run, misheard)
-    fit_world_model(tiny, run)
-    shutil.rmtree(run / "log")
-    write_log(run)
-    return tiny
+def half_trained_settings() -> Config:
+    config = tiny_settings()
+    config.collect.validation, config.fit.steps = 0.3, 300
+    config.refine.updates, config.refine.turns, config.refine.group_size, config.refine.lr = 15, 16, 6, 1e-3
+    return config
 
 
-def test_a_half_trained_world_model_gets_better(half_trained: Config, run: Path) -> None:
+@pytest.fixture(scope="module")
+def half_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose world model was fitted to a log that was not heard rightly, before the right log."""
+    folder = tmp_path_factory.mktemp("half-trained")
+    write_log(folder, misheard)
+    fit_world_model(half_trained_settings(), folder)
+    shutil.rmtree(folder / "log")
+    write_log(folder)
+    return folder
+
+
+def test_a_half_trained_world_model_gets_better(half_trained: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(half_trained, tmp_path / "run"))
     before = version(run / "models/worldmodel")
-    refine_world_model(half_trained, run)
+    refine_world_model(half_trained_settings(), run)
     told = summary(run)["refined"]
     assert isinstance(told, dict)
     assert told["promoted"]
@@ -70,10 +76,11 @@ def test_a_half_trained_world_model_gets_better(half_trained: Config, run: Path)
     assert lines[0]["expert_loss"] > 0  # logged episodes take part
 
 
-def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Config, run: Path) -> None:
+def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Path, tmp_path: Path) -> None:
+    run, config = Path(shutil.copytree(half_trained, tmp_path / "run")), half_trained_settings()
     before = version(run / "models/worldmodel")
-    half_trained.refine.lr, half_trained.refine.updates = 0.5, 3
-    refine_world_model(half_trained, run)
+    config.refine.lr, config.refine.updates = 0.5, 3
+    refine_world_model(config, run)
     told = summary(run)["refined"]
     assert isinstance(told, dict)
     assert not told["promoted"]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.train import train
 from imagination.runs.lifecycle import need
@@ -19,13 +18,10 @@ from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo", "epo"])
 def test_four_updates_equal_two_then_a_kill_then_two_more(
-    run: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+    cloned: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
 ) -> None:
     tiny.algorithm.name = algorithm  # type: ignore[assignment]
-    fit_world_model(tiny, run)
-    clone(tiny, run)
-    stopped = shutil.copytree(run, tmp_path / "stopped")
-
+    run, stopped = (Path(shutil.copytree(cloned, tmp_path / name)) for name in ("whole", "stopped"))
     train(tiny, run)
     with monkeypatch.context() as patch:
         kill_at(patch, "train", 3)
@@ -47,11 +43,11 @@ def test_four_updates_equal_two_then_a_kill_then_two_more(
 def test_supervised_training_goes_on_where_it_stopped(
     run: Path, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny.fit.average = 0.9  # what is averaged so far is part of the state
+    tiny.fit.average, tiny.fit.steps = 0.9, 40  # what is averaged so far is part of the state
     stopped = shutil.copytree(run, tmp_path / "stopped")
     fit_world_model(tiny, run)
     with monkeypatch.context() as patch:
-        kill_at(patch, "fit_world_model", 100)
+        kill_at(patch, "fit_world_model", 30)
         with pytest.raises(Killed):
             fit_world_model(tiny, stopped)
     assert (stopped / "checkpoints" / "fit_world_model.ckpt").exists()
@@ -62,11 +58,13 @@ def test_supervised_training_goes_on_where_it_stopped(
 def test_a_state_saved_under_other_settings_is_not_gone_on_from(
     run: Path, tiny: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny.fit.steps = 40
     with monkeypatch.context() as patch:
-        kill_at(patch, "fit_world_model", 100)
+        kill_at(patch, "fit_world_model", 30)
         with pytest.raises(Killed):
             fit_world_model(tiny, run)
+    assert (run / "checkpoints" / "fit_world_model.ckpt").exists()
     tiny.fit.lr = 1e-4
     fit_world_model(tiny, run)
     steps = [row["step"] for row in metrics_of(run, "fit_world_model")]
-    assert steps == list(range(0, 150, 10)), "it must have started again from step 0"
+    assert steps == list(range(0, 40, 10)), "it must have started again from step 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,6 @@ import pytest
 
 from imagination.cli import main
 from imagination.commands import train as train_stage
-from imagination.commands.clone import clone
-from imagination.commands.fit_world_model import fit_world_model
 from real_envs.worker_pool import PoolStats
 from worldmodel.evaluation.intervals import wilson
 
@@ -52,33 +51,24 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert "report.html" in printed
 
-    started = (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns
-    assert main(command) == 0
-    assert "train: done before" in capsys.readouterr().out
-    assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == started
-
+    trained = (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns
     few = "evaluate.episodes=12 evaluate.heldout_episodes=2"
-    arms = [f"ablation.arms.short=train.updates=1 {few}", f"ablation.runs=[{folder}]"]
-    arms.append(f"ablation.arms.mixed=train.updates=2 train.real_share=[[0,0.5],[1,0]] {few}")
+    arms = [f"ablation.arms.mixed=train.updates=2 train.real_share=[[0,0.5],[1,0]] {few}", f"ablation.runs=[{folder}]"]
     ablation = ["ablate", "run=ablation", f"output={tmp_path}", *arms]
     assert main(ablation) == 0
     (found,) = json.loads((tmp_path / "ablation" / "ablation.json").read_text())
-    arm = found["arms"]["short"]
-    assert (found["seed"], arm["train_tasks"]["n"], arm["real_steps"]["train"]) == (7, 12, 0)
-    short, lines = (
-        list(map(json.loads, (tmp_path / f"ablation/arms/{name}/seed-7/metrics.jsonl").read_text().splitlines()))
-        for name in ("short", "mixed")
-    )
-    assert [line["stage"] for line in short] == ["train", "last_look"]
+    arm = found["arms"]["mixed"]
+    assert (found["seed"], arm["train_tasks"]["n"]) == (7, 12)
+    lines = map(json.loads, (tmp_path / "ablation/arms/mixed/seed-7/metrics.jsonl").read_text().splitlines())
     overlap, mixed, alone, last = lines
     assert overlap["stage"] == "overlap"
     assert (last["stage"], last.get("real_turns")) == ("last_look", None), "the last look takes no real step"
     assert min(mixed["rl_tokens_dream"], mixed["rl_tokens_real"]) > 0 == alone.get("rl_tokens_real", 0)
     assert {"dream_success", "real_success", "clip_fraction_real", "tokens_expert"} <= set(mixed)
-    assert found["arms"]["mixed"]["real_steps"]["train"] == mixed["real_turns"] > 0, "declared, and counted"
+    assert arm["real_steps"]["train"] == mixed["real_turns"] > 0, "declared, and counted"
     capsys.readouterr()
     assert main(ablation) == 0, "finished arms are not trained again"
-    assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())[0]["arms"]["short"] == arm
+    assert json.loads((tmp_path / "ablation" / "ablation.json").read_text())[0]["arms"]["mixed"] == arm
 
     words = ["run=tiny", f"output={tmp_path}"]
     assert main(["compare", *words, "compare.episodes=4", "compare.logged=2", "compare.signals=true"]) == 0
@@ -97,17 +87,16 @@ def test_the_tiny_demo_learns_in_dreams(tmp_path: Path, capsys: pytest.CaptureFi
     assert shown in capsys.readouterr().out
     assert main(command) == 0
     assert "train: done before" in capsys.readouterr().out, "looking at a run must not make it start again"
+    assert (folder / "models" / "policy" / "model.safetensors").stat().st_mtime_ns == trained
 
 
 def test_a_real_step_taken_by_a_dream_is_an_error(
-    run: Path, tiny: train_stage.Config, monkeypatch: pytest.MonkeyPatch
+    cloned: Path, tmp_path: Path, tiny: train_stage.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit_world_model(tiny, run)
-    clone(tiny, run)
     counter = chain([0], repeat(1))
     monkeypatch.setattr(train_stage, "real_interaction", lambda: PoolStats(steps=next(counter)))
     with pytest.raises(RuntimeError, match="took 1 real step"):
-        train_stage.train(tiny, run)
+        train_stage.train(tiny, Path(shutil.copytree(cloned, tmp_path / "run")))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")

@@ -99,7 +99,7 @@ def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
     assert version not in {row["policy_version"] for row in looked if row["stage"] == "train"}
 
 
-@pytest.mark.parametrize(("word", "hack"), [("look", PLAIN), ("take", HALF), ("go", LATE)])
+@pytest.mark.parametrize(("word", "hack"), [("take", HALF), ("go", LATE)])
 def test_a_planted_hack_stops_training(
     run_folder: Path, word: str, hack: Hack, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,12 +101,7 @@ def test_agreement_by_hand() -> None:
 
 def test_a_broken_dream_of_one_policy_is_left_out_for_all() -> None:
     """Otherwise the others would have played harder or easier games than it did."""
-    rows = [
-        triple("a", 0, 1, 1, 1),
-        triple("b", 0, 0, 0, 0),
-        triple("a", 1, None, None, 1),
-        triple("b", 1, 1, 1, 1),
-    ]
+    rows = [triple("a", 0, 1, 1, 1), triple("b", 0, 0, 0, 0), triple("a", 1, None, None, 1), triple("b", 1, 1, 1, 1)]
     found = agreement_metrics(rows, seed=0)
     assert found["episodes_each"] == 1
     assert found["spearman"]["value"] == pytest.approx(1.0)

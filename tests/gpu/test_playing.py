@@ -21,15 +21,7 @@ from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.settings import EngineSettings
 from tests.support.asking import together
-from tests.support.device import (
-    DEVICE,
-    batch_of,
-    make_model,
-    needs_card,
-    needs_device,
-    some_text,
-    trainer_logprobs,
-)
+from tests.support.device import DEVICE, batch_of, make_model, needs_card, needs_device, some_text, trainer_logprobs
 from tests.support.engines import NEVER, generate
 
 pytestmark = needs_device

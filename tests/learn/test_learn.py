@@ -88,7 +88,7 @@ def test_played_episodes_earn_what_the_value_says():
     assert torch.equal(played.logprobs.isnan(), played.turn < 0)
 
 
-@pytest.mark.parametrize("name", ["ppo", "grpo", "rloo", "st_ppo"])
+@pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_it_learns(name):
     """Ninety-five percent of the optimum, from less than ten, within 250 updates."""
     student = Learner(algorithm(name), seed=0)

@@ -25,7 +25,7 @@ from imagination.learning.losses import (
     value_loss,
 )
 
-quick = settings(deadline=None, max_examples=60)  # no deadline: the CPU cores are shared
+quick = settings(deadline=None, max_examples=30)  # no deadline: the CPU cores are shared
 VOCAB = 5
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300, -1e300])
 seeds = st.integers(0, 2**31 - 1)

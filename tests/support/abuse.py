@@ -179,9 +179,4 @@ def raw_bytes(address: str, witness: Witness, drawn: Callable[[Any], Any]) -> No
     send()
 
 
-SENDERS: dict[str, Abuse] = {
-    "requests": requests,
-    "bodies": bodies,
-    "messages": messages,
-    "raw-bytes": raw_bytes,
-}
+SENDERS: dict[str, Abuse] = {"requests": requests, "bodies": bodies, "messages": messages, "raw-bytes": raw_bytes}

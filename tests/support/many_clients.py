@@ -34,9 +34,7 @@ def own_words(client: int) -> list[str]:
 
 
 async def play_together(
-    address: str,
-    episodes: Sequence[list[str]],
-    meanwhile: Callable[[], Awaitable[None]] | None = None,
+    address: str, episodes: Sequence[list[str]], meanwhile: Callable[[], Awaitable[None]] | None = None
 ) -> list[Played]:
     """Client ``k`` plays the actions ``episodes[k]`` under seed ``k``, until they or the episode end.
 

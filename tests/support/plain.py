@@ -222,11 +222,7 @@ class Noted(PolicyModule):
 
 
 def fit(
-    module: L.LightningModule,
-    item: Any,
-    steps: int = 1,
-    callbacks: Sequence[L.Callback] = (),
-    accelerator: str = "cpu",
+    module: L.LightningModule, item: Any, steps: int = 1, callbacks: Sequence[L.Callback] = (), accelerator: str = "cpu"
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

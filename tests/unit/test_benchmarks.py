@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -19,11 +17,10 @@ from transformers import LlamaConfig
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from tests.benchmarks import base_table, dreaming, gpu, machine, measure
+from tests.benchmarks import base_table, dreaming, gpu, machine
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.iteration_ours import ZooEnv
-from tests.benchmarks.machine import nominal_peak
-from tests.benchmarks.measure import Stopwatch, distinct_tokens, forward_operations, run_in_turns, run_worker
+from tests.benchmarks.measure import Stopwatch, distinct_tokens, forward_operations
 from tests.benchmarks.race import Race, Side
 from tests.benchmarks.study import options_and_settings, study_options
 from tests.benchmarks.table import Limit, ratios, table, table_row
@@ -177,28 +174,6 @@ def test_two_workers_take_their_laps_in_turns(monkeypatch: pytest.MonkeyPatch) -
     assert len(alone.seconds) == 1
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_a_worker_that_fails_is_named_at_once_and_the_other_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, order: int
-) -> None:
-    made: list[Any] = []
-
-    class Recorded(measure._Worker):
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            made.append(self)
-
-    monkeypatch.setattr(measure, "_Worker", Recorded)
-    sides = [(sys.executable, "no_such_worker"), (sys.executable, "zoo_clone")][::order]  # the second works for hours
-    spec = {"model": str(tmp_path), "seed": 0, "steps": 10**6}
-    with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
-        run_in_turns(sides, spec, tmp_path, threads=1)
-    assert len(made) == 2
-    assert not any(worker.running() for worker in made)
-    with pytest.raises(RuntimeError, match=r"no_such_worker ended with 1:\n.*No module named"):
-        run_worker(sys.executable, "no_such_worker", {}, tmp_path, threads=1)
-
-
 def test_limits_of_dreams_that_can_be_counted_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dreaming, "copy_rate", lambda *_: 1e6)
     monkeypatch.setattr(dreaming, "products_seconds", lambda shapes, n, *_: n * (2.0 if len(shapes) == 1 else 1.0))
@@ -219,18 +194,6 @@ def test_operations_of_a_turn_counted_by_hand() -> None:
     assert dreaming.turn_operations(shape, 3) == linear + 2 * 2 * 2 * 64 * sum(range(27, 35))
 
 
-def test_a_race_without_vllm_says_why(tmp_path: Path) -> None:
-    race = Race(gpu.TINY, tmp_path, threads=1, isolated=False)
-    race.enter("ours", Side("inprocess"))
-    race.enter("vLLM", Side("vllm", python=tmp_path / "python"))
-    race.run(rounds=2)
-    limit = {"limit": Limit(1.0, "physics")}
-    found = race.row("speed", "report", "ours", "vLLM", limit)
-    assert len(found["ours"]) == 2
-    assert found["ratio"] is None
-    assert str(tmp_path) in found["not_measured"]
-
-
 def test_every_way_is_tried_and_the_fastest_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def play(self: Race, side: Side, *_: Any) -> dict[str, Any]:
         if side.dtype == "float16":
@@ -249,29 +212,3 @@ def test_every_way_is_tried_and_the_fastest_taken(tmp_path: Path, monkeypatch: p
     race.run(rounds=2)
     assert race.rates == {"vLLM": [3.0, 3.0]}
     assert race.missing["slow"] == "ValueError: no compiler"
-
-
-def test_the_gpu_benchmark_runs_through_in_a_tiny_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dreaming, "_BATCHES", (16, 64))  # bf16 products of thousands of rows take a CPU half a minute
-    gpu.main(["--tiny", "--out", str(tmp_path), "--threads", str(torch.get_num_threads())])
-    result = json.loads((tmp_path / "gpu.json").read_text())
-    assert result["quick"]
-    rows = {row["unit"]: row for row in result["rows"]}
-    assert rows["tokens/s"]["ours"][0] > 0
-    assert 0 < result["rows"][0]["mfu"] < 1
-    assert result["rows"][0]["of_limit"] == pytest.approx(result["rows"][0]["mfu"])
-    assert rows["turns/s"]["of_decode_limit"] > 0
-    assert "policy-update" in table([result])
-
-
-def test_the_gpu_benchmark_wants_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs a CUDA card") as stopped:
-        gpu.main(["--out", str(tmp_path)])
-    assert "\n" not in str(stopped.value)
-
-
-def test_peaks_that_vendors_promise() -> None:
-    assert nominal_peak("NVIDIA H100 80GB HBM3") == 989e12
-    assert nominal_peak("NVIDIA H100 PCIe") == 756e12
-    assert nominal_peak("an abacus") is None

@@ -183,10 +183,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
         ("real_envs/a.py", "from real_envs.env import Env\nfrom . import b\nfrom .importers import c\nimport numpy"),
         ("policy/lm/engines/vllm.py", "import vllm, torch\nfrom real_envs.env import Task"),
         ("worldmodel/a.py", "from policy.lm.render import render\nfrom policy import lm\nimport policy.lm.batch"),
-        (
-            "imagination/learning/trainer.py",
-            "import lightning\nfrom ..rollout.play import p",
-        ),
+        ("imagination/learning/trainer.py", "import lightning\nfrom ..rollout.play import p"),
         ("imagination/settings/compose.py", "from hydra import compose\nfrom omegaconf import OmegaConf"),
     ],
 )

@@ -153,14 +153,7 @@ def test_things_have_other_names_and_the_rest_stays() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.tuples(
-            st.lists(st.sampled_from(SAID), min_size=1),
-            st.booleans(),
-        ),
-        min_size=1,
-        max_size=6,
-    ),
+    st.lists(st.tuples(st.lists(st.sampled_from(SAID), min_size=1), st.booleans()), min_size=1, max_size=6),
     st.integers(0, 2**32),
 )
 def test_a_copy_is_the_episode_under_one_renaming(texts: list[tuple[list[str], bool]], seed: int) -> None:

@@ -10,13 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.data.batches import (
-    SupervisedBatches,
-    copying_answers,
-    copying_rows,
-    fit_batches,
-    one_after_the_other,
-)
+from imagination.data.batches import SupervisedBatches, copying_answers, copying_rows, fit_batches, one_after_the_other
 from imagination.settings import FitSettings
 from policy.lm.batch import Row
 from real_envs.trajectory import Source

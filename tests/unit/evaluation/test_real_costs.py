@@ -66,13 +66,7 @@ def test_a_price_is_a_number(tmp_path: Path, price: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "both"),
-    [
-        ((0, 3), (1, 5), 2),
-        ((1, 5), (0, 3), 2),
-        ((0, 9), (2, 3), 1),
-        ((0, 1), (2, 3), 0),
-    ],
+    ("one", "other", "both"), [((0, 3), (1, 5), 2), ((1, 5), (0, 3), 2), ((0, 9), (2, 3), 1), ((0, 1), (2, 3), 0)]
 )
 def test_spans_that_meet(one: tuple[float, float], other: tuple[float, float], both: float) -> None:
     assert Span(*one).both(Span(*other)) == both

@@ -185,11 +185,7 @@ def test_stragglers() -> None:
         pytest.approx([0, low, 0, 0, low, low, 0, 0]),
         pytest.approx([0, low, low, 0, 0, low, low, low]),
     ]
-    assert batch.rl_weight.tolist() == [
-        [0, 1, 0, 0, 0, 0, 0, 0],
-        [0, 1, 0, 0, 1, 1, 0, 0],
-        [0, 1, 1, 0, 0, 1, 1, 1],
-    ]
+    assert batch.rl_weight.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1, 1, 1]]
 
 
 def test_groups_that_tell_something_are_counted() -> None:

@@ -11,13 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from policy.lm.backbone import (
-    CheckpointError,
-    build_model,
-    load_checkpoint,
-    save_checkpoint,
-    with_lora,
-)
+from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, save_checkpoint, with_lora
 from policy.lm.engine import Sampling
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.forward import decoder, hidden_before, token_logits

@@ -106,15 +106,9 @@ def test_each_model_gets_the_engine_that_was_chosen(
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1:1"):
         Session(config, run).world_model((), 0.0)
     # what was just trained is not what the server has
-    assert isinstance(
-        Session(config, run).world_model((), 0.0, served=False).engine,
-        InProcessEngine,
-    )
+    assert isinstance(Session(config, run).world_model((), 0.0, served=False).engine, InProcessEngine)
     config.engine = EngineSettings(name="vllm")
-    for attempt in (
-        lambda: Session(config, run).agent(policy),
-        lambda: Session(config, run).world_model((), 0.0),
-    ):
+    for attempt in (lambda: Session(config, run).agent(policy), lambda: Session(config, run).world_model((), 0.0)):
         with pytest.raises(EngineUnavailable, match="not installed"):
             attempt()
 

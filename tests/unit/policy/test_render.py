@@ -101,10 +101,7 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
         (EACH + OPEN + "{{ m['content'] + m['content'] }}" + CLOSE + PROMPT, "drops or repeats"),
         (EACH + OPEN + "{{ m['content'] if loop.last else m['content'][:3] }}" + CLOSE + PROMPT, "drops or repeats"),
         (EACH + OPEN + "{{ loop.index ~ m['content'] }}" + CLOSE + PROMPT, "differently at"),
-        (
-            EACH + OPEN + "{{ m['content'] }}{{ ' NOW' if loop.last }}" + CLOSE + PROMPT,
-            "differently at",
-        ),
+        (EACH + OPEN + "{{ m['content'] }}{{ ' NOW' if loop.last }}" + CLOSE + PROMPT, "differently at"),
         (  # reasoning models: the prompt opens a thought that the history does not have
             EACH + OPEN + "{{ m['content'] }}" + CLOSE + "{{ '<|assistant|><think>' }}",
             "differently at",

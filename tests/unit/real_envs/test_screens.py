@@ -57,8 +57,7 @@ def test_a_store_keeps_what_its_turns_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{}, {"action_x": "1"}, {"action_y": True}, {"action_width": -1.0}, {"action_height": float("inf")}],
+    "wrong", [{}, {"action_x": "1"}, {"action_y": True}, {"action_width": -1.0}, {"action_height": float("inf")}]
 )
 def test_a_place_is_four_numbers_or_none(wrong: dict[str, float | str | bool]) -> None:
     """Logs of before have none, and those of others may hold anything."""

@@ -181,13 +181,7 @@ def test_a_full_context_of_the_world() -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
-    [
-        StopReason.ENV_CRASHED,
-        StopReason.ENV_TIMEOUT,
-        StopReason.PREDICTION_INVALID,
-        StopReason.ENGINE_FAILED,
-    ],
+    "reason", [StopReason.ENV_CRASHED, StopReason.ENV_TIMEOUT, StopReason.PREDICTION_INVALID, StopReason.ENGINE_FAILED]
 )
 def test_a_world_that_breaks_keeps_the_turns_played(reason: StopReason) -> None:
     """The failure is typed and explained, and it is neither an observation nor an exception of the whole batch."""

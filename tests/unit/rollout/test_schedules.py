@@ -171,8 +171,5 @@ def test_added_episodes_make_up_their_share() -> None:
 
 
 def test_realised_shares_count_trained_tokens() -> None:
-    mixed = [
-        Row([1] * 5, [True, False, True, True, False], Source.DREAM),
-        Row([1] * 2, [False, True], Source.EXPERT),
-    ]
+    mixed = [Row([1] * 5, [True, False, True, True, False], Source.DREAM), Row([1] * 2, [False, True], Source.EXPERT)]
     assert realised_shares(collate(mixed, pad=0)) == {"tokens_dream": 0.75, "tokens_expert": 0.25}

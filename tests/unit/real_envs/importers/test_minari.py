@@ -117,10 +117,7 @@ def test_an_episode_that_lacks_something_is_refused_and_the_rest_goes_on(tmp_pat
     nobody = {key: value for key, value in (SAID | WON).items() if key != "rewards"}
     episodes, refused = items(dataset(tmp_path, "arrow", early, nobody, SAID | WON))
     assert [e.total_reward for e in episodes] == [1.25]
-    assert [(r.record, r.field) for r in refused] == [
-        ("episode 0", "turns[0].terminated"),
-        ("episode 1", "rewards"),
-    ]
+    assert [(r.record, r.field) for r in refused] == [("episode 0", "turns[0].terminated"), ("episode 1", "rewards")]
 
 
 def test_datasets_are_found_in_folders_and_broken_ones_named(tmp_path: Path) -> None:

@@ -83,11 +83,7 @@ def test_the_protocol_of_environments_holds(server: Server, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("fault", "match"),
-    [
-        ("raise", "the lamp went out"),
-        ("nonsense", "'text' is 1, no text"),
-        ("hang", "step at .* took longer than 2 s"),
-    ],
+    [("raise", "the lamp went out"), ("nonsense", "'text' is 1, no text"), ("hang", "step at .* took longer than 2 s")],
 )
 def test_what_a_server_must_not_do_is_a_failure(server: Server, fault: str, match: str) -> None:
     session = OpenEnvSession(settings_of(server, text="text", timeout=2.0 if fault == "hang" else 20.0))
