@@ -38,8 +38,11 @@ def overrides() -> dict[str, object]:
     return {**changed, "audit.pairs": 4, "train.expert_share": 0.2}
 
 
-def corridors(tmp_path: Path) -> Run:
-    run = Run(tmp_path / "mine", overrides=overrides())
+FEW = {"fit.steps": 5, "clone.steps": 5, "dream.max_tokens": 24}  # where it does not matter what is learned
+
+
+def corridors(tmp_path: Path, **more: object) -> Run:
+    run = Run(tmp_path / "mine", overrides={**overrides(), **more})
     run.use_log(logged_episode(task, number) for task in TASKS for number in range(30))
     return run
 
@@ -79,7 +82,7 @@ def test_a_log_becomes_a_policy_step_by_step(tmp_path: Path) -> None:
 
 
 def test_it_works_inside_a_running_event_loop(tmp_path: Path) -> None:
-    run = corridors(tmp_path)
+    run = corridors(tmp_path, **FEW)
 
     async def cell() -> int:
         run.fit_world_model()
@@ -90,7 +93,7 @@ def test_it_works_inside_a_running_event_loop(tmp_path: Path) -> None:
 
 
 def test_the_command_goes_on_with_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = corridors(tmp_path)
+    run = corridors(tmp_path, **FEW)
     assert sorted(path.name for path in run.folder.iterdir()) == ["log"], "settings are written with the first stage"
     run.fit_world_model()
     assert main(["list", f"output={tmp_path}", "listing.format=json"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,7 @@ from typing import Any
 import pytest
 
 from imagination.cli import main
-from imagination.commands.clone import clone
 from imagination.commands.compare import compare
-from imagination.commands.fit_world_model import fit_world_model
 from imagination.runs.fingerprint import fingerprint
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -21,7 +20,7 @@ from real_envs.env import StepResult, Task
 from real_envs.store import TrajectoryStore, is_validation
 from real_envs.trajectory import Observation, Trajectory, Turn
 from tests.support.oracle import OracleWorldModel
-from tests.support.tiny import TASKS, start, tiny_settings, write_log
+from tests.support.tiny import TASKS, start, tiny_settings
 from worldmodel.world_model import Prediction, PredictionInvalid
 
 
@@ -70,13 +69,9 @@ class Corridors:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(cloned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a world model and a clone, and no world."""
-    folder = tmp_path_factory.mktemp("runs") / "corridors"
-    write_log(folder)
-    fit_world_model(tiny_settings(), folder)
-    clone(tiny_settings(), folder)
-    return folder
+    return Path(shutil.copytree(cloned, tmp_path_factory.mktemp("runs") / "corridors"))
 
 
 @pytest.fixture

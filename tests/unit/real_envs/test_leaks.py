@@ -176,7 +176,7 @@ def test_resets_keep_memory_and_processes_flat() -> None:
                 return worker
 
             found: list[tuple[int, int, int]] = []  # processes below us, and memory of ourselves and of a worker in kB
-            while resets < 200 or time.monotonic() - begin < SOAK:
+            while resets < 130 or time.monotonic() - begin < SOAK:
                 worker = await episode(resets)
                 resets += 1
                 if resets % 40 == 10:

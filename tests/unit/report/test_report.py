@@ -18,7 +18,7 @@ from imagination.report.run_page import write_report
 from imagination.report.run_plots import binned, series, share_areas, trend
 from imagination.report.run_text import terminal_table, verdict
 from real_envs.trajectory import Turn
-from tests.support.reports import Json, Page, page, summary, write_run
+from tests.support.reports import TRAINED, Json, Page, page, summary, write_run
 
 EVIL = "<script>alert('dream')</script> & <img src=x onerror=alert(1)>"
 
@@ -49,7 +49,7 @@ def rollouts() -> list[Json]:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_run(tmp_path_factory.mktemp("runs") / "my-run", summary(), rollouts())
+    folder = write_run(tmp_path_factory.mktemp("runs") / "my-run", summary(), rollouts(), TRAINED)
     assert write_report(folder) == folder / "report.html"
     return folder
 
@@ -163,7 +163,7 @@ def test_a_missing_number_names_the_stage_that_has_not_run(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("partial_summary", [{}, {"seed": 3}, {"policy": {"after": summary()["policy"]["after"]}}])
 def test_any_beginning_of_a_run_can_be_reported(tmp_path: Path, partial_summary: Json) -> None:
-    folder = write_run(tmp_path / "run", partial_summary, [], metrics=[])
+    folder = write_run(tmp_path / "run", partial_summary, [])
     write_report(folder, partial=True)
     table = terminal_table(json.loads((folder / "report.json").read_text()))
     assert len(table.rows) == 2

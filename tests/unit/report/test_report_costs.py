@@ -12,7 +12,7 @@ import pytest
 from imagination.commands.report import report
 from imagination.report.run_page import write_report
 from imagination.settings import Config, UserError
-from tests.support.reports import Json, Page, page, summary, write_run
+from tests.support.reports import TRAINED, Json, Page, page, summary, write_run
 from worldmodel.evaluation.proportions import Proportion
 
 
@@ -40,7 +40,7 @@ def test_without_a_control_the_report_says_how_to_get_one(tmp_path: Path) -> Non
         assert "as there is no control" in text
         assert "train.world=real" in text
     # dreams that were copied and not trained again are no control
-    write_run(folder / "control", summary(), [])
+    write_run(folder / "control", summary(), [], TRAINED)
     write_report(folder)
     assert "as there is no control" in page(folder)
 
