@@ -17,25 +17,16 @@ _DOCSTRING = re.compile(r"(.+?)\.?\n\n([\s\S]+?)\n\nReads: (.+)\nWrites: (.+)\n\
 
 @dataclass(frozen=True)
 class Stage:
-    """One word of the command line.
+    """One word of the command line."""
 
-    Attributes:
-        name: ``fit-world-model``.
-        function: ``module:name``, imported only when the stage runs.
-        sections: the parts of the configuration that matter to it; its help lists their keys.
-        run: the run's name where the command line gives neither that nor a preset.
-        preset: of a new run where the command line gives neither that nor a world.
-        places: settings that bare words of the command line fill in order; the last is a list and takes the rest.
-        writes_run: whether it works in the folder of a run, which then keeps its settings.
-    """
-
-    name: str
-    function: str
-    sections: tuple[str, ...] = ()
-    run: str = ""
-    preset: str = ""
+    name: str  # ``fit-world-model``
+    function: str  # ``module:name``, imported only when the stage runs
+    sections: tuple[str, ...] = ()  # the parts of the configuration that matter to it; its help lists their keys
+    run: str = ""  # the run's name where the command line gives neither that nor a preset
+    preset: str = ""  # of a new run where the command line gives neither that nor a world
+    # settings that bare words of the command line fill in order; the last is a list and takes the rest
     places: tuple[str, ...] = ()
-    writes_run: bool = True
+    writes_run: bool = True  # whether it works in the folder of a run, which then keeps its settings
 
     @cached_property
     def _parts(self) -> tuple[str, ...]:

@@ -31,15 +31,10 @@ def is_unknown(episode: Trajectory) -> bool:
 
 @dataclass(slots=True)
 class Agreement:
-    """Verdicts beside outcomes that are known; failures are no verdicts and count in none of the shares.
+    """Verdicts beside outcomes that are known; failures are no verdicts and count in none of the shares."""
 
-    Attributes:
-        counts: by (verdict, outcome).
-        failures: episodes without a verdict.
-    """
-
-    counts: Counter[tuple[bool, bool]] = field(default_factory=Counter)
-    failures: int = 0
+    counts: Counter[tuple[bool, bool]] = field(default_factory=Counter)  # by (verdict, outcome)
+    failures: int = 0  # episodes without a verdict
 
     def add(self, verdict: bool | None, outcome: bool) -> None:
         if verdict is None:

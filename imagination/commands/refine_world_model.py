@@ -200,16 +200,13 @@ class _Asked:
 
 @dataclass(slots=True)
 class Answers:
-    """Asks the model about logged turns and makes rows of what it answers.
-
-    Attributes:
-        weights: how often each turn of each episode is asked about, relative to others; 0 for unmeasured rewards.
-    """
+    """Asks the model about logged turns and makes rows of what it answers."""
 
     engine: Engine
     chat: ChatFormat
     form: TransitionFormat
     log: Sequence[Trajectory]
+    # how often each turn of each episode is asked about, relative to others; 0 for unmeasured rewards
     weights: Sequence[Sequence[float]]
     config: Config
     on_answer: Callable[[], None] | None = None

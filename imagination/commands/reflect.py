@@ -101,18 +101,15 @@ def asked_policy(session: Session) -> Propose:
 
 @dataclass(slots=True)
 class Asked:
-    """What the world model says of other actions.
-
-    Attributes:
-        counts: actions that were tried, by what became of them: ``told``, ``unsure``, ``invalid``, ``no_contrast``,
-            ``context_full`` and ``engine_failed``.
-    """
+    """What the world model says of other actions."""
 
     world: WorldModel
     guard: Guard
     propose: Propose
     seed: int
     bar: Bar
+    # actions that were tried, by what became of them: ``told``, ``unsure``, ``invalid``, ``no_contrast``,
+    # ``context_full`` and ``engine_failed``
     counts: Counter[str] = field(default_factory=lambda: Counter(told=0))
 
     async def others(self, episode: Trajectory) -> list[list[tuple[str, str]]]:

@@ -148,25 +148,15 @@ def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Ma
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """What a training reads.
+    """What a training reads."""
 
-    Attributes:
-        dreamed: whether updates are played in dreams.
-        log: episodes of the tasks that are trained in, with the rewards that dreams pay.
-        known: what the world model may look up.
-        experts: solved episodes of experts.
-        starts: where dreams begin, by name.
-        learned_from: those that updates begin in.
-        validation: names of those that validation dreams begin in.
-    """
-
-    dreamed: bool
-    log: Sequence[Trajectory]
-    known: Sequence[Trajectory]
-    experts: Sequence[Trajectory]
-    starts: Mapping[str, Start]
-    learned_from: Mapping[str, Start]
-    validation: Sequence[str]
+    dreamed: bool  # whether updates are played in dreams
+    log: Sequence[Trajectory]  # episodes of the tasks that are trained in, with the rewards that dreams pay
+    known: Sequence[Trajectory]  # what the world model may look up
+    experts: Sequence[Trajectory]  # solved episodes of experts
+    starts: Mapping[str, Start]  # where dreams begin, by name
+    learned_from: Mapping[str, Start]  # those that updates begin in
+    validation: Sequence[str]  # names of those that validation dreams begin in
 
     @classmethod
     def of(cls, session: Session, seed: int, starts: Mapping[str, Start] | None) -> _Data:

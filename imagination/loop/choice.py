@@ -29,23 +29,14 @@ _LEAST = 1e-12  # a confidence that was rounded to 0 would be an infinite surpri
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known of a task before its next real episodes.
+    """What is known of a task before its next real episodes."""
 
-    Attributes:
-        logged: episodes of it in the log.
-        dreamed: solved and played, by the policy as it is, in the world model as it is.
-        real: solved and played, by the policy in the real world so far.
-        confidences: of each dreamed turn, the probability of its prediction.
-        disagreements: of each dreamed turn, in nats; empty with a single world model.
-        members: of the world model.
-    """
-
-    logged: int = 0
-    dreamed: tuple[int, int] = (0, 0)
-    real: tuple[int, int] = (0, 0)
-    confidences: Sequence[float] = ()
-    disagreements: Sequence[float] = ()
-    members: int = 1
+    logged: int = 0  # episodes of it in the log
+    dreamed: tuple[int, int] = (0, 0)  # solved and played, by the policy as it is, in the world model as it is
+    real: tuple[int, int] = (0, 0)  # solved and played, by the policy in the real world so far
+    confidences: Sequence[float] = ()  # of each dreamed turn, the probability of its prediction
+    disagreements: Sequence[float] = ()  # of each dreamed turn, in nats; empty with a single world model
+    members: int = 1  # of the world model
 
 
 def doubt(known: Evidence) -> float | None:

@@ -32,24 +32,18 @@ class Start:
 class Guard:
     """When to stop believing a dream.
 
-    Attributes:
-        min_confidence: a turn whose prediction is less likely than this ends the dream as ``UNSURE``, unpaid.
-        min_outcome_confidence: the same for reward and end alone, where the prediction pays or ends the episode.
-        ends: a doubted turn ends the dream; otherwise it is marked (``info["doubted"]``) and goes on, unpaid as well.
-        min_probability: the same as ``min_confidence`` for the calibrated probability that the prediction is exactly
-            right, which the disagreement of an ensemble is part of.
-        calibration: where that probability is from.
-        max_return: a turn with which the episode, logged turns before it included, would earn more is wrong for sure.
-
     Raises:
         ValueError: there is a least probability, and no calibration to have one from.
     """
 
-    min_confidence: float
-    min_outcome_confidence: float
+    min_confidence: float  # a turn whose prediction is less likely than this ends the dream as ``UNSURE``, unpaid
+    min_outcome_confidence: float  # the same for reward and end alone, where the prediction pays or ends the episode
+    # a doubted turn ends the dream; otherwise it is marked (``info["doubted"]``) and goes on, unpaid as well
     ends: bool = True
+    # the same for the calibrated probability that the prediction is exactly right, the ensemble's disagreement included
     min_probability: float = 0.0
-    calibration: Calibration | None = None
+    calibration: Calibration | None = None  # where that probability is from
+    # upper bound on the return, logged turns included; a prediction beyond it is rejected
     max_return: float = math.inf
 
     def __post_init__(self) -> None:

@@ -37,15 +37,12 @@ def plan(tasks: Sequence[Task], count: int, prefix: str, seed: int) -> list[Epis
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """What is stamped on every trajectory of a rollout.
-
-    Attributes:
-        solved_at: total reward from which an episode is solved, where it is another than that of all our worlds, 1.
-    """
+    """What is stamped on every trajectory of a rollout."""
 
     source: Source
     policy_version: str | None = None
     world_model_version: str | None = None
+    # total reward from which an episode is solved, where it is another than that of all our worlds, 1
     solved_at: float | None = None
 
 

@@ -30,23 +30,16 @@ _DRAWN_SEEDS = 2**31
 class DreamWorld:
     """The dreams of a run's world model.
 
-    Attributes:
-        name: of the run.
-        version: of the world model's weights.
-        make_env: an environment for one session, such as a ``DreamEnv`` over ``starts``.
-        starts: start states by name; a task may have several, which a seed chooses among.
-        max_turns: of an episode, its logged beginning aside; the dream is then truncated.
-        index: the logged transitions, for ``nearest``; ``None`` where the log has none with a reward.
-
     Raises:
         ValueError: there is no start state.
     """
 
-    name: str
-    version: str
-    make_env: Callable[[], Env]
-    starts: Mapping[str, Start]
-    max_turns: int
+    name: str  # of the run
+    version: str  # of the world model's weights
+    make_env: Callable[[], Env]  # an environment for one session, such as a ``DreamEnv`` over ``starts``
+    starts: Mapping[str, Start]  # start states by name; a task may have several, which a seed chooses among
+    max_turns: int  # of an episode, its logged beginning aside; the dream is then truncated
+    # the logged transitions, for ``nearest``; ``None`` where the log has none with a reward
     index: TransitionIndex | None = None
     _by_task: dict[str, list[str]] = field(init=False, repr=False, default_factory=dict)
 
@@ -107,33 +100,22 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a reset or a step brought.
+    """What a reset or a step brought."""
 
-    Attributes:
-        text: what the policy sees.
-        reward: of this step; ``None`` where there is none, which is not 0.0: after a reset, and where the world model's
-            context is full.
-        terminated: the dreamed world ended (no bootstrap).
-        truncated: the dream was cut (bootstrap): ``stop`` says by what.
-        task: its id.
-        seed: decides the start state and every dreamed turn.
-        turn: how many actions the episode has had.
-        stop: why it is over; ``None`` while it goes on.
-        trusted: the guard's verdict on this step; ``None`` after a reset. What is not trusted pays nothing.
-        by_rule: a rule of the log answered, not the world model.
-        judgements: the world model's own confidence, in (0, 1], and what else it says of the step (``JUDGEMENTS``).
-    """
-
-    text: str
+    text: str  # what the policy sees
+    # of this step; ``None`` where there is none, which is not 0.0: after a reset, and where the world model's context
+    # is full
     reward: float | None
-    terminated: bool
-    truncated: bool
-    task: str
-    seed: int
-    turn: int
-    stop: StopReason | None = None
+    terminated: bool  # the dreamed world ended (no bootstrap)
+    truncated: bool  # the dream was cut (bootstrap): ``stop`` says by what
+    task: str  # its id
+    seed: int  # decides the start state and every dreamed turn
+    turn: int  # how many actions the episode has had
+    stop: StopReason | None = None  # why it is over; ``None`` while it goes on
+    # the guard's verdict on this step; ``None`` after a reset. What is not trusted pays nothing
     trusted: bool | None = None
-    by_rule: bool = False
+    by_rule: bool = False  # a rule of the log answered, not the world model
+    # the world model's own confidence, in (0, 1], and what else it says of the step (``JUDGEMENTS``)
     judgements: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -33,28 +33,17 @@ LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
 
 @dataclass
 class Config:
-    """The settings of a run.
+    """The settings of a run."""
 
-    Attributes:
-        run: name of the run's folder under output; the same name again continues it.
-        output: folder of all runs.
-        jobs: parallel runs of demo-seeds, audit-table and ablate; 0 is the CPU count, or 1 with a GPU.
-        logger: of losses and rewards during training; metrics.jsonl has them, too.
-        machine_price: of an hour of this machine, in the currency of env.price; 0 is none. Changes only what the report
-            says.
-        seed: of tasks, log, weights, data order and dreams.
-        vocab_size: of the tokenizer of models from scratch.
-        max_action_tokens: longest action, in tokens.
-    """
-
-    run: str = "default"
-    output: str = "outputs"
-    jobs: int = 0
-    logger: LoggerName = "tensorboard"
+    run: str = "default"  #: name of the run's folder under output; the same name again continues it
+    output: str = "outputs"  #: folder of all runs
+    jobs: int = 0  #: parallel runs of demo-seeds, audit-table and ablate; 0 is the CPU count, or 1 with a GPU
+    logger: LoggerName = "tensorboard"  #: of losses and rewards during training; metrics.jsonl has them, too
+    #: of an hour of this machine, in the currency of env.price; 0 is none. Changes only what the report says
     machine_price: float = 0.0
-    seed: int = 0
-    vocab_size: int = 2048
-    max_action_tokens: int = 16
+    seed: int = 0  #: of tasks, log, weights, data order and dreams
+    vocab_size: int = 2048  #: of the tokenizer of models from scratch
+    max_action_tokens: int = 16  #: longest action, in tokens
     env: EnvSettings = field(default_factory=EnvSettings)
     games: GamesSettings = field(default_factory=GamesSettings)
     collect: CollectSettings = field(default_factory=CollectSettings)

@@ -16,74 +16,46 @@ if TYPE_CHECKING:
 
 @dataclass
 class EnvSettings:
-    """The real environment; env=textworld_express is short for all of it.
+    """The real environment; env=textworld_express is short for all of it."""
 
-    Attributes:
-        name: of the environment, such as textworld; packages add their own (entry point imagination.envs).
-        price: of a real step, in any currency; 0 is none. Changes only what the report says.
-        options: of that environment, such as env.options.game=twc; see its file in configs/env/.
-    """
-
+    #: of the environment, such as textworld; packages add their own (entry point imagination.envs)
     name: str = "textworld"
-    price: float = 0.0
+    price: float = 0.0  #: of a real step, in any currency; 0 is none. Changes only what the report says
+    #: of that environment, such as env.options.game=twc; see its file in configs/env/
     options: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
 @dataclass
 class GamesSettings:
-    """How many tasks (games) to generate. Every seed of a run has its own.
+    """How many tasks (games) to generate. Every seed of a run has its own."""
 
-    Attributes:
-        train: training tasks, to log, dream and evaluate in.
-        heldout: held-out tasks, never trained on.
-        rooms: of a TextWorld game.
-        objects: of a TextWorld game, distractors included.
-        quest_length: commands of the shortest solution of a TextWorld game; the goal names only the last.
-    """
-
-    train: int = 6
-    heldout: int = 6
-    rooms: int = 3
-    objects: int = 5
-    quest_length: int = 5
+    train: int = 6  #: training tasks, to log, dream and evaluate in
+    heldout: int = 6  #: held-out tasks, never trained on
+    rooms: int = 3  #: of a TextWorld game
+    objects: int = 5  #: of a TextWorld game, distractors included
+    quest_length: int = 5  #: commands of the shortest solution of a TextWorld game; the goal names only the last
 
 
 @dataclass
 class CollectSettings:
-    """The log: episodes of scripted agents of many skills in the real environment.
+    """The log: episodes of scripted agents of many skills in the real environment."""
 
-    Attributes:
-        episodes: per training task.
-        heldout_episodes: per held-out task, only to evaluate the world model there.
-        max_turns: turn limit of a logged episode.
-        validation: share of the episodes of training tasks that no model trains on.
-        workers: processes that play real episodes, for every stage.
-    """
-
-    episodes: int = 800
-    heldout_episodes: int = 10
-    max_turns: int = 12
-    validation: float = 0.05
-    workers: int = 4
+    episodes: int = 800  #: per training task
+    heldout_episodes: int = 10  #: per held-out task, only to evaluate the world model there
+    max_turns: int = 12  #: turn limit of a logged episode
+    validation: float = 0.05  #: share of the episodes of training tasks that no model trains on
+    workers: int = 4  #: processes that play real episodes, for every stage
 
 
 @dataclass
 class ChatServerSettings:
-    """A server with OpenAI's chat completions API.
+    """A server with OpenAI's chat completions API."""
 
-    Attributes:
-        url: of its API, such as http://localhost:8000/v1; empty uses no server.
-        model: its name on the server.
-        key_env: environment variable that holds the API key; empty sends none.
-        timeout: seconds for one answer.
-        retries: further attempts where the server does not answer.
-    """
-
-    url: str = ""
-    model: str = ""
-    key_env: str = ""
-    timeout: float = 60.0
-    retries: int = 2
+    url: str = ""  #: of its API, such as http://localhost:8000/v1; empty uses no server
+    model: str = ""  #: its name on the server
+    key_env: str = ""  #: environment variable that holds the API key; empty sends none
+    timeout: float = 60.0  #: seconds for one answer
+    retries: int = 2  #: further attempts where the server does not answer
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.timeout <= 0:
@@ -109,17 +81,11 @@ class ChatServerSettings:
 
 @dataclass
 class JudgeSettings(ChatServerSettings):
-    """A language model that labels success where a log does not state it.
+    """A language model that labels success where a log does not state it."""
 
-    Attributes:
-        checked: episodes of known success that it labels first, to measure its accuracy.
-        at_once: concurrent requests.
-        characters: of an episode in the prompt; longer episodes lose their middle.
-    """
-
-    checked: int = 50
-    at_once: int = 8
-    characters: int = 24_000
+    checked: int = 50  #: episodes of known success that it labels first, to measure its accuracy
+    at_once: int = 8  #: concurrent requests
+    characters: int = 24_000  #: of an episode in the prompt; longer episodes lose their middle
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,13 +95,9 @@ class JudgeSettings(ChatServerSettings):
 
 @dataclass
 class RulesSettings(ChatServerSettings):
-    """A language model that proposes rules beside the mined ones; both must pass the same test.
+    """A language model that proposes rules beside the mined ones; both must pass the same test."""
 
-    Attributes:
-        questions: number of requests, each with other turns that no rule explains.
-    """
-
-    questions: int = 6
+    questions: int = 6  #: number of requests, each with other turns that no rule explains
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,39 +107,28 @@ class RulesSettings(ChatServerSettings):
 
 @dataclass
 class ImportSettings:
-    """Logged episodes from files: how they are read, labelled, split and masked.
+    """Logged episodes from files: how they are read, labelled, split and masked."""
 
-    Attributes:
-        format: of the files, the first bare word of the command; auto detects it for each file.
-        files: files and folders, the other bare words.
-        agent: name of the agent where a record has none; clone.agents selects by it.
-        solved_at: return from which an episode without a success label is solved; null is unknown.
-        judge: labels success where neither the record nor its rewards do.
-        goal: labels success by patterns, without a judge, as worldmodel.goal does in dreams.
-        heldout: share of the tasks that is never trained on.
-        mask: mask secrets (addresses, keys, tokens, cookies) before anything is stored.
-        system: whether system messages of chats are part of the first observation.
-        mapping: columns of a table by meaning, imports.mapping.action=cmd; also observation, episode, task, agent,
-            start, success, reward, done, truncated.
-        observation: whether a mapped observation was seen before or after the action beside it.
-        reward: whether a mapped reward is that of the step or cumulative.
-        done: whether a mapped done means that the environment terminated, or any end of the episode (time-outs, too).
-        names: of the values of Minari's discrete spaces, imports.names.action=[left,right].
-    """
-
-    format: str = "auto"
-    files: list[str] = field(default_factory=list)
-    agent: str = "log"
-    solved_at: float | None = None
+    format: str = "auto"  #: of the files, the first bare word of the command; auto detects it for each file
+    files: list[str] = field(default_factory=list)  #: files and folders, the other bare words
+    agent: str = "log"  #: name of the agent where a record has none; clone.agents selects by it
+    solved_at: float | None = None  #: return from which an episode without a success label is solved; null is unknown
+    #: labels success where neither the record nor its rewards do
     judge: JudgeSettings = field(default_factory=JudgeSettings)
+    #: labels success by patterns, without a judge, as worldmodel.goal does in dreams
     goal: Goal = field(default_factory=Goal)
-    heldout: float = 0.1
-    mask: bool = True
-    system: bool = True
+    heldout: float = 0.1  #: share of the tasks that is never trained on
+    mask: bool = True  #: mask secrets (addresses, keys, tokens, cookies) before anything is stored
+    system: bool = True  #: whether system messages of chats are part of the first observation
+    #: columns of a table by meaning, imports.mapping.action=cmd; also observation, episode, task, agent, start,
+    #: success, reward, done, truncated
     mapping: dict[str, str] = field(default_factory=dict)
+    #: whether a mapped observation was seen before or after the action beside it
     observation: Literal["", "before", "after"] = ""
-    reward: Literal["step", "cumulative"] = "step"
+    reward: Literal["step", "cumulative"] = "step"  #: whether a mapped reward is that of the step or cumulative
+    #: whether a mapped done means that the environment terminated, or any end of the episode (time-outs, too)
     done: Literal["terminated", "ended"] = "terminated"
+    #: of the values of Minari's discrete spaces, imports.names.action=[left,right]
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

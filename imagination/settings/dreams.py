@@ -16,41 +16,29 @@ class DreamSettings:
     before it were right (a product, at least ``min_weight``). ``branch`` truncates, and starts further groups in the
     middle of logged episodes until the truncated turns are dreamed elsewhere. The dreams of ``evaluate`` always
     truncate.
-
-    Attributes:
-        max_turns: turn limit of a dreamed episode, without the logged turns before it.
-        branch: share of groups that start in the middle of a logged episode (short branched rollouts; MBPO, Janner et
-            al. 2019).
-        temperature: 1 samples from the world model, 0 takes its most likely prediction.
-        min_confidence: least probability of a whole predicted observation; longer ones need a lower threshold.
-        min_outcome_confidence: the same for reward and termination alone, where a prediction has either.
-        min_probability: least calibrated probability that a whole predicted turn is right, the disagreement of an
-            ensemble included (calibration.json); 0 uses the confidences alone.
-        max_tokens: of a prediction.
-        on_doubt: what a turn below the thresholds does.
-        min_weight: least weight of a token (downweight).
-        extra_groups: at most so many further groups per group of an update (branch).
-        horizon: schedule of the turn limit by update, such as [[0,4],[8,12]]; of train.world=real too; empty is
-            max_turns throughout.
-        horizon_shape: steps waits for the next point, linear interpolates, multiply and add grow from one point (TTI).
-        horizon_every: updates between two increases (multiply, add).
-        horizon_growth: of each increase, a factor (multiply) or turns (add).
     """
 
-    max_turns: int = 12
+    max_turns: int = 12  #: turn limit of a dreamed episode, without the logged turns before it
+    #: share of groups that start in the middle of a logged episode (short branched rollouts; MBPO, Janner et al. 2019)
     branch: float = 0.5
-    temperature: float = 1.0
+    temperature: float = 1.0  #: 1 samples from the world model, 0 takes its most likely prediction
+    #: least probability of a whole predicted observation; longer ones need a lower threshold
     min_confidence: float = 0.8
-    min_outcome_confidence: float = 0.9
+    min_outcome_confidence: float = 0.9  #: the same for reward and termination alone, where a prediction has either
+    #: least calibrated probability that a whole predicted turn is right, the disagreement of an ensemble included
+    #: (calibration.json); 0 uses the confidences alone
     min_probability: float = 0.0
-    max_tokens: int = 192
-    on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"
-    min_weight: float = 0.05
-    extra_groups: float = 1.0
+    max_tokens: int = 192  #: of a prediction
+    on_doubt: Literal["truncate", "downweight", "branch"] = "truncate"  #: what a turn below the thresholds does
+    min_weight: float = 0.05  #: least weight of a token (downweight)
+    extra_groups: float = 1.0  #: at most so many further groups per group of an update (branch)
+    #: schedule of the turn limit by update, such as [[0,4],[8,12]]; of train.world=real too; empty is max_turns
+    #: throughout
     horizon: list[list[int]] = field(default_factory=list)
+    #: steps waits for the next point, linear interpolates, multiply and add grow from one point (TTI)
     horizon_shape: Literal["steps", "linear", "multiply", "add"] = "steps"
-    horizon_every: int = 1
-    horizon_growth: float = 2.0
+    horizon_every: int = 1  #: updates between two increases (multiply, add)
+    horizon_growth: float = 2.0  #: of each increase, a factor (multiply) or turns (add)
 
 
 @dataclass
@@ -64,73 +52,45 @@ class TripwireSettings:
     For the rollback, the trained weights of the last ``max(memory, window)`` policies are kept in main memory and in
     each saved training state: 8 times 4 GB for a model of 10^9 parameters in fp32, little with LoRA. Lower ``memory``
     where that is too much.
-
-    Attributes:
-        enabled: false never stops training, and the report says so.
-        window: updates in the evidence.
-        memory: updates in the evidence that is rare and certain: contradicted, favourite.
-        min_groups: least number of groups that must show it.
-        every: updates between two probes in the real environment.
-        real_episodes: of a probe; 0 takes no real step.
-        gap: largest difference of dreamed success and that of the probe.
-        contradicted: share of rewarded groups that the log contradicts, among those for which it has the answer.
-        favourite: share of rewarded groups whose reward is for one action, or a word in it, never rewarded in the log.
-        unseen: share of rewarded groups whose reward is for any action that was never rewarded in the log.
-        short: a solution shorter than this share of the log's shortest one is suspicious.
-        loops: share of groups in which episodes repeat themselves.
-        silent: share of groups in which most actions are empty, repeated or cut short.
-        diversity: least number of distinct actions, relative to solved episodes of the log; below is collapse.
-        rejected: largest increase of the share of malformed or low-confidence predictions.
-        inconsistent: largest increase of the share of turns that contradict their own dream.
-        drift: largest distance from the log's language, relative to that of its farthest agent.
     """
 
-    enabled: bool = True
-    window: int = 3
-    memory: int = 8
-    min_groups: int = 3
-    every: int = 4
-    real_episodes: int = 0
-    gap: float = 0.2
+    enabled: bool = True  #: false never stops training, and the report says so
+    window: int = 3  #: updates in the evidence
+    memory: int = 8  #: updates in the evidence that is rare and certain: contradicted, favourite
+    min_groups: int = 3  #: least number of groups that must show it
+    every: int = 4  #: updates between two probes in the real environment
+    real_episodes: int = 0  #: of a probe; 0 takes no real step
+    gap: float = 0.2  #: largest difference of dreamed success and that of the probe
+    #: share of rewarded groups that the log contradicts, among those for which it has the answer
     contradicted: float = 0.05
+    #: share of rewarded groups whose reward is for one action, or a word in it, never rewarded in the log
     favourite: float = 0.08
-    unseen: float = 0.2
-    short: float = 0.6
-    loops: float = 0.5
-    silent: float = 0.5
+    unseen: float = 0.2  #: share of rewarded groups whose reward is for any action that was never rewarded in the log
+    short: float = 0.6  #: a solution shorter than this share of the log's shortest one is suspicious
+    loops: float = 0.5  #: share of groups in which episodes repeat themselves
+    silent: float = 0.5  #: share of groups in which most actions are empty, repeated or cut short
+    #: least number of distinct actions, relative to solved episodes of the log; below is collapse
     diversity: float = 0.1
-    rejected: float = 0.2
-    inconsistent: float = 0.2
-    drift: float = 1.25
+    rejected: float = 0.2  #: largest increase of the share of malformed or low-confidence predictions
+    inconsistent: float = 0.2  #: largest increase of the share of turns that contradict their own dream
+    drift: float = 1.25  #: largest distance from the log's language, relative to that of its farthest agent
 
 
 @dataclass
 class ServeSettings:
-    """The world model as an environment server: who may connect, and how much at a time.
+    """The world model as an environment server: who may connect, and how much at a time."""
 
-    Attributes:
-        host: address to listen on; any but this machine's own needs a token.
-        port: 0 takes a free one.
-        token: environment variable with the token that clients must send; unset or empty is none.
-        branch: episodes also start in the middle of logged ones, chosen by the seed.
-        max_turns: turn limit of an episode; 0 takes dream.max_turns.
-        sessions: open at a time.
-        idle_seconds: after which an idle session is closed.
-        action_chars: of an action, at most.
-        message_bytes: of a request or message, at most.
-        requests: concurrent HTTP requests.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
+    host: str = "127.0.0.1"  #: address to listen on; any but this machine's own needs a token
+    port: int = 8000  #: 0 takes a free one
+    #: environment variable with the token that clients must send; unset or empty is none
     token: str = "IMAGINE_SERVE_TOKEN"
-    branch: bool = False
-    max_turns: int = 0
-    sessions: int = 64
-    idle_seconds: float = 600.0
-    action_chars: int = 2000
-    message_bytes: int = 131072
-    requests: int = 256
+    branch: bool = False  #: episodes also start in the middle of logged ones, chosen by the seed
+    max_turns: int = 0  #: turn limit of an episode; 0 takes dream.max_turns
+    sessions: int = 64  #: open at a time
+    idle_seconds: float = 600.0  #: after which an idle session is closed
+    action_chars: int = 2000  #: of an action, at most
+    message_bytes: int = 131072  #: of a request or message, at most
+    requests: int = 256  #: concurrent HTTP requests
 
     def __post_init__(self) -> None:
         if not self.host or not 0 <= self.port < 2**16:

@@ -8,36 +8,24 @@ from typing import Literal
 
 @dataclass
 class EvaluateSettings:
-    """Evaluation of the policy in the real environment and in dreams.
+    """Evaluation of the policy in the real environment and in dreams."""
 
-    Attributes:
-        episodes: per training task, real and dreamed.
-        heldout_episodes: per held-out task.
-        tasks: training tasks, at most, the first ones; 0 is all. Evaluation plays all held-out tasks; the audit and the
-            comparison apply the limit to both splits.
-        max_turns: turn limit of an episode.
-        temperature: of the policy; 0 is greedy.
-    """
-
-    episodes: int = 40
-    heldout_episodes: int = 20
+    episodes: int = 40  #: per training task, real and dreamed
+    heldout_episodes: int = 20  #: per held-out task
+    #: training tasks, at most, the first ones; 0 is all. Evaluation plays all held-out tasks; the audit and the
+    #: comparison apply the limit to both splits
     tasks: int = 0
-    max_turns: int = 12
-    temperature: float = 1.0
+    max_turns: int = 12  #: turn limit of an episode
+    temperature: float = 1.0  #: of the policy; 0 is greedy
 
 
 @dataclass
 class FewShotSettings:
-    """Training in dreams of held-out tasks, given a few logged episodes of each.
+    """Training in dreams of held-out tasks, given a few logged episodes of each."""
 
-    Attributes:
-        episodes: logged episodes per held-out task, at most; their steps are the only real ones.
-        updates: policy updates in dreams of these tasks.
-        control: also train the clone in the real held-out tasks, for about as many real steps as those episodes have.
-    """
-
-    episodes: int = 20
-    updates: int = 16
+    episodes: int = 20  #: logged episodes per held-out task, at most; their steps are the only real ones
+    updates: int = 16  #: policy updates in dreams of these tasks
+    #: also train the clone in the real held-out tasks, for about as many real steps as those episodes have
     control: bool = True
 
     def __post_init__(self) -> None:
@@ -50,56 +38,40 @@ class AuditSettings:
     """Metrics of the world model, and the thresholds from which on it is good enough to train in.
 
     Turn limits and temperatures are those of evaluate and dream.
-
-    Attributes:
-        world_model: folder under models/ of the one to audit.
-        policies: folders of policies whose ranks in dreams and reality are compared; empty takes those of the run.
-        min_policies: fewer policies are supplemented by other temperatures, which differ less in quality.
-        temperatures: those other temperatures, in order.
-        episodes: per policy and training task, dreamed and real.
-        judged: real episodes whose turns are predicted again, at most, over all policies.
-        pairs: of actions of each kind, at most.
-        least_n: metrics of fewer turns or episodes than this do not enter the verdict.
-        min_coverage: least share of the planned episodes that all policies have finished; below, their agreement does
-            not enter the verdict.
-        min_text: least exact match of next observations, on all held-out turns and on those that no logged episode has.
-        min_delta: the same for a world model of kind delta.
-        min_reward: least precision and recall of rewards on the policy's own actions.
-        max_gap: largest mean absolute difference of dreamed and real success over the policies.
-        min_spearman: least rank correlation of dreamed and real success.
-        min_pairwise: least share of dreamed solutions among the real solutions, with the same actions.
-        max_contradictions: largest share of dreamed turns that contradict their own dream, by the rules of the log.
-        max_ece: largest expected calibration error on the policy's own actions.
-        min_open_loop: least open-loop exact match up to the turn that is called safe.
-        min_sensitivity: least sensitivity, specificity and recall of refusals.
-        runs: for audit-table, folders of runs; empty takes seeds 0, 1 and 2, which are made where they are missing.
-        others: for audit-table without runs, further world models, fitted to the same logs and audited with the same
-            policies: a name and settings in one text, such as "worldmodel.kind=delta fit.steps=2500".
-        world_models: for audit-table, folders under models/ of each run.
     """
 
-    world_model: str = "worldmodel"
+    world_model: str = "worldmodel"  #: folder under models/ of the one to audit
+    #: folders of policies whose ranks in dreams and reality are compared; empty takes those of the run
     policies: list[str] = field(default_factory=list)
-    min_policies: int = 10
+    min_policies: int = 10  #: fewer policies are supplemented by other temperatures, which differ less in quality
+    #: those other temperatures, in order
     temperatures: list[float] = field(default_factory=lambda: [0.5, 1.5, 0.0, 2.0, 0.75])
     # Chance alone makes a gap: with 120 episodes in each world, 0.05 at a success of one half; with 240, 0.036.
-    episodes: int = 40
-    judged: int = 400
-    pairs: int = 400
-    least_n: int = 20
+    episodes: int = 40  #: per policy and training task, dreamed and real
+    judged: int = 400  #: real episodes whose turns are predicted again, at most, over all policies
+    pairs: int = 400  #: of actions of each kind, at most
+    least_n: int = 20  #: metrics of fewer turns or episodes than this do not enter the verdict
+    #: least share of the planned episodes that all policies have finished; below, their agreement does not enter the
+    #: verdict
     min_coverage: float = 0.8
+    #: least exact match of next observations, on all held-out turns and on those that no logged episode has
     min_text: float = 0.9
-    min_delta: float = 0.93
-    min_reward: float = 0.95
-    max_gap: float = 0.05
-    min_spearman: float = 0.9
-    min_pairwise: float = 0.9
+    min_delta: float = 0.93  #: the same for a world model of kind delta
+    min_reward: float = 0.95  #: least precision and recall of rewards on the policy's own actions
+    max_gap: float = 0.05  #: largest mean absolute difference of dreamed and real success over the policies
+    min_spearman: float = 0.9  #: least rank correlation of dreamed and real success
+    min_pairwise: float = 0.9  #: least share of dreamed solutions among the real solutions, with the same actions
+    #: largest share of dreamed turns that contradict their own dream, by the rules of the log
     max_contradictions: float = 0.02
-    max_ece: float = 0.05
-    min_open_loop: float = 0.8
-    min_sensitivity: float = 0.9
+    max_ece: float = 0.05  #: largest expected calibration error on the policy's own actions
+    min_open_loop: float = 0.8  #: least open-loop exact match up to the turn that is called safe
+    min_sensitivity: float = 0.9  #: least sensitivity, specificity and recall of refusals
+    #: for audit-table, folders of runs; empty takes seeds 0, 1 and 2, which are made where they are missing
     runs: list[str] = field(default_factory=list)
+    #: for audit-table without runs, further world models, fitted to the same logs and audited with the same policies: a
+    #: name and settings in one text, such as "worldmodel.kind=delta fit.steps=2500"
     others: dict[str, str] = field(default_factory=lambda: {"delta": "worldmodel.kind=delta"})
+    #: for audit-table, folders under models/ of each run
     world_models: list[str] = field(default_factory=lambda: ["worldmodel"])
 
 
@@ -109,51 +81,35 @@ class CompareSettings:
 
     The policy's dreams are replayed in the real environment where it can be played; logged episodes are dreamed again
     with their own actions, which needs no environment.
-
-    Attributes:
-        policy: folder in models/ of the run, such as policy-clone, or any path; empty compares logged episodes only.
-        episodes: per task, dreamed and, where the environment can be played, real.
-        logged: logged episodes per task, of those that no model was trained on.
-        splits: of tasks; [] takes all.
-        temperature: of the policy; 0 is greedy.
-        guard: end dreams where the world model is uncertain, as in training; false shows what it would predict.
-        pairs: number of pairs on the terminal, those with the earliest difference.
-        signals: also evaluate signals that detect a wrong dreamed turn without the real environment, such as its
-            likelihood.
-        show: id of one pair of the last comparison, to print it; nothing is played then.
     """
 
+    #: folder in models/ of the run, such as policy-clone, or any path; empty compares logged episodes only
     policy: str = "policy"
-    episodes: int = 20
-    logged: int = 10
-    splits: list[str] = field(default_factory=list)
-    temperature: float = 1.0
+    episodes: int = 20  #: per task, dreamed and, where the environment can be played, real
+    logged: int = 10  #: logged episodes per task, of those that no model was trained on
+    splits: list[str] = field(default_factory=list)  #: of tasks; [] takes all
+    temperature: float = 1.0  #: of the policy; 0 is greedy
+    #: end dreams where the world model is uncertain, as in training; false shows what it would predict
     guard: bool = True
-    pairs: int = 3
+    pairs: int = 3  #: number of pairs on the terminal, those with the earliest difference
+    #: also evaluate signals that detect a wrong dreamed turn without the real environment, such as its likelihood
     signals: bool = False
-    show: str = ""
+    show: str = ""  #: id of one pair of the last comparison, to print it; nothing is played then
 
 
 @dataclass
 class ListingSettings:
-    """The output of `imagine list`.
+    """The output of `imagine list`."""
 
-    Attributes:
-        format: a table, or json for programs.
-    """
-
-    format: Literal["table", "json"] = "table"
+    format: Literal["table", "json"] = "table"  #: a table, or json for programs
 
 
 @dataclass
 class AblationSettings:
-    """Ablation: each arm trains the same clone in dreams of the same world model, with some settings changed.
+    """Ablation: each arm trains the same clone in dreams of the same world model, with some settings changed."""
 
-    Attributes:
-        arms: a name and its settings in one text, such as "dream.min_confidence=0 tripwires.enabled=false"; an empty
-            text changes nothing. ablation=gating and ablation=masks are predefined.
-        runs: folders of runs to start from; empty takes seeds 0, 1 and 2 of the demo, made as far as needed.
-    """
-
+    #: a name and its settings in one text, such as "dream.min_confidence=0 tripwires.enabled=false"; an empty text
+    #: changes nothing. ablation=gating and ablation=masks are predefined
     arms: dict[str, str] = field(default_factory=dict)
+    #: folders of runs to start from; empty takes seeds 0, 1 and 2 of the demo, made as far as needed
     runs: list[str] = field(default_factory=list)

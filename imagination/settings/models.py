@@ -16,51 +16,40 @@ Option = str | int | float | bool | list[str] | list[int]
 
 @dataclass
 class WorldModelSettings(ModelSettings):
-    """The world model: LM, format of predictions, ensemble, and what decides reward and termination.
+    """The world model: LM, format of predictions, ensemble, and what decides reward and termination."""
 
-    Attributes:
-        model: as in policy.model, or auto: the base model where its tokenizer needs at most 1.5 times the tokens of one
-            trained on the log; a model from scratch otherwise, and where sizes or members are set.
-        kind: text predicts whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
-            diffusion fills in whole observations from all sides (worldmodel.diffusion);
-            screen predicts the next screenshot and is a separate model, beside the one of text.
-        members: of an ensemble that differ in their random initialisation; 1 is a single model.
-        lead: member that predicts a turn of a sampled dream: sampled per turn, or always the first.
-        neighbours: transitions of the log before each action (top-k of retrieval).
-        facts: facts of a task from other logged episodes of it in the prompt, at most (task memory); 0 is off.
-        facts_share: share of the logged episodes that it is trained on with facts, so that it also works without.
-        edited_in_full: the edited observation follows the edit in the prompt (delta); false shortens prompts of long
-            pages.
-        rarity: exponent of the inverse frequency weight of a turn in training, count ** -rarity; 0 is uniform.
-        unchanged_share: share of the training weight for turns that change nothing; null leaves it to rarity.
-        refusals: regular expression of observations that mean that nothing changed; a repeated observation always does.
-        reasoning_tokens: most reasoning tokens before each prediction, dropped after it; 0 is off. Logged turns with
-            info["reasoning"] are training data for them, and refine-world-model rewards right predictions.
-        rules: which predictions rules mined from the log replace: repair, all that a rule covers, and predictions that
-            break an invariant of the log are sampled again; refuse, refused actions; off, none.
-        resamples: of a prediction that breaks an invariant, at most (repair).
-        goal: decides reward and termination in place of the model where it is set.
-        diffusion: canvas and sampler, for kind=diffusion.
-        screen: the model of screenshots, for kind=screen.
-    """
-
+    #: as in policy.model, or auto: the base model where its tokenizer needs at most 1.5 times the tokens of one trained
+    #: on the log; a model from scratch otherwise, and where sizes or members are set
     model: str = AUTO
+    #: text predicts whole observations, delta edits of earlier ones, retrieval reads similar transitions first;
+    #: diffusion fills in whole observations from all sides (worldmodel.diffusion); screen predicts the next screenshot
+    #: and is a separate model, beside the one of text
     kind: Literal["text", "delta", "retrieval", "diffusion", "screen"] = "text"
-    members: int = 1
+    members: int = 1  #: of an ensemble that differ in their random initialisation; 1 is a single model
+    #: member that predicts a turn of a sampled dream: sampled per turn, or always the first
     lead: Literal["drawn", "first"] = "drawn"
-    neighbours: int = 3
-    facts: int = 0
+    neighbours: int = 3  #: transitions of the log before each action (top-k of retrieval)
+    facts: int = 0  #: facts of a task from other logged episodes of it in the prompt, at most (task memory); 0 is off
+    #: share of the logged episodes that it is trained on with facts, so that it also works without
     facts_share: float = 0.75
+    #: the edited observation follows the edit in the prompt (delta); false shortens prompts of long pages
     edited_in_full: bool = True
+    #: exponent of the inverse frequency weight of a turn in training, count ** -rarity; 0 is uniform
     rarity: float = 0.5
+    #: share of the training weight for turns that change nothing; null leaves it to rarity
     unchanged_share: float | None = None
+    #: regular expression of observations that mean that nothing changed; a repeated observation always does
     refusals: str = ""
+    #: most reasoning tokens before each prediction, dropped after it; 0 is off. Logged turns with info["reasoning"] are
+    #: training data for them, and refine-world-model rewards right predictions
     reasoning_tokens: int = 0
+    #: which predictions rules mined from the log replace: repair, all that a rule covers, and predictions that break an
+    #: invariant of the log are sampled again; refuse, refused actions; off, none
     rules: Literal["off", "refuse", "repair"] = "repair"
-    resamples: int = 8
-    goal: Goal = field(default_factory=Goal)
-    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
-    screen: ScreenSettings = field(default_factory=ScreenSettings)
+    resamples: int = 8  #: of a prediction that breaks an invariant, at most (repair)
+    goal: Goal = field(default_factory=Goal)  #: decides reward and termination in place of the model where it is set
+    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)  #: canvas and sampler, for kind=diffusion
+    screen: ScreenSettings = field(default_factory=ScreenSettings)  #: the model of screenshots, for kind=screen
 
     def __post_init__(self) -> None:
         if self.members < 1 or self.neighbours < 1:
@@ -91,38 +80,27 @@ class WorldModelSettings(ModelSettings):
 
 @dataclass
 class FitSettings:
-    """Supervised training of either model, with warm-up and cosine decay to a tenth of the learning rate.
+    """Supervised training of either model, with warm-up and cosine decay to a tenth of the learning rate."""
 
-    Attributes:
-        steps: optimiser steps.
-        batch_tokens: per step, padding included.
-        micro_tokens: per forward pass; changes memory and how often the progress bar moves, not the gradient.
-        optimizer: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for
-            random weights and adamw for trained ones and adapters.
-        lr: highest learning rate; the default is for models from scratch, too high for pretrained ones.
-        weight_decay: decoupled.
-        warmup: steps until the highest learning rate.
-        average: decay of the exponential moving average of the weights that is kept; 0 keeps the last weights.
-        copying_steps: pre-training steps on repeated random tokens, from which a model from scratch learns to copy from
-            its context; 0 is off.
-        copying_share: share of such tokens after that, so that it does not forget.
-        renamed: copies of the log in which objects have made-up names, from which a model learns to copy unseen names;
-            0 is off.
-        precision: bf16 is autocast with fp32 weights; auto is bf16 on GPUs, and on CPUs fp32 for small models and the
-            faster of both in a few passes for large ones.
-    """
-
-    steps: int = 2000
-    batch_tokens: int = 3072
-    micro_tokens: int = 8192
+    steps: int = 2000  #: optimiser steps
+    batch_tokens: int = 3072  #: per step, padding included
+    micro_tokens: int = 8192  #: per forward pass; changes memory and how often the progress bar moves, not the gradient
+    #: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for random
+    #: weights and adamw for trained ones and adapters
     optimizer: Literal["auto", "muon", "adamw"] = "auto"
-    lr: float = 3e-3
-    weight_decay: float = 0.01
-    warmup: int = 50
+    lr: float = 3e-3  #: highest learning rate; the default is for models from scratch, too high for pretrained ones
+    weight_decay: float = 0.01  #: decoupled
+    warmup: int = 50  #: steps until the highest learning rate
+    #: decay of the exponential moving average of the weights that is kept; 0 keeps the last weights
     average: float = 0.99
+    #: pre-training steps on repeated random tokens, from which a model from scratch learns to copy from its context; 0
+    #: is off
     copying_steps: int = 200
-    copying_share: float = 0.15
+    copying_share: float = 0.15  #: share of such tokens after that, so that it does not forget
+    #: copies of the log in which objects have made-up names, from which a model learns to copy unseen names; 0 is off
     renamed: int = 0
+    #: bf16 is autocast with fp32 weights; auto is bf16 on GPUs, and on CPUs fp32 for small models and the faster of
+    #: both in a few passes for large ones
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
@@ -146,48 +124,33 @@ class FitSettings:
 
 @dataclass
 class RefineSettings:
-    """RL of the world model on logged turns, by GRPO; algorithm.* applies where it says grpo.
+    """RL of the world model on logged turns, by GRPO; algorithm.* applies where it says grpo."""
 
-    Attributes:
-        updates: number of updates.
-        turns: logged turns per update, rare ones more often (worldmodel.rarity).
-        group_size: predictions per turn.
-        metric: reward of a prediction; exact is 1 for the right text, reward and termination; diff_f1 is the F1 score
-            of changed lines, for long pages.
-        lr: learning rate of AdamW.
-        minibatches: optimiser steps per update.
-        supervised_share: share of logged episodes among the rows of an update, trained by cross-entropy as before.
-        supervised_coef: weight of that cross-entropy.
-    """
-
-    updates: int = 40
-    turns: int = 64
-    group_size: int = 8
+    updates: int = 40  #: number of updates
+    turns: int = 64  #: logged turns per update, rare ones more often (worldmodel.rarity)
+    group_size: int = 8  #: predictions per turn
+    #: reward of a prediction; exact is 1 for the right text, reward and termination; diff_f1 is the F1 score of changed
+    #: lines, for long pages
     metric: Literal["exact", "diff_f1"] = "exact"
-    lr: float = 1e-4
-    minibatches: int = 1
+    lr: float = 1e-4  #: learning rate of AdamW
+    minibatches: int = 1  #: optimiser steps per update
+    #: share of logged episodes among the rows of an update, trained by cross-entropy as before
     supervised_share: float = 0.1
-    supervised_coef: float = 0.1
+    supervised_coef: float = 0.1  #: weight of that cross-entropy
 
 
 @dataclass
 class ReflectSettings:
-    """Reflections before an expert's action: predicted outcomes of other actions, and of its own.
+    """Reflections before an expert's action: predicted outcomes of other actions, and of its own."""
 
-    Attributes:
-        agents: experts of the log, by prefix of their names; empty takes all experts.
-        proposer: policy of the run, such as policy-clone, that proposes other actions; empty takes actions of other
-            logged episodes of the task.
-        alternatives: other actions per turn that are tried in the world model.
-        min_confidence: least probability of a predicted outcome.
-        words: of an outcome in a reflection, at most.
-    """
-
+    #: experts of the log, by prefix of their names; empty takes all experts
     agents: list[str] = field(default_factory=list)
+    #: policy of the run, such as policy-clone, that proposes other actions; empty takes actions of other logged
+    #: episodes of the task
     proposer: str = ""
-    alternatives: int = 2
-    min_confidence: float = 0.5
-    words: int = 8
+    alternatives: int = 2  #: other actions per turn that are tried in the world model
+    min_confidence: float = 0.5  #: least probability of a predicted outcome
+    words: int = 8  #: of an outcome in a reflection, at most
 
     def __post_init__(self) -> None:
         if self.alternatives < 1 or self.words < 1:
@@ -198,18 +161,13 @@ class ReflectSettings:
 
 @dataclass
 class HindsightSettings:
-    """Hindsight relabelling: failed episodes with a goal that they did reach.
+    """Hindsight relabelling: failed episodes with a goal that they did reach."""
 
-    Attributes:
-        goals: pairs of a regular expression of observations and the goal that a match means, which may refer to its
-            groups, such as [["You open the (.+?)[.,]", "Open the \\1."]].
-        place: regular expression of the goal in the first observation, which the new goal replaces.
-        max_turns: most turns until the new goal; 0 is no limit.
-    """
-
+    #: pairs of a regular expression of observations and the goal that a match means, which may refer to its groups,
+    #: such as [["You open the (.+?)[.,]", "Open the \1."]]
     goals: list[list[str]] = field(default_factory=list)
-    place: str = r"\A[^\n]*"
-    max_turns: int = 0
+    place: str = r"\A[^\n]*"  #: regular expression of the goal in the first observation, which the new goal replaces
+    max_turns: int = 0  #: most turns until the new goal; 0 is no limit
 
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.goals):
@@ -230,25 +188,21 @@ class CloneSettings(FitSettings):
 
     A policy without a checkpoint of its own starts from the weights of the world model, which was trained on the same
     log.
-
-    Attributes:
-        agents: agents of the log to imitate, by prefix of their names.
-        from_world_model: start from the world model's weights, not from random ones.
-        supplements: augmentation beside the log: reflections (imagine reflect), hindsight (imagine relabel).
-        world_steps: pre-training steps on the observations of all logged episodes, of any agent; 0 is off.
-        observation_weight: loss weight of observation tokens in the imitated episodes, where action tokens have 1; 0 is
-            off. Observations of supplements have none.
-        keep_every: steps between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none.
     """
 
     steps: int = 250
     lr: float = 1e-3
     average: float = 0.0
+    #: agents of the log to imitate, by prefix of their names
     agents: list[str] = field(default_factory=lambda: ["noisy"])
-    from_world_model: bool = True
+    from_world_model: bool = True  #: start from the world model's weights, not from random ones
+    #: augmentation beside the log: reflections (imagine reflect), hindsight (imagine relabel)
     supplements: list[Literal["reflections", "hindsight"]] = field(default_factory=list)
-    world_steps: int = 0
+    world_steps: int = 0  #: pre-training steps on the observations of all logged episodes, of any agent; 0 is off
+    #: loss weight of observation tokens in the imitated episodes, where action tokens have 1; 0 is off. Observations of
+    #: supplements have none
     observation_weight: float = 0.0
+    #: steps between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none
     keep_every: int = 0
 
     def __post_init__(self) -> None:
@@ -259,25 +213,16 @@ class CloneSettings(FitSettings):
 
 @dataclass
 class CorpusWorld:
-    """An environment of the corpus. Its options are sampled anew for every few tasks.
+    """An environment of the corpus. Its options are sampled anew for every few tasks."""
 
-    Attributes:
-        env: the environment, as in env=.
-        share: of the corpus, relative to the other environments.
-        options: as env.options; of a list one value is sampled, of 2..11 a number, alone or within a text.
-        tasks: training tasks with the same options.
-        episodes: per task.
-        max_turns: turn limit of an episode.
-        facts: facts of the task in the world model's prompt in half of the episodes, at most; 0 is none.
-    """
-
-    env: str
-    share: float = 1.0
+    env: str  #: the environment, as in env=
+    share: float = 1.0  #: of the corpus, relative to the other environments
+    #: as env.options; of a list one value is sampled, of 2..11 a number, alone or within a text
     options: dict[str, Option] = field(default_factory=dict)
-    tasks: int = 8
-    episodes: int = 4
-    max_turns: int = 24
-    facts: int = 0
+    tasks: int = 8  #: training tasks with the same options
+    episodes: int = 4  #: per task
+    max_turns: int = 24  #: turn limit of an episode
+    facts: int = 0  #: facts of the task in the world model's prompt in half of the episodes, at most; 0 is none
 
     def __post_init__(self) -> None:
         if not 0 <= self.share < float("inf"):
@@ -288,34 +233,23 @@ class CorpusWorld:
 
 @dataclass
 class PretrainSettings(FitSettings):
-    """Pre-training of a base model on episodes of many environments, as world model and as policy.
+    """Pre-training of a base model on episodes of many environments, as world model and as policy."""
 
-    Attributes:
-        worlds: environments by a name; preset=base has them.
-        shards: files of the corpus per environment.
-        shard_characters: characters of one shard of every environment together.
-        corpus: folder of another run, whose corpus and tokenizer are read; empty generates them.
-        leave_out: folders of runs from whose held-out tasks nothing is read: episodes that begin as one of theirs are
-            left out of the corpus.
-        minutes: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps.
-        makers: processes that generate shards; 0 is one per core.
-        agents: agents whose episodes the policy imitates, by prefix of their names.
-        renamed_share: share of the episodes with made-up names.
-        save_every: steps between two saved training states.
-        model: sizes of the base model.
-    """
-
-    worlds: dict[str, CorpusWorld] = field(default_factory=dict)
-    shards: int = 120
-    shard_characters: int = 800_000
-    corpus: str = ""
+    worlds: dict[str, CorpusWorld] = field(default_factory=dict)  #: environments by a name; preset=base has them
+    shards: int = 120  #: files of the corpus per environment
+    shard_characters: int = 800_000  #: characters of one shard of every environment together
+    corpus: str = ""  #: folder of another run, whose corpus and tokenizer are read; empty generates them
+    #: folders of runs from whose held-out tasks nothing is read: episodes that begin as one of theirs are left out of
+    #: the corpus
     leave_out: list[str] = field(default_factory=list)
+    #: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps
     minutes: float = 0.0
-    makers: int = 0
+    makers: int = 0  #: processes that generate shards; 0 is one per core
+    #: agents whose episodes the policy imitates, by prefix of their names
     agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])
-    renamed_share: float = 0.5
-    save_every: int = 200
-    model: ModelSettings = field(default_factory=ModelSettings)
+    renamed_share: float = 0.5  #: share of the episodes with made-up names
+    save_every: int = 200  #: steps between two saved training states
+    model: ModelSettings = field(default_factory=ModelSettings)  #: sizes of the base model
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
-from functools import reduce
+from functools import cache, reduce
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -114,21 +115,40 @@ def typed(value: Any) -> str:
 
 
 def summary(schema: type) -> str:
-    """The docstring of a section, without the ``Attributes:`` that ``explanations`` reads."""
+    """The docstring of a section, without ``Attributes:``."""
     return cleandoc(schema.__doc__ or "").partition("Attributes:")[0].strip()
 
 
 def explanations(schema: type, prefix: str = "") -> dict[str, str]:
-    """The text that the ``Attributes:`` of the dataclasses' docstrings give each key, on one line."""
+    """A line about each key: the ``#:`` comments above and behind it, or ``Attributes:`` of its section's docstring."""
     texts: dict[str, str] = {}
     for base in reversed(schema.__mro__):  # a section may extend another one
         _, _, attributes = cleandoc(base.__doc__ or "").partition("Attributes:")
-        for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, flags=re.MULTILINE):
+        found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, flags=re.MULTILINE)
+        commented = _comments(base.__module__).get(base.__name__, {}) if is_dataclass(base) else {}
+        for name, text in {**dict(found), **commented}.items():
             texts[prefix + name] = " ".join(text.split()).rstrip(".")
     for name, annotation in field_types(schema).items():
         if is_dataclass(annotation):
             texts |= explanations(annotation, f"{prefix}{name}.")  # type: ignore[arg-type]  # it is a class
     return texts
+
+
+@cache
+def _comments(module: str) -> dict[str, dict[str, str]]:
+    """The ``#:`` comments on the fields of a module's classes: ``{"Train": {"updates": "number of updates"}}``."""
+    texts: dict[str, dict[str, str]] = {}
+    name, above = "", list[str]()
+    path = getattr(sys.modules[module], "__file__", None)
+    for line in Path(path).read_text(encoding="utf-8").splitlines() if path else ():
+        if is_class := re.match(r"class (\w+)", line):
+            name = is_class[1]
+        elif comment := re.match(r" {4}#: (.*)", line):
+            above.append(comment[1])
+        elif field := re.match(r" {4}(\w+): .*?(?:#: (.*))?$", line):
+            texts.setdefault(name, {})[field[1]] = " ".join([*above, field[2] or ""])
+            above = []
+    return {owner: {key: text for key, text in keys.items() if text.strip()} for owner, keys in texts.items()}
 
 
 def type_name(annotation: Any) -> str:

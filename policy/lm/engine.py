@@ -21,25 +21,18 @@ from real_envs.trajectory import StopReason
 class Sampling:
     """How to sample.
 
-    Attributes:
-        max_tokens: the longest completion.
-        stop: the id that ends it; it is part of the completion.
-        temperature: 0 takes the most likely token; its log-probs are then those at temperature 1.
-        top_p: smallest set of most likely tokens with at least this probability (nucleus; Holtzman et al. 2020,
-            arXiv 1904.09751); 1 keeps all.
-        top_k: how many most likely tokens to keep, before ``top_p``; 0 keeps all.
-        stop_strings: texts that end the completion too; the token that completes one is its last.
-
     Raises:
         ValueError: a number out of its range.
     """
 
-    max_tokens: int
-    stop: int
-    temperature: float = 1.0
+    max_tokens: int  # the longest completion
+    stop: int  # the id that ends it; it is part of the completion
+    temperature: float = 1.0  # 0 takes the most likely token; its log-probs are then those at temperature 1
+    # smallest set of most likely tokens with at least this probability (nucleus; Holtzman et al. 2020, arXiv
+    # 1904.09751); 1 keeps all
     top_p: float = 1.0
-    top_k: int = 0
-    stop_strings: tuple[str, ...] = ()
+    top_k: int = 0  # how many most likely tokens to keep, before ``top_p``; 0 keeps all
+    stop_strings: tuple[str, ...] = ()  # texts that end the completion too; the token that completes one is its last
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -56,20 +49,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the model wrote.
+    """What the model wrote."""
 
-    Attributes:
-        ids: the sampled ids, the stop token included where it was sampled.
-        logprobs: of each id under the distribution it was sampled from: at the sampling temperature, among the tokens
-            that ``top_k`` and ``top_p`` kept.
-        stopped: the last id is the stop token or completes a stop string; otherwise ``max_tokens`` ran out.
-        version: of the engine's weights that wrote it: how often they were updated.
-    """
-
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # the sampled ids, the stop token included where it was sampled
+    # of each id under the distribution it was sampled from: at the sampling temperature, among the tokens that
+    # ``top_k`` and ``top_p`` kept
     logprobs: tuple[float, ...]
-    stopped: bool
-    version: int = 0
+    stopped: bool  # the last id is the stop token or completes a stop string; otherwise ``max_tokens`` ran out
+    version: int = 0  # of the engine's weights that wrote it: how often they were updated
 
 
 class EngineFailure(Exception):
@@ -111,42 +98,26 @@ def mixed_seed(seed: int) -> int:
 
 @dataclass(slots=True)
 class EngineCounts:
-    """What an engine did so far.
+    """What an engine did so far."""
 
-    Attributes:
-        generated: tokens sampled.
-        scored: given tokens whose log-probs were asked for.
-        fed: tokens run through the model, those of rejected drafts included.
-        reused: prompt tokens whose keys and values were there already.
-        steps: forward passes.
-        drafted: tokens that drafts proposed.
-        accepted: those of them that were what would have been sampled anyway.
-    """
-
-    generated: int = 0
-    scored: int = 0
-    fed: int = 0
-    reused: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    generated: int = 0  # tokens sampled
+    scored: int = 0  # given tokens whose log-probs were asked for
+    fed: int = 0  # tokens run through the model, those of rejected drafts included
+    reused: int = 0  # prompt tokens whose keys and values were there already
+    steps: int = 0  # forward passes
+    drafted: int = 0  # tokens that drafts proposed
+    accepted: int = 0  # those of them that were what would have been sampled anyway
 
 
 class Engine(Protocol):
-    """Where tokens are sampled.
+    """Where tokens are sampled."""
 
-    Attributes:
-        context: the longest sequence, prompt and completion together.
-        version: how often the weights were updated.
-        exact: log-probs are those of a trainer of the same model, up to the rounding of fp32. What is not known to be,
-            is not: other kernels, other precisions, another process.
-        counts: what it did so far; an engine whose work cannot be seen leaves them at 0.
-    """
-
-    context: int
-    version: int
+    context: int  # the longest sequence, prompt and completion together
+    version: int  # how often the weights were updated
+    # log-probs are those of a trainer of the same model, up to the rounding of fp32. What is not known to be, is not:
+    # other kernels, other precisions, another process
     exact: bool
-    counts: EngineCounts
+    counts: EngineCounts  # what it did so far; an engine whose work cannot be seen leaves them at 0
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None

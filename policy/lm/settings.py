@@ -14,45 +14,28 @@ class LoraSettings:
     """Low-rank adapters (peft) on a pretrained model.
 
     Merged into the weights when a checkpoint is saved.
-
-    Attributes:
-        rank: of the adapters; 0 trains all weights.
-        alpha: scale of the adapters, divided by the rank.
-        dropout: on the input of the adapters.
-        target_modules: layers that get an adapter.
     """
 
-    rank: int = 0
-    alpha: int = 32
-    dropout: float = 0.0
-    target_modules: str = "all-linear"
+    rank: int = 0  #: of the adapters; 0 trains all weights
+    alpha: int = 32  #: scale of the adapters, divided by the rank
+    dropout: float = 0.0  #: on the input of the adapters
+    target_modules: str = "all-linear"  #: layers that get an adapter
 
 
 @dataclass
 class ModelSettings:
-    """Which causal LM to use: a checkpoint, or a Llama-shaped model from scratch out of the sizes below.
+    """Which causal LM to use: a checkpoint, or a Llama-shaped model from scratch out of the sizes below."""
 
-    Attributes:
-        model: a hub id or a folder; base is the model that comes with this package; empty builds one from scratch.
-        hidden: width.
-        layers: depth.
-        heads: of attention; fewer and wider ones are faster on CPUs.
-        kv_heads: of keys and values.
-        mlp: hidden width of the feed-forward layers.
-        context: longest sequence, in tokens.
-        dtype: of a loaded checkpoint; of the saved weights of a base model (pretrain.model.dtype).
-        lora: low-rank adapters.
-    """
-
+    #: a hub id or a folder; base is the model that comes with this package; empty builds one from scratch
     model: str = ""
-    hidden: int = 128
-    layers: int = 4
-    heads: int = 2
-    kv_heads: int = 2
-    mlp: int = 384
-    context: int = 2048
-    dtype: str = "float32"
-    lora: LoraSettings = field(default_factory=LoraSettings)
+    hidden: int = 128  #: width
+    layers: int = 4  #: depth
+    heads: int = 2  #: of attention; fewer and wider ones are faster on CPUs
+    kv_heads: int = 2  #: of keys and values
+    mlp: int = 384  #: hidden width of the feed-forward layers
+    context: int = 2048  #: longest sequence, in tokens
+    dtype: str = "float32"  #: of a loaded checkpoint; of the saved weights of a base model (pretrain.model.dtype)
+    lora: LoraSettings = field(default_factory=LoraSettings)  #: low-rank adapters
 
     @property
     def follows_instructions(self) -> bool:
@@ -62,36 +45,25 @@ class ModelSettings:
 
 @dataclass
 class EngineSettings:
-    """Generation of tokens for policy and world model; each model has its own engine.
+    """Generation of tokens for policy and world model; each model has its own engine."""
 
-    Attributes:
-        name: inprocess runs the trained model itself; vllm runs both models through vLLM in this process; openai sends
-            the world model's requests to a server and runs the policy in process.
-        slots: concurrent completions.
-        memory_gib: of the key-value cache of each engine.
-        dtype: of the computation; auto is the dtype of the trained model, with which log-probs agree best. In process,
-            models of other shapes than Llama, Mistral, Qwen2 and Qwen3 support auto only.
-        drafts: speculative decoding of the world model with drafts from the log (inprocess). Exact in float32; in half
-            precision some tokens change, as other batches round in another way.
-        gpu_memory_utilization: share of the GPU for vllm, in place of memory_gib; 0 uses memory_gib.
-        eager: vllm runs without compilation and starts in seconds; false is faster on GPUs after the start.
-        url: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai).
-        served_model: name of the world model on that server.
-        timeout: seconds until an unanswered request is sent again (openai).
-        retries: further attempts before the episode fails (openai).
-    """
-
+    #: inprocess runs the trained model itself; vllm runs both models through vLLM in this process; openai sends the
+    #: world model's requests to a server and runs the policy in process
     name: Literal["inprocess", "vllm", "openai"] = "inprocess"
-    slots: int = 64
-    memory_gib: float = 2.0
+    slots: int = 64  #: concurrent completions
+    memory_gib: float = 2.0  #: of the key-value cache of each engine
+    #: of the computation; auto is the dtype of the trained model, with which log-probs agree best. In process, models
+    #: of other shapes than Llama, Mistral, Qwen2 and Qwen3 support auto only
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    #: speculative decoding of the world model with drafts from the log (inprocess). Exact in float32; in half precision
+    #: some tokens change, as other batches round in another way
     drafts: bool = True
-    gpu_memory_utilization: float = 0.0
-    eager: bool = True
-    url: str = ""
-    served_model: str = ""
-    timeout: float = 120.0
-    retries: int = 4
+    gpu_memory_utilization: float = 0.0  #: share of the GPU for vllm, in place of memory_gib; 0 uses memory_gib
+    eager: bool = True  #: vllm runs without compilation and starts in seconds; false is faster on GPUs after the start
+    url: str = ""  #: of an OpenAI-compatible server, such as http://localhost:8000/v1 (openai)
+    served_model: str = ""  #: name of the world model on that server
+    timeout: float = 120.0  #: seconds until an unanswered request is sent again (openai)
+    retries: int = 4  #: further attempts before the episode fails (openai)
 
     def __post_init__(self) -> None:
         if self.name == "openai" and not (self.url and self.served_model):

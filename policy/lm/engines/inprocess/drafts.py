@@ -22,15 +22,10 @@ _POWERS = np.array([pow(int(_PRIME), max(LENGTHS) - 1 - j, 1 << 64) for j in ran
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess.
+    """A guess."""
 
-    Attributes:
-        ids: the guessed tokens.
-        match: how many tokens before it are the same where it was found; an entry of ``LENGTHS``.
-    """
-
-    ids: np.ndarray
-    match: int
+    ids: np.ndarray  # the guessed tokens
+    match: int  # how many tokens before it are the same where it was found; an entry of ``LENGTHS``
 
 
 @dataclass(slots=True)

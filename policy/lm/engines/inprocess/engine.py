@@ -48,21 +48,15 @@ class SlotTable:
 
 @dataclass(slots=True)
 class Request:
-    """One completion, or one text to score, that waits or runs.
+    """One completion, or one text to score, that waits or runs."""
 
-    Attributes:
-        ids: the prompt, or the whole text to score.
-        uniforms: one in [0, 1) per token to sample, drawn from the request's own seed.
-        draft: the guess that stands behind the tokens so far.
-        score_from: log-probs of ``ids`` from here on are asked for, and nothing is sampled; ``None`` samples.
-    """
-
-    ids: np.ndarray
+    ids: np.ndarray  # the prompt, or the whole text to score
     sampling: Sampling
-    uniforms: np.ndarray
+    uniforms: np.ndarray  # one in [0, 1) per token to sample, drawn from the request's own seed
     session: Hashable | None
     future: asyncio.Future[Any]
-    draft: Draft | None = None
+    draft: Draft | None = None  # the guess that stands behind the tokens so far
+    # log-probs of ``ids`` from here on are asked for, and nothing is sampled; ``None`` samples
     score_from: int | None = None
 
     @property

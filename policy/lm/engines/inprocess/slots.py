@@ -94,27 +94,17 @@ class SlotCache:
 
 @dataclass(frozen=True, slots=True)
 class Rectangle:
-    """Rows of similar block length, padded to one shape.
+    """Rows of similar block length, padded to one shape."""
 
-    Attributes:
-        slots: a slice of neighbouring slots, or their indices: keys of a slice are read in place.
-        queries: ``[row, width]`` indices into the flat tokens; where ``real`` is false, any valid index.
-        mask: ``[row, 1, group * width, visible]``, 0 where a query may see a position and -inf elsewhere.
-        real: flat positions in the rectangle that hold real queries, in the order of ``targets``.
-        targets: the flat tokens that they are.
-        visible: how many positions any row can see.
-        whole: the rectangle is the flat tokens themselves, nothing to sort.
-        bags: for single queries on CPUs in fp32, which rows of the layer's values ``[slot * head * time, dim]`` each
-            query head sums up: ``[row * head * group * visible]``.
-    """
-
-    slots: slice | torch.Tensor
-    queries: torch.Tensor
-    mask: torch.Tensor
-    real: torch.Tensor
-    targets: torch.Tensor
-    visible: int
-    whole: bool
+    slots: slice | torch.Tensor  # a slice of neighbouring slots, or their indices: keys of a slice are read in place
+    queries: torch.Tensor  # ``[row, width]`` indices into the flat tokens; where ``real`` is false, any valid index
+    mask: torch.Tensor  # ``[row, 1, group * width, visible]``, 0 where a query may see a position and -inf elsewhere
+    real: torch.Tensor  # flat positions in the rectangle that hold real queries, in the order of ``targets``
+    targets: torch.Tensor  # the flat tokens that they are
+    visible: int  # how many positions any row can see
+    whole: bool  # the rectangle is the flat tokens themselves, nothing to sort
+    # for single queries on CPUs in fp32, which rows of the layer's values ``[slot * head * time, dim]`` each query head
+    # sums up: ``[row * head * group * visible]``
     bags: torch.Tensor | None
 
 
