@@ -11,7 +11,11 @@ from urllib.parse import urlsplit
 import httpx
 
 UNREACHABLE, REFUSED, MALFORMED = "unreachable", "refused", "malformed"
-_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine, which no proxy reaches."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class ChatServer:
         self.model = model
         self._url, self._retries, self._backoff = f"{url.rstrip('/')}/chat/completions", retries, backoff
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(timeout=timeout, headers=headers, trust_env=urlsplit(url).hostname not in _HERE)
+        self._client = httpx.Client(timeout=timeout, headers=headers, trust_env=not is_local(url))
 
     def close(self) -> None:
         self._client.close()

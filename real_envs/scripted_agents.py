@@ -19,6 +19,7 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from real_envs.env import Actor, Agent
 from real_envs.seeding import derive_seed
@@ -45,30 +46,18 @@ class Language:
     directions: tuple[str, ...] = ("north", "south", "east", "west")
     look: str = "look"
 
+    @classmethod
+    def of(cls, forms: str, **others: Any) -> Language:
+        """``5 take {a} | 0.5 look``: weights and commands."""
+        parts = (part.strip().partition(" ") for part in forms.split("|"))
+        return cls({command: float(weight) for weight, _, command in parts}, **others)
 
-INFORM = Language(
-    {
-        "open {a}": 4,
-        "close {a}": 4,
-        "take {a}": 5,
-        "take {a} from {b}": 4,
-        "drop {a}": 3,
-        "put {a} on {b}": 4,
-        "insert {a} into {b}": 4,
-        "unlock {a} with {b}": 4,
-        "lock {a} with {b}": 2,
-        "go {d}": 5,
-        "examine {a}": 2,
-        "eat {a}": 1,
-        "look": 0.5,
-        "inventory": 0.5,
-        "unlock {a}": 0.5,
-        "take all": 0.3,
-        "use {a} on {b}": 0.3,
-        "go to {a}": 0.3,
-        "look in {a}": 0.3,
-        "pick up {a}": 0.3,
-    }
+
+INFORM = Language.of(
+    "4 open {a} | 4 close {a} | 5 take {a} | 4 take {a} from {b} | 3 drop {a} | 4 put {a} on {b} | "
+    "4 insert {a} into {b} | 4 unlock {a} with {b} | 2 lock {a} with {b} | 5 go {d} | 2 examine {a} | "
+    "1 eat {a} | 0.5 look | 0.5 inventory | 0.5 unlock {a} | 0.3 take all | 0.3 use {a} on {b} | "
+    "0.3 go to {a} | 0.3 look in {a} | 0.3 pick up {a}",
 )
 
 
@@ -83,68 +72,51 @@ class Habits:
 
 
 @dataclass(frozen=True, slots=True)
-class Expert:
-    """Follows the simulator's plan; random valid commands where there is none."""
-
-    name: str = "expert"
-    language: Language = INFORM
-
-    def start(self, observation: Observation, seed: int) -> Actor:
-        return ScriptedActor(observation, Habits(), _rng(self.name, seed), self.language)
-
-
-@dataclass(frozen=True, slots=True)
-class Random:
-    """Random valid commands, rather ones not yet tried and rather not looking around once more."""
-
-    name: str = "random"
-    language: Language = INFORM
-
-    def start(self, observation: Observation, seed: int) -> Actor:
-        return ScriptedActor(observation, Habits(valid=1.0), _rng(self.name, seed), self.language)
-
-
-@dataclass(frozen=True, slots=True)
-class Noisy:
-    """An expert that errs with probability ``p``: half its errors are valid detours, half plausible mistakes.
+class ScriptedAgent:
+    """Follows the simulator's plan and errs with probability ``p``; random valid commands where there is no plan.
 
     With ``up_to``, each episode draws its own probability between the two, so that one agent logs many skills.
+
+    Attributes:
+        errors: of which kinds its errors are; the shares total 1.
     """
 
+    name: str
     p: float
+    errors: Habits
     up_to: float | None = None
     language: Language = INFORM
 
-    @property
-    def name(self) -> str:
-        return _name("noisy", self.p, self.up_to)
-
     def start(self, observation: Observation, seed: int) -> Actor:
-        rng = _rng(self.name, seed)
-        p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p / 2, p * 3 / 8, p / 8), rng, self.language)
+        rng = random.Random(derive_seed(self.name, seed))
+        p, errors = self.p if self.up_to is None else rng.uniform(self.p, self.up_to), self.errors
+        habits = Habits(p * errors.valid, p * errors.near_miss, p * errors.garbled, errors.elsewhere)
+        return ScriptedActor(observation, habits, rng, self.language)
 
 
-@dataclass(frozen=True, slots=True)
-class Careless:
-    """Like ``Noisy``, but hardly any of its errors is a valid command: logs of what does not work.
+def expert(language: Language = INFORM) -> ScriptedAgent:
+    """Follows the plan."""
+    return ScriptedAgent("expert", 0.0, Habits(), language=language)
+
+
+def explorer(language: Language = INFORM) -> ScriptedAgent:
+    """Random valid commands, rather ones not yet tried and rather not looking around once more."""
+    return ScriptedAgent("random", 1.0, Habits(valid=1.0), language=language)
+
+
+def noisy(p: float, up_to: float | None = None, language: Language = INFORM) -> ScriptedAgent:
+    """Half its errors are valid detours, half plausible mistakes."""
+    return ScriptedAgent(_name("noisy", p, up_to), p, Habits(1 / 2, 3 / 8, 1 / 8), up_to, language)
+
+
+def careless(
+    p: float, up_to: float | None = None, elsewhere: Sequence[str] = (), language: Language = INFORM
+) -> ScriptedAgent:
+    """Hardly any of its errors is a valid command: logs of what does not work.
 
     A policy that learns many tasks confuses them; ``elsewhere`` are commands of other tasks, for it to do the same.
     """
-
-    p: float
-    up_to: float | None = None
-    elsewhere: tuple[str, ...] = ()
-    language: Language = INFORM
-
-    @property
-    def name(self) -> str:
-        return _name("careless", self.p, self.up_to)
-
-    def start(self, observation: Observation, seed: int) -> Actor:
-        rng = _rng(self.name, seed)
-        p = _skill(rng, self.p, self.up_to)
-        return ScriptedActor(observation, Habits(p * 0.1, p * 0.55, p * 0.35, self.elsewhere), rng, self.language)
+    return ScriptedAgent(_name("careless", p, up_to), p, Habits(0.1, 0.55, 0.35, tuple(elsewhere)), up_to, language)
 
 
 def mixture(elsewhere: Sequence[str] = (), language: Language = INFORM) -> tuple[tuple[Agent, float], ...]:
@@ -154,15 +126,14 @@ def mixture(elsewhere: Sequence[str] = (), language: Language = INFORM) -> tuple
     it fail in the ways such a policy will fail, so that a world model has seen what happens then.
 
     Args:
-        elsewhere: see ``Careless``.
-        language: of the world.
+        elsewhere: see ``careless``.
     """
     return (
-        (Expert(language=language), 0.08),
-        (Noisy(0.2, 0.6, language), 0.35),
-        (Noisy(0.6, 1.0, language), 0.15),
-        (Careless(0.3, 0.95, tuple(elsewhere), language), 0.3),
-        (Random(language=language), 0.12),
+        (expert(language), 0.08),
+        (noisy(0.2, 0.6, language), 0.35),
+        (noisy(0.6, 1.0, language), 0.15),
+        (careless(0.3, 0.95, elsewhere, language), 0.3),
+        (explorer(language), 0.12),
     )
 
 
@@ -326,14 +297,6 @@ def _garble_once(command: str, rng: random.Random, other: str, seen: str) -> str
     else:
         words.insert(at, words[at])
     return " ".join(words)
-
-
-def _rng(name: str, seed: int) -> random.Random:
-    return random.Random(derive_seed(name, seed))
-
-
-def _skill(rng: random.Random, low: float, high: float | None) -> float:
-    return low if high is None else rng.uniform(low, high)
 
 
 def _name(kind: str, p: float, up_to: float | None) -> str:

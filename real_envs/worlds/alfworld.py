@@ -9,7 +9,6 @@ The text of a reset is the room and then the task. A solved task earns 1; there 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -17,7 +16,7 @@ import random
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -27,10 +26,8 @@ from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import Observation
-from real_envs.worker_pool import WorkerPool
 from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
-from real_envs.worlds.generated import GeneratedWorld
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
 
 GAME = "game.tw-pddl"
 INVALID = r"Nothing happens\."
@@ -40,25 +37,11 @@ _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
 _NUMBERED = re.compile(r"[a-z]+ \d+")
 _TRANSLATIONS = 512  # of a tenth of a megabyte
 
-LANGUAGE = Language(
-    {
-        "go to {a}": 8,
-        "take {a} from {b}": 5,
-        "put {a} in/on {b}": 5,
-        "open {a}": 3,
-        "close {a}": 1,
-        "use {a}": 1,
-        "examine {a}": 1,
-        "heat {a} with {b}": 1,
-        "cool {a} with {b}": 1,
-        "clean {a} with {b}": 1,
-        "slice {a} with {b}": 0.5,
-        "inventory": 0.5,
-        "look": 0.3,
-        "move {a} to {b}": 0.5,
-        "put {a} in {b}": 0.5,
-        "take {a}": 0.5,
-    }
+LANGUAGE = Language.of(
+    "8 go to {a} | 5 take {a} from {b} | 5 put {a} in/on {b} | 3 open {a} | 1 close {a} | 1 use {a} | "
+    "1 examine {a} | 1 heat {a} with {b} | 1 cool {a} with {b} | 1 clean {a} with {b} | "
+    "0.5 slice {a} with {b} | 0.5 inventory | 0.3 look | 0.5 move {a} to {b} | 0.5 put {a} in {b} | "
+    "0.5 take {a}",
 )
 
 
@@ -159,78 +142,57 @@ def remember_work() -> None:
         parser.parse = lru_cache(maxsize=4096)(parser.parse)
 
 
-class AlfworldGame:
-    """One game at a time, in this process (a ``SyncEnv``; play it in a worker).
-
-    Args:
-        privileged: also give ``admissible_commands``, ``policy_commands`` (what solves the game from here, see
-            ``real_envs.worlds.alfworld_plans``), ``inventory`` and ``entities`` in ``Observation.privileged``.
-    """
+class AlfworldGame(Game):
+    """A game from its file; ``policy_commands`` solve it from here, see ``real_envs.worlds.alfworld_plans``."""
 
     def __init__(self, privileged: bool = False) -> None:
-        self._privileged = privileged
-        self._env: Any = None
+        super().__init__(privileged)
         self._path = ""
         self._names = Names("")
         self._goal: Goal | None = None
-        self._running = False
+        self._state: Mapping[str, Any] = {}
+        self._over = False
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the game at ``task.spec["path"]``; ``seed`` changes nothing.
-
+    def _start(self, task: Task) -> str:
+        """
         Raises:
             OSError: there is no such game.
         """
-        self._running = False
         if task.spec["path"] != self._path:
             self.close()
             import textworld
 
             remember_work()
             asked = textworld.EnvInfos(feedback=True, won=True, admissible_commands=self._privileged)
-            self._env = textworld.start(task.spec["path"], asked)
+            self._simulator = textworld.start(task.spec["path"], asked)
             problem = json.loads(Path(task.spec["path"]).read_text())["pddl_problem"]
             self._names, self._goal = Names(problem), read_goal(problem)
             self._path = task.spec["path"]
-        state = self._env.reset()
-        self._running = True
-        return self._observe(state)
+        self._state, self._over = self._simulator.reset(), False
+        return self._text()
 
-    def step(self, action: str) -> StepResult:
-        """
-        Raises:
-            RuntimeError: no reset, or the game is over.
-        """
-        if not self._running:
-            raise RuntimeError("the game is not running: reset first")
-        state, _, done = self._env.step(self._names.raw(" ".join(action.split())))
-        won = bool(state["won"])
-        self._running = not done
-        return StepResult(self._observe(state), float(won), bool(done), False)
+    def _act(self, action: str) -> StepResult:
+        self._state, _, self._over = self._simulator.step(self._names.raw(" ".join(action.split())))
+        reward = float(bool(self._state["won"]))
+        return StepResult(self._observation(self._text()), reward, bool(self._over), False)
 
     def close(self) -> None:
-        self._running, self._path = False, ""
-        if self._env is not None:
-            self._env.close()
-            self._env = None
+        super().close()
+        self._path = ""
 
-    def _plan(self, state: Mapping[str, Any]) -> list[str]:
+    def _text(self) -> str:
+        return clean(self._names.plain(self._state["feedback"]))
+
+    def _plan(self) -> list[str]:
         """What solves the game from here; nothing where no rule knows a way, or it is over."""
-        if self._goal is None or not self._running:
+        if self._goal is None or self._over:
             return []
-        facts = Facts((fact.name, *(argument.name for argument in fact.arguments)) for fact in state["_facts"])
+        facts = Facts((fact.name, *(argument.name for argument in fact.arguments)) for fact in self._state["_facts"])
         return [self._names.plain(command) for command in commands(self._goal, facts)]
 
-    def _observe(self, state: Mapping[str, Any]) -> Observation:
-        hidden: dict[str, object] = {}
-        if self._privileged:
-            hidden = {
-                "admissible_commands": [self._names.plain(c) for c in state["admissible_commands"]],
-                "policy_commands": self._plan(state),
-                "inventory": "",
-                "entities": self._names.things,
-            }
-        return Observation(clean(self._names.plain(state["feedback"])), hidden)
+    def _hints(self) -> dict[str, object]:
+        admissible = [self._names.plain(command) for command in self._state["admissible_commands"]]
+        return hints(admissible, self._plan(), entities=self._names.things)
 
 
 def clean(text: str) -> str:
@@ -273,62 +235,46 @@ class Alfworld(GeneratedWorld):
             raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
 
     def draw(
-        self, settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+        self, settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[dict[str, Any]]]:
         """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
 
         Raises:
             UserError: a folder is missing, a file is torn, or a split has not so many games.
         """
-        splits: dict[str, list[dict[str, Any]]] = {}
+        files: dict[str, list[Path]] = {}
         for split, count in counts.items():
-            games = _games(settings, settings.heldout if split == "heldout" else settings.train)
+            games = files[split] = _games(settings, settings.heldout if split == "heldout" else settings.train)
             if len(games) < count:
                 raise UserError(f"{settings.folder} has {len(games)} games for '{split}', not games.{split}={count}")
             random.Random(derive_seed(f"alfworld/{split}", seed)).shuffle(games)
-            before = sum(map(len, splits.values()))
-            opened = asyncio.run(_opened(games, count, partial(_advance, progress, before, sum(counts.values()))))
-            if len(opened) < count:
-                raise UserError(f"of {len(games)} games for '{split}' {len(opened)} open, not games.{split}={count}")
-            splits[split] = [
-                {
-                    "id": "alfworld/" + "/".join(game.relative_to(settings.folder).parts[:-1]),
-                    "path": str(game),
-                    "facts": world_facts(read_game(game)),
-                }
-                for game in opened
-            ]
-        return splits
+
+        def too_few(split: str, opened: int) -> str:
+            return f"of {len(files[split])} games for '{split}' {opened} open, not games.{split}={counts[split]}"
+
+        with in_worker(AlfworldGame) as start:
+
+            def name_of(game: Path) -> str | None:
+                """The file, where the engine opens it."""
+                read_game(game)
+                with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
+                    start(Task(game.parent.name, {"path": str(game)}))
+                    return str(game)
+                return None
+
+            opened = draw_distinct(counts, lambda split, _: files[split], name_of, progress, too_few)
+        return {split: [_drawn(game, settings.folder) for game in games] for split, games in opened.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
         return Task(drawn["id"], {"path": drawn["path"]}, world_facts=tuple(drawn["facts"]))
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[AlfworldGame]:
-        return partial(AlfworldGame, privileged=privileged)
+        return partial(AlfworldGame, privileged)
 
 
-def _advance(progress: Callable[[int, int], None], before: int, total: int, opened: int) -> None:
-    progress(before + opened, total)
-
-
-async def _opened(games: Sequence[Path], count: int, progress: Callable[[int], None]) -> list[Path]:
-    """The first so many that the engine opens."""
-    pool = WorkerPool(AlfworldGame, workers=1)
-    env = pool.make_env()
-    opened: list[Path] = []
-    try:
-        for game in games:
-            if len(opened) == count:
-                break
-            read_game(game)
-            with contextlib.suppress(EnvFailure):  # such as KeyError: 'val1'
-                await env.reset(Task(game.parent.name, {"path": str(game)}), 0)
-                opened.append(game)
-                progress(len(opened))
-    finally:
-        await env.close()
-        await pool.close()
-    return opened
+def _drawn(game: Path, folder: Path) -> dict[str, Any]:
+    name = "alfworld/" + "/".join(game.relative_to(folder).parts[:-1])
+    return {"id": name, "path": str(game), "facts": world_facts(read_game(game))}
 
 
 def _games(settings: AlfworldSettings, splits: str) -> list[Path]:

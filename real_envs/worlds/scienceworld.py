@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.trajectory import Observation
-from real_envs.worlds.generated import GeneratedWorld, with_java, without_layout
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints, with_java, without_layout
 
 EXTRA = "scienceworld"
 INVALID = r"No known action matches that input\.|Ambiguous request:|Unknown action\."
@@ -32,29 +31,11 @@ _PLACE = re.compile(r"\b(?:room|location) is called the (.+?)\.")
 _DOOR = re.compile(r"door to (.+)|(.+) door")
 _HANDS = ("pick up {}", "focus on {}", "look at {}", "activate {}", "open {}", "read {}")
 
-LANGUAGE = Language(
-    {
-        "open door to {a}": 4,
-        "go to {a}": 6,
-        "focus on {a}": 3,
-        "pick up {a}": 5,
-        "move {a} to {b}": 5,
-        "open {a}": 3,
-        "close {a}": 1,
-        "look at {a}": 2,
-        "look in {a}": 1,
-        "activate {a}": 2,
-        "deactivate {a}": 1,
-        "use {a} on {b}": 2,
-        "pour {a} into {b}": 2,
-        "mix {a}": 1,
-        "connect {a} to {b}": 1,
-        "read {a}": 1,
-        "inventory": 0.5,
-        "look around": 0.5,
-        "wait1": 0.5,
-        "take {a}": 0.5,
-    },
+LANGUAGE = Language.of(
+    "4 open door to {a} | 6 go to {a} | 3 focus on {a} | 5 pick up {a} | 5 move {a} to {b} | 3 open {a} | "
+    "1 close {a} | 2 look at {a} | 1 look in {a} | 2 activate {a} | 1 deactivate {a} | 2 use {a} on {b} | "
+    "2 pour {a} into {b} | 1 mix {a} | 1 connect {a} to {b} | 1 read {a} | 0.5 inventory | 0.5 look around | "
+    "0.5 wait1 | 0.5 take {a}",
     look="look around",
 )
 
@@ -74,95 +55,70 @@ class ScienceSettings:
     heldout_fold: Literal["dev", "test"] = "test"
 
 
-class ScienceGame:
-    """One variation at a time, in this process, with a Java machine of its own (a ``SyncEnv``; play it in a worker).
+class ScienceGame(Game):
+    """A variation with a Java machine of its own.
 
-    Args:
-        privileged: also give ``admissible_commands`` (what may be done with what is in reach; a few of these are
-            refused, as listing exactly those that are not takes a tenth of a second), ``policy_commands`` (what is
-            left of the gold path), ``inventory`` and ``entities`` in ``Observation.privileged``.
+    ``admissible_commands`` are what may be done with what is in reach; a few of these are refused, as listing exactly
+    those that are not takes a tenth of a second. ``policy_commands`` are what is left of the gold path.
     """
 
     def __init__(self, privileged: bool = False) -> None:
-        self._privileged = privileged
-        self._java: Any = None
+        super().__init__(privileged)
         self._plans: dict[tuple[str, int, str], list[str]] = {}  # finding one can take a second and more
-        self._running = False
         self._score = 0.0
         self._plan: list[str] = []
         self._room = ""
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the variation that ``task.spec`` names. ``seed`` changes nothing."""
-        self._running = False
-        if self._java is None:
-            self._java = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
+    def _start(self, task: Task) -> str:
+        if self._simulator is None:
+            self._simulator = with_java("scienceworld", EXTRA).ScienceWorldEnv("", envStepLimit=_NO_LIMIT)
         which = (task.spec["family"], int(task.spec["variation"]), task.spec["simplifications"])
         unknown = self._privileged and which not in self._plans
-        self._java.load(*which, generateGoldPath=unknown)
-        text, _ = self._java.reset()
+        self._simulator.load(*which, generateGoldPath=unknown)
+        text, _ = self._simulator.reset()
         if unknown:
-            self._plans[which] = list(self._java.get_gold_action_sequence())
+            self._plans[which] = list(self._simulator.get_gold_action_sequence())
         self._plan = self._plans.get(which, [])
-        self._running, self._score, self._room = True, 0.0, _room(text)
-        return self._observe(f"{self._java.get_task_description()}\n{text}")
+        self._score, self._room = 0.0, _room(text)
+        return without_layout(f"{self._simulator.get_task_description()}\n{text}")
 
-    def step(self, action: str) -> StepResult:
-        """
-        Raises:
-            RuntimeError: no reset, or the episode is over.
-        """
-        if not self._running:
-            raise RuntimeError("no task is running: reset first")
+    def _act(self, action: str) -> StepResult:
         command = " ".join(action.encode("utf-8", "replace").decode().split())
-        server = self._java.server  # the package's own step lists all valid commands, a tenth of a second each time
         if _META.fullmatch(command.lower()):
-            return StepResult(self._observe("No known action matches that input."), 0.0, False, False)
+            return StepResult(self._observation("No known action matches that input."), 0.0, False, False)
+        server = self._simulator.server  # the package's own step lists all valid commands, a tenth of a second each
         text = str(server.step(command))
         score = float(server.getScore())
         ended = bool(server.getCompleted()) or score < 0
         reward = max(score, 0.0) - self._score if score >= 0 else 0.0
-        self._score, self._running = max(score, 0.0), not ended
+        self._score = max(score, 0.0)
         self._follow(command)
-        return StepResult(self._observe(text), reward, ended, False)
-
-    def close(self) -> None:
-        self._running = False
-        if self._java is not None:
-            self._java.close()
-            self._java = None
+        return StepResult(self._observation(without_layout(text)), reward, ended, False)
 
     def _follow(self, command: str) -> None:
         """What is left of the plan: its next command was done, a walk aside is taken back, anything else is ignored."""
         if not self._privileged:
             return
-        before, self._room = self._room, _room(str(self._java.server.freeActionLook())) or self._room
+        before, self._room = self._room, _room(str(self._simulator.server.freeActionLook())) or self._room
         if self._plan and command == self._plan[0]:
             self._plan = self._plan[1:]
         elif before != self._room:
             self._plan = [f"go to {before}", *self._plan]
 
-    def _observe(self, text: str) -> Observation:
-        hidden: dict[str, object] = {}
-        if self._privileged:
-            things = [str(name) for name in self._java.server.getPossibleObjects() if name not in ("agent", "air")]
-            rooms = sorted({match[1] or match[2] for match in map(_DOOR.fullmatch, things) if match})
-            here = [name for name in things if name not in rooms and not _DOOR.fullmatch(name) and name != self._room]
-            commands = [f"{verb} {room}" for room in rooms for verb in ("go to", "open door to")]
-            commands += [form.format(name) for name in here for form in _HANDS]
-            commands += [f"move {a} to {b}" for a in here for b in here if a != b and b.endswith(("box", "pot"))]
-            hidden = {
-                "admissible_commands": [*commands, "look around", "inventory"],
-                "policy_commands": list(self._plan),
-                "inventory": without_layout(str(self._java.inventory())),
-                "entities": sorted({*here, *rooms}),
-            }
-        return Observation(without_layout(text), hidden)
+    def _hints(self) -> dict[str, object]:
+        things = [str(name) for name in self._simulator.server.getPossibleObjects() if name not in ("agent", "air")]
+        rooms = sorted({match[1] or match[2] for match in map(_DOOR.fullmatch, things) if match})
+        here = [name for name in things if name not in rooms and not _DOOR.fullmatch(name) and name != self._room]
+        commands = [f"{verb} {room}" for room in rooms for verb in ("go to", "open door to")]
+        commands += [form.format(name) for name in here for form in _HANDS]
+        commands += [f"move {a} to {b}" for a in here for b in here if a != b and b.endswith(("box", "pot"))]
+        inventory = without_layout(str(self._simulator.inventory()))
+        return hints([*commands, "look around", "inventory"], self._plan, inventory, sorted({*here, *rooms}))
 
 
 def _room(text: str) -> str:
-    found = _PLACE.search(text)
-    return found[1] if found else ""
+    match = _PLACE.search(text)
+    return match[1] if match else ""
 
 
 class ScienceWorld(GeneratedWorld):
@@ -177,7 +133,7 @@ class ScienceWorld(GeneratedWorld):
         with_java("scienceworld", EXTRA)
 
     def draw(
-        self, settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+        self, settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[dict[str, str]]]:
         """Draws variations of the folds, from every family as many as from the others while it has some.
 
@@ -202,7 +158,7 @@ class ScienceWorld(GeneratedWorld):
         return Task(f"sw-{drawn['family']}-{drawn['variation']}", spec)
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[ScienceGame]:
-        return partial(ScienceGame, privileged=privileged)
+        return partial(ScienceGame, privileged)
 
 
 def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[str, list[int]]]:

@@ -3,7 +3,7 @@
 Games are real Inform 7 games (``.z8``), so the parser's many ways of saying no are real as well. The interpreter is a C
 library that sampled commands can hang (NUL, a backslash), end (``quit``) or lead astray (``save`` and ``script`` write
 files into the working directory); ``refusal`` keeps those from reaching it. Whatever is left is caught by
-``real_envs.worker_pool``, which is how ``TextWorldTasks.make_env`` plays.
+``real_envs.worker_pool``.
 
 Two rules make an episode a function of its commands alone:
 
@@ -28,11 +28,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from real_envs.env import Agent, StepResult, Task
+from real_envs.env import StepResult, Task
 from real_envs.files import write_atomically
-from real_envs.scripted_agents import mixture
-from real_envs.trajectory import Observation
 from real_envs.worker_pool import PooledTasks
+from real_envs.world import FILE
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints
 
 REFUSAL = "That's not a verb I recognise."  # Inform's own answer to a verb it does not know
 # What the parser says to what it does not understand, and to what is not there.
@@ -96,61 +96,50 @@ def refusal(command: str) -> str | None:
     return "more than one sentence" if "then" in words else None
 
 
-class TextWorldGame:
-    """One game at a time, in this process; not thread-safe and, against hostile commands, best run in a worker.
+class TextWorldGame(Game):
+    """One game at a time; not thread-safe, and dead after hostile commands.
 
     Args:
-        privileged: also give ``admissible_commands``, ``policy_commands`` (a plan that solves the game from here, empty
-            if there is none), ``inventory`` and ``entities`` in ``Observation.privileged``. Costs about half the speed.
+        privileged: ``policy_commands`` are a plan that solves the game from here, empty if there is none. Costs about
+            half the speed.
         cached_games: how many started games to keep; starting one takes 25 ms, restarting it 4 ms.
     """
 
     def __init__(self, privileged: bool = False, cached_games: int = 8) -> None:
-        self._privileged = privileged
+        super().__init__(privileged)
         self._cached_games = cached_games
         self._games: OrderedDict[str, Any] = OrderedDict()
-        self._game: Any = None  # the game being played; None before reset and after the end
-        self._score = 0
-        self._max_score = 1
-        self._hidden: Mapping[str, object] = {}
+        self._game: Any = None  # the one being played
+        self._state: Mapping[str, Any] = {}
+        self._score, self._max_score = 0, 1
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task.spec["path"]``; the text is the objective, then the first room. ``seed`` changes nothing.
+    def _start(self, task: Task) -> str:
+        """The objective, then the first room.
 
         Raises:
             OSError: there is no such game.
         """
-        self._game = None
-        game = self._load(task.spec["path"])
-        state = game.reset()
-        self._game, self._score, self._max_score = game, 0, max(1, int(state["max_score"]))
-        return self._observe(state)
+        self._game = self._load(task.spec["path"])
+        self._state = self._game.reset()
+        self._score, self._max_score = 0, max(1, int(self._state["max_score"]))
+        return clean(self._state["feedback"])
 
-    def step(self, action: str) -> StepResult:
-        """Rewards are the game's points over its maximum. A game that is lost ends with reward 0.
-
-        Raises:
-            RuntimeError: no reset, or the game is over.
-        """
-        if self._game is None:
-            raise RuntimeError("the game is not running: reset first")
+    def _act(self, action: str) -> StepResult:
+        """Rewards are the game's points over its maximum. A game that is lost ends with reward 0."""
         if (why := refusal(action)) is not None:
-            return StepResult(Observation(REFUSAL, self._hidden), 0.0, False, False, {"refused": why})
-        state, score, _ = self._game.step(action)
-        won, lost = bool(state["won"]), bool(state["lost"])
-        observation = self._observe(state)
+            return StepResult(self._observation(REFUSAL), 0.0, False, False, {"refused": why})
+        self._state, score, _ = self._game.step(action)
+        won, lost = bool(self._state["won"]), bool(self._state["lost"])
+        observation = self._observation(clean(self._state["feedback"]))
         reward = 0.0 if lost else (score - self._score) / self._max_score
         self._score = score
-        if won or lost:
-            self._game = None
-            return StepResult(observation, reward, True, False)
-        if _QUESTION.search(observation.text):
+        if not (won or lost) and _QUESTION.search(observation.text):
             # An out-of-world command that does nothing: the parser drops its question and no turn passes.
             self._game.unwrapped._send("pronouns")
-        return StepResult(observation, reward, False, False)
+        return StepResult(observation, reward, won or lost, False)
 
     def close(self) -> None:
-        self._game = None
+        super().close()
         while self._games:
             self._games.popitem()[1].close()
 
@@ -166,15 +155,10 @@ class TextWorldGame:
         self._games.move_to_end(path)
         return self._games[path]
 
-    def _observe(self, state: Mapping[str, Any]) -> Observation:
-        if self._privileged:
-            self._hidden = {
-                "admissible_commands": list(state["admissible_commands"]),
-                "policy_commands": list(state["policy_commands"]),
-                "inventory": clean(state["inventory"] or ""),
-                "entities": [name for name in state["entities"] if name not in _DIRECTIONS],
-            }
-        return Observation(clean(state["feedback"]), self._hidden)
+    def _hints(self) -> dict[str, object]:
+        state = self._state
+        entities = (name for name in state["entities"] if name not in _DIRECTIONS)
+        return hints(state["admissible_commands"], state["policy_commands"], clean(state["inventory"] or ""), entities)
 
 
 def _finished(seed: int, folder: Path, settings: GameSettings) -> str | None:
@@ -218,7 +202,7 @@ def generate_games(
     folder: str | Path,
     seeds: Sequence[int],
     settings: GameSettings | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = lambda done, total: None,
     workers: int = 2,
 ) -> list[Task]:
     """One game per seed, in order, in ``folder``; games that exist are kept. About 1.5 s a game and process.
@@ -252,8 +236,7 @@ def generate_games(
             if start is not None and start not in known:
                 known.add(start)
                 chosen[i] = seed
-                if progress is not None:
-                    progress(len(chosen), len(seeds))
+                progress(len(chosen), len(seeds))
     if len(chosen) < len(seeds):
         raise ValueError(f"no new game of {settings} from seeds {[s for i, s in enumerate(seeds) if i not in chosen]}")
     return [_task(folder, settings.task_id(chosen[i])) for i in range(len(seeds))]
@@ -286,45 +269,7 @@ def _world_facts(data_file: Path) -> tuple[str, ...]:
     )
 
 
-class TextWorldTasks(PooledTasks):
-    """Games by split, and isolated environments to play them in."""
-
-    def __init__(self, splits: Mapping[str, Sequence[Task]], privileged: bool = False, workers: int = 2) -> None:
-        super().__init__(splits, partial(TextWorldGame, privileged=privileged), workers)
-
-    @classmethod
-    def generate(
-        cls,
-        folder: str | Path,
-        seeds: Mapping[str, Sequence[int]],
-        settings: GameSettings | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        privileged: bool = False,
-        workers: int = 2,
-    ) -> TextWorldTasks:
-        """Build the games of all splits in one go, so that no game is in two of them, and write ``games.json``."""
-        settings = settings or GameSettings()
-        tasks = generate_games(folder, [s for split in seeds.values() for s in split], settings, progress, workers)
-        rest = iter(tasks)
-        splits = {split: [next(rest) for _ in of_split] for split, of_split in seeds.items()}
-        manifest = {"settings": asdict(settings), "splits": {k: [task.id for task in v] for k, v in splits.items()}}
-        write_atomically(Path(folder) / "games.json", json.dumps(manifest, indent=1))
-        return cls(splits, privileged, workers)
-
-    @classmethod
-    def load(cls, folder: str | Path, privileged: bool = False, workers: int = 2) -> TextWorldTasks:
-        """The task set whose ``games.json`` lies in ``folder``, which may have moved.
-
-        Raises:
-            FileNotFoundError: no manifest: generation did not finish.
-        """
-        folder = Path(folder).resolve()
-        manifest = json.loads((folder / "games.json").read_text())
-        splits = {k: [_task(folder, name) for name in names] for k, names in manifest["splits"].items()}
-        return cls(splits, privileged, workers)
-
-
-class TextWorld:
+class TextWorld(GeneratedWorld):
     """``env=textworld`` (a ``World``): Inform games, generated on demand, each with a seed of its own."""
 
     name: ClassVar[str] = "textworld"
@@ -337,17 +282,19 @@ class TextWorld:
         counts: Mapping[str, int],
         seed: int,
         settings: GameSettings,
-        progress: Callable[[int, int], None],
+        progress: Progress,
         workers: int,
     ) -> None:
-        first, seeds = 1 + seed * _SEEDS_OF_A_RUN, {}
-        for split, count in counts.items():
-            seeds[split] = list(range(first, first + count))
-            first += count
-        TextWorldTasks.generate(folder, seeds, settings, progress, workers=workers)
+        """See ``World``. All splits in one go, so that no game is in two of them."""
+        first = 1 + seed * _SEEDS_OF_A_RUN
+        seeds = range(first, first + sum(counts.values()))
+        names = iter([task.id for task in generate_games(folder, seeds, settings, progress, workers)])
+        splits = {split: [next(names) for _ in range(count)] for split, count in counts.items()}
+        write_atomically(folder / FILE, json.dumps({"settings": asdict(settings), "splits": splits}, indent=1))
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> TextWorldTasks:
-        return TextWorldTasks.load(folder, privileged, workers)
-
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere)
+    def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
+        """See ``World``."""
+        folder = folder.resolve()
+        drawn = json.loads((folder / FILE).read_text())["splits"]
+        splits = {split: [_task(folder, name) for name in names] for split, names in drawn.items()}
+        return PooledTasks(splits, partial(TextWorldGame, privileged), workers)

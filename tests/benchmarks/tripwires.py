@@ -48,7 +48,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.trajectory import Source, Trajectory, Turn
-from real_envs.worlds.textworld import TextWorldTasks
+from real_envs.worlds.textworld import TextWorld
 from worldmodel.evaluation.proportions import summarise
 from worldmodel.world_model import Prediction
 
@@ -158,7 +158,7 @@ def magic_words(said: Sequence[tuple[list[str], int]], hack: Hack) -> dict[str, 
 
 async def real_success(config: Config, demo: Path, run: RunFolder) -> dict[str, Any]:
     """Of the policy that the run ended with, in the real training games: ``evaluate.episodes`` each."""
-    tasks = TextWorldTasks.load(demo / "games", workers=config.collect.workers)
+    tasks = TextWorld().open(demo / "games", False, config.collect.workers)
     session = Session(config, run)
     agent = session.agent(session.policy("policy"), config.evaluate.temperature)
     played = await play_real(config, tasks, agent, "", "after", "train")
@@ -335,7 +335,7 @@ async def earned(dreams: Sequence[Trajectory], log: Sequence[Trajectory], games:
         for k, t in enumerate(dreams)
         if t.turns and _pays(t.turns[-1]) and _key(t, t.turns[-1]) not in logged
     }
-    tasks = TextWorldTasks.load(games, workers=workers)
+    tasks = TextWorld().open(games, False, workers)
     real = {task.id: task for split in ("train", "heldout") for task in tasks.tasks(split)}
     episodes = [Episode(name, real[t.task_id], name, seed=k) for k, (name, t) in enumerate(odd.items())]
     try:

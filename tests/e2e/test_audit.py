@@ -28,7 +28,8 @@ from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.render import ChatFormat
 from real_envs.env import Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
-from real_envs.worlds.textworld import TextWorldGame, TextWorldTasks
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.textworld import TextWorldGame
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL
 from tests.support.oracle import OracleWorldModel
@@ -113,7 +114,7 @@ KEYS = ("text", "text_new", "reward_precision", "reward_recall", "gap", "spearma
 
 
 def audit_of(world: World, optimistic: bool) -> dict[str, object]:
-    tasks = TextWorldTasks({"all": world.tasks}, workers=2)
+    tasks = PooledTasks({"all": world.tasks}, TextWorldGame, workers=2)
     oracle = OracleWorldModel(tasks.make_env, {world.starts[t.id].text: t for t in world.tasks})
     model = Optimist(oracle) if optimistic else oracle
     chat = ChatFormat(TOKENIZER)

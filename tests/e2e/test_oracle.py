@@ -24,7 +24,8 @@ from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory, Turn
-from real_envs.worlds.textworld import REFUSAL, TextWorldGame, TextWorldTasks
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.textworld import REFUSAL, TextWorldGame
 from tests.support.oracle import OracleWorldModel
 
 TURNS = 6
@@ -35,7 +36,7 @@ REAL, DREAM = Provenance(Source.REAL, "p"), Provenance(Source.DREAM, "p", Oracle
 class Worlds:
     """The games for real, and dreamed by the oracle."""
 
-    tasks: TextWorldTasks
+    tasks: PooledTasks
     starts: dict[str, Start]
     plans: dict[str, list[str]]
     commands: list[str]
@@ -59,7 +60,7 @@ def worlds(games: list[Task]) -> Iterator[Worlds]:
             commands |= {command, *observation.privileged["admissible_commands"]}  # type: ignore[misc]
             observation = game.step(command).observation
     game.close()
-    tasks = TextWorldTasks({"all": games}, workers=2)
+    tasks = PooledTasks({"all": games}, TextWorldGame, workers=2)
     yield Worlds(tasks, starts, plans, sorted(commands))
     asyncio.run(tasks.close())
 

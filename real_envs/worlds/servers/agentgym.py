@@ -6,7 +6,6 @@ server's own. AgentGym knows one end, ``done``: a server's own step limit counts
 
 An answer that the protocol does not allow is a failure of the episode, and so is ``{"error": ...}``: what an action
 that is not understood brings is an observation.
-An environment of an AgentGym server, over its HTTP protocol: one handle, many episodes.
 
 Servers differ in how they name things. ``/create`` answers ``{"id": 3}``, ``{"env_idx": 3}`` or a bare ``3``, and later
 requests carry the handle as ``id`` or ``env_idx``; texts are called ``observation`` or ``state``; ``/reset`` answers an
@@ -21,26 +20,23 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
 
 import httpx
 
-from real_envs.env import Agent, Task
-from real_envs.scripted_agents import mixture
+from real_envs.chat_server import is_local
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import draw_distinct
 from real_envs.worlds.servers.client import (
-    INVALID,
-    LANGUAGE,
-    Said,
-    ServerGame,
-    ServerTasks,
+    FAREWELL,
+    Answer,
+    ServerSettings,
+    ServerWorld,
+    Session,
     begun,
     check_url,
     commands_of,
@@ -49,21 +45,18 @@ from real_envs.worlds.servers.client import (
     fields_of,
     flag,
     number,
-    read_server_tasks,
     text,
     timed_out,
-    write_server_tasks,
 )
 
 _HANDLES = ("id", "env_idx")
 _TEXTS = ("observation", "state")
 _LARGEST = 16 * 2**20  # bytes of an answer
-_FAREWELL = 3.0  # seconds that closing may take: a server that hangs must not hold up the next episode
 _MOST_TASKS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class AgentGymSettings:
+class AgentGymSettings(ServerSettings):
     """Which server, how its messages are read, and which of its tasks are played.
 
     Attributes:
@@ -73,11 +66,8 @@ class AgentGymSettings:
         reset: other fields that ``/reset`` wants, such as ``world_type=Text``.
         reward: the field of what an action earned.
         score: the field of what the episode has earned so far, to be read instead of ``reward``.
-        solved: the total of a solved task; rewards are divided by it.
         train, heldout: the numbers of the tasks of each split, such as ``0-373+400``.
-        commands: what scripted agents choose from where the server offers none, ``look|go north|take key``.
-        distinct: only tasks whose starts differ are different; false takes numbers for tasks, and starts hardly any.
-        timeout: seconds for an answer.
+        solved, commands, distinct, timeout: see ``ServerSettings``.
     """
 
     url: str = "http://127.0.0.1:36001"
@@ -86,21 +76,16 @@ class AgentGymSettings:
     reset: str = ""
     reward: str = "reward"
     score: str = ""
-    solved: float = 1.0
     train: str = "0-99"
     heldout: str = "100-199"
-    commands: str = "look|inventory"
-    distinct: bool = True
-    timeout: float = 30.0
 
     def __post_init__(self) -> None:
+        ServerSettings.__post_init__(self)
         check_url(self.url, ("http", "https"))
-        if not self.task or not (self.reward or self.score) or not commands_of(self.commands):
-            raise ValueError("task, reward and commands must not be empty")
+        if not self.task or not (self.reward or self.score):
+            raise ValueError("task and reward must not be empty")
         fields_of(self.create)
         fields_of(self.reset)
-        if not self.solved > 0 or not self.timeout > 0:
-            raise ValueError("solved and timeout must be more than 0")
         both = set(numbers_of(self.train)) & set(numbers_of(self.heldout))
         if both:
             raise ValueError(f"train and heldout share tasks, such as {min(both)}")
@@ -137,7 +122,7 @@ class AgentGymSession:
         self._score = 0.0
         self._client: httpx.Client | None = None
 
-    def start(self, spec: Mapping[str, str]) -> Said:
+    def start(self, spec: Mapping[str, str]) -> Answer:
         """
         Raises:
             EnvFailure: see ``real_envs.worlds.servers.client.Session``.
@@ -157,13 +142,13 @@ class AgentGymSession:
         if first is None or (isinstance(first, dict) and not any(name in first for name in _TEXTS)):
             first = self._ask("GET", "observation", handle)  # a reset may say no more than that it was done
         if isinstance(first, str):
-            return Said(text(first, "observation"))
+            return Answer(text(first, "observation"))
         goal = field(first, "task_description") if isinstance(first, dict) and "task_description" in first else ""
         parts = [text(goal, "task_description"), _text_of(first)]
         done = flag(first["done"], "done") if isinstance(first, dict) and "done" in first else False
-        return Said("\n".join(part for part in parts if part), 0.0, done, _commands_of(first))
+        return Answer("\n".join(part for part in parts if part), 0.0, done, _commands_of(first))
 
-    def act(self, action: str) -> Said:
+    def act(self, action: str) -> Answer:
         """
         Raises:
             EnvFailure: see ``real_envs.worlds.servers.client.Session``.
@@ -176,7 +161,7 @@ class AgentGymSession:
         earned = number(field(answer, name), name)
         if settings.score:
             earned, self._score = earned - self._score, earned
-        return Said(
+        return Answer(
             _text_of(answer), earned / settings.solved, flag(field(answer, "done"), "done"), _commands_of(answer)
         )
 
@@ -222,7 +207,7 @@ class AgentGymSession:
             self._client = httpx.Client(
                 timeout=settings.timeout,
                 limits=httpx.Limits(max_keepalive_connections=0),
-                trust_env=not _is_here(settings.url),
+                trust_env=not is_local(settings.url),
             )
         sent = {"params": content} if method == "GET" else {"json": content}
         deadline = time.monotonic() + settings.timeout
@@ -267,22 +252,17 @@ def _commands_of(answer: object) -> tuple[str, ...]:
     return tuple(text(command, "available_actions") for command in offered)
 
 
-def _is_here(url: str) -> bool:
-    """Whether the server is on this machine, which no proxy reaches."""
-    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
-
-
-def _told_to_close(url: str, handle: Mapping[str, int | str]) -> bool:
+def _close_handle(url: str, handle: Mapping[str, int | str]) -> bool:
     """Whether the server has heard it. What it answers changes nothing: some know no ``/close``."""
     try:
-        httpx.post(f"{url.rstrip('/')}/close", json=dict(handle), timeout=_FAREWELL, trust_env=not _is_here(url))
+        httpx.post(f"{url.rstrip('/')}/close", json=dict(handle), timeout=FAREWELL, trust_env=not is_local(url))
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
         return False
     return True
 
 
 def _close(url: str, handle: Mapping[str, int | str], note: Path | None) -> None:
-    if _told_to_close(url, handle) and note is not None:
+    if _close_handle(url, handle) and note is not None:
         note.unlink(missing_ok=True)
 
 
@@ -297,81 +277,45 @@ def close_left_open(url: str, folder: Path) -> None:
         except (OSError, ValueError):
             handle = None
         if isinstance(handle, dict):
-            _told_to_close(url, handle)
+            _close_handle(url, handle)
         note.unlink(missing_ok=True)
     with suppress(OSError):  # a worker that is just ending has noted something
         folder.rmdir()
 
 
-class AgentGym:
+class AgentGym(ServerWorld):
     """``env=agentgym`` (a ``World``)."""
 
     name: ClassVar[str] = "agentgym"
     settings: ClassVar[type[AgentGymSettings]] = AgentGymSettings
-    invalid: ClassVar[str] = INVALID
-    elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
+    key: ClassVar[str] = "task"
+    prefix: ClassVar[str] = "agentgym-"
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: AgentGymSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
-        """Draws tasks until enough of them start differently from all others. A server may move: ``url`` makes no task.
+    def session(self, settings: AgentGymSettings) -> AgentGymSession:
+        return AgentGymSession(settings)
 
-        Raises:
-            UserError: no server answers, it does not keep the protocol, or has not so many different starts.
-        """
-        session = AgentGymSession(settings)
-
-        def check() -> None:
-            begun(session.start({"task": str(numbers_of(settings.train)[0])}))
-            session.act(commands_of(settings.commands)[0])
-
-        draw = partial(_draw, session, counts, seed, settings, progress)
-        write_server_tasks(folder, settings, seed, counts, session, check, draw)
-
-    def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
-        settings, drawn = read_server_tasks(folder, AgentGymSettings)
-        splits = {
-            split: [Task(f"agentgym-{number}", {"task": str(number)}) for number in numbers]
-            for split, numbers in drawn.items()
-        }
+    def for_workers(self, settings: AgentGymSettings) -> tuple[Callable[[], Session], Callable[[], None]]:
         left_open = Path(tempfile.mkdtemp(prefix="imagination-agentgym-"))
-        make = partial(AgentGymSession, settings, left_open)
-        game = partial(ServerGame, make, commands_of(settings.commands), privileged)
-        return ServerTasks(
-            splits, game, workers, settings.timeout, at_end=partial(close_left_open, settings.url, left_open)
-        )
+        return partial(AgentGymSession, settings, left_open), partial(close_left_open, settings.url, left_open)
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def check(self, session: Session, settings: AgentGymSettings) -> None:
+        begun(session.start({"task": str(numbers_of(settings.train)[0])}))
+        session.act(commands_of(settings.commands)[0])
 
+    def candidates(self, settings: AgentGymSettings, seed: int) -> Callable[[str, int], list[int]]:
+        def shuffled(split: str, count: int) -> list[int]:
+            numbers = numbers_of(_option(settings, split))
+            random.Random(derive_seed(f"agentgym/{split}", seed)).shuffle(numbers)
+            return numbers
 
-def _draw(
-    session: AgentGymSession,
-    counts: Mapping[str, int],
-    seed: int,
-    settings: AgentGymSettings,
-    progress: Callable[[int, int], None],
-) -> dict[str, list[int]]:
-    def candidates(split: str, _: int) -> list[int]:
-        numbers = numbers_of(option[split])
-        random.Random(derive_seed(f"agentgym/{split}", seed)).shuffle(numbers)
-        return numbers
+        return shuffled
 
-    def start_of(number: int) -> str:
-        return begun(session.start({"task": str(number)})).text if settings.distinct else str(number)
-
-    def too_few(split: str, found: int) -> str:
+    def too_few(self, settings: AgentGymSettings, split: str, count: int, enough: int) -> str:
         return (
-            f"env.options.{split}={option[split]} has too few tasks that start differently for "
-            f"games.{split}={counts[split]}: {found} found; name more, or take them as they are by "
-            "env.options.distinct=false"
+            f"env.options.{split}={_option(settings, split)} has too few tasks that start differently for "
+            f"games.{split}={count}: {enough} found; name more, or take them as they are by env.options.distinct=false"
         )
 
-    option = {split: settings.train if split == "train" else settings.heldout for split in counts}
-    return draw_distinct(counts, candidates, start_of, progress, too_few)
+
+def _option(settings: AgentGymSettings, split: str) -> str:
+    return settings.train if split == "train" else settings.heldout

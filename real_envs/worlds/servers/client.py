@@ -10,20 +10,20 @@ import asyncio
 import math
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import Language
-from real_envs.trajectory import Observation, StopReason
+from real_envs.trajectory import StopReason
 from real_envs.worker_pool import PooledTasks, SyncEnv
-from real_envs.worlds.generated import read_tasks, write_tasks
+from real_envs.worlds.generated import Game, GeneratedWorld, Progress, Splits, draw_distinct, hints, write_tasks
 
-S = TypeVar("S")
 UNKNOWN = "Unknown action."
 # As the known servers answer what they do not understand; another server's words are told from no others.
 INVALID = (
@@ -31,13 +31,14 @@ INVALID = (
     r"Could not (?:find|execute)|not (?:a valid|recognized as an) action"
 )
 # Of servers whose own commands are few; most of it is not understood.
-LANGUAGE = Language({"take {a}": 2, "go to {a}": 2, "open {a}": 2, "use {a}": 1, "put {a} in {b}": 1, "go {d}": 1})
+LANGUAGE = Language.of("2 take {a} | 2 go to {a} | 2 open {a} | 1 use {a} | 1 put {a} in {b} | 1 go {d}")
 _JOINTS = re.compile(r"\b(?:to|from|into|in|on|onto|with|at|using)\b")
 _LONGEST = 300  # letters of a failure's detail
+FAREWELL = 3.0  # seconds that closing may take: a server that hangs must not hold up the next episode
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Answer:
     """A server's answer. ``commands`` are those that it offers now, where it offers any."""
 
     text: str
@@ -49,80 +50,65 @@ class Said:
 class Session(Protocol):
     """One environment of a server. Both methods raise ``EnvFailure`` and nothing else for the server's faults."""
 
-    def start(self, spec: Mapping[str, str]) -> Said:
+    def start(self, spec: Mapping[str, str]) -> Answer:
         """A new episode of the task, also where another one was under way."""
         ...
 
-    def act(self, action: str) -> Said: ...
+    def act(self, action: str) -> Answer: ...
 
     def close(self) -> None:
         """Frees what the server holds; never raises, and ``start`` may follow."""
         ...
 
 
-class ServerGame:
-    """One episode at a time over a session (a ``SyncEnv``; play it in a worker).
+class ServerGame(Game):
+    """An episode over a session.
 
     Args:
         make: the session; it must be picklable.
-        commands: for scripted agents, where the server offers none.
-        privileged: also give them in ``Observation.privileged``; a server has no plan to give.
+        commands: for scripted agents, where the server offers none; a server has no plan to give.
     """
 
     def __init__(self, make: Callable[[], Session], commands: Sequence[str], privileged: bool = False) -> None:
-        self._session, self._commands, self._privileged = make(), tuple(commands), privileged
-        self._running = False
+        super().__init__(privileged)
+        self._simulator = self._session = make()
+        self._commands = tuple(commands)
+        self._offered: Sequence[str] = ()
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start the task that ``task.spec`` names; ``seed`` changes nothing.
-
+    def _start(self, task: Task) -> str:
+        """
         Raises:
             EnvFailure: the server cannot be reached, takes too long or answers nonsense.
         """
-        self._running = False
+        return self._heard(lambda: begun(self._session.start(task.spec))).text
+
+    def _act(self, action: str) -> StepResult:
+        """Raises what ``_start`` raises."""
+        # half a surrogate pair, which a sampled text may hold, is no text that can be sent
+        answer = self._heard(lambda: self._session.act(action.encode("utf-8", "replace").decode()))
+        return StepResult(self._observation(answer.text), answer.reward, answer.done, False)
+
+    def _heard(self, ask: Callable[[], Answer]) -> Answer:
         try:
-            said = begun(self._session.start(task.spec))
+            answer = ask()
         except EnvFailure:
             self._session.close()  # the worker ends with this failure, and the server would keep the session for ever
             raise
-        self._running = True
-        return self._observe(said)
-
-    def step(self, action: str) -> StepResult:
-        """
-        Raises:
-            EnvFailure: as ``reset``.
-            RuntimeError: no reset, or the episode is over.
-        """
-        if not self._running:
-            raise RuntimeError("no episode is running: reset first")
-        try:
-            # half a surrogate pair, which a sampled text may hold, is no text that can be sent
-            said = self._session.act(action.encode("utf-8", "replace").decode())
-        except EnvFailure:
-            self._running = False
-            self._session.close()
-            raise
-        self._running = not said.done
-        return StepResult(self._observe(said), said.reward, said.done, False)
+        self._offered = answer.commands or self._commands
+        return answer
 
     def close(self) -> None:
         self._running = False
         self._session.close()
 
-    def _observe(self, said: Said) -> Observation:
-        return Observation(said.text, hidden(said.commands or self._commands) if self._privileged else {})
+    def _hints(self) -> dict[str, object]:
+        return hints_of(self._offered)
 
 
-def hidden(commands: Sequence[str]) -> dict[str, object]:
-    """What scripted agents read, from commands alone: the things are what the commands name after their verbs."""
+def hints_of(commands: Sequence[str]) -> dict[str, object]:
+    """``hints`` from commands alone: the things are what the commands name after their verbs."""
     named = {part.strip() for command in commands for part in _JOINTS.split(command.partition(" ")[2])}
-    return {
-        "admissible_commands": list(commands),
-        "policy_commands": [],
-        "inventory": "",
-        "entities": sorted(named - {""}),
-    }
+    return hints(commands, entities=sorted(named - {""}))
 
 
 class ServerTasks(PooledTasks):
@@ -154,50 +140,122 @@ class ServerTasks(PooledTasks):
             await asyncio.to_thread(self._at_end)
 
 
-def write_server_tasks(
-    folder: Path,
-    settings: Any,
-    seed: int,
-    counts: Mapping[str, int],
-    session: Session,
-    check: Callable[[], object],
-    draw: Callable[[], dict[str, list[int]]],
-) -> None:
-    """Writes the numbers that ``draw`` gives; see ``write_tasks``. A server may move: ``settings.url`` makes no task.
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Which server, and what every one of them needs.
 
-    Args:
-        session: closed in the end.
-        check: whether the server can be played as the settings say, asked also where nothing is drawn.
-
-    Raises:
-        UserError: it cannot, or it has not so many tasks.
+    Attributes:
+        solved: the total reward of a solved task; rewards are divided by it.
+        commands: what scripted agents choose from where the server offers none, ``look|go north|take key``.
+        distinct: only tasks whose starts differ are different; false where what differs is hidden.
+        timeout: seconds for an answer.
     """
-    try:
-        check()
-        write_tasks(folder, settings, seed, counts, draw, url=settings.url)
-    except EnvFailure as failure:
-        raise UserError(f"{failure}; start a server there, or set env.options.url and the other env.options") from None
-    finally:
-        session.close()
+
+    url: str = ""
+    solved: float = 1.0
+    commands: str = "look|inventory"
+    distinct: bool = True
+    timeout: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not commands_of(self.commands):
+            raise ValueError("commands must not be empty")
+        if not self.solved > 0 or not self.timeout > 0:
+            raise ValueError("solved and timeout must be more than 0")
 
 
-def read_server_tasks(folder: Path, settings: type[S]) -> tuple[S, dict[str, list[int]]]:
-    """The settings that ``write_server_tasks`` was given, and the numbers by split."""
-    data = read_tasks(folder)
-    return settings(**{**data["made_by"]["settings"], "url": data["url"]}), data["splits"]
+class ServerWorld(GeneratedWorld):
+    """Base of a ``World`` behind a server: tasks are numbers. It may move: ``url`` makes no task.
+
+    Attributes:
+        key: of the number in ``Task.spec``.
+        prefix: of the number in ``Task.id``.
+    """
+
+    invalid: ClassVar[str] = INVALID
+    language: ClassVar[Language] = LANGUAGE
+    elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
+    key: ClassVar[str]
+    prefix: ClassVar[str]
+
+    def session(self, settings: Any) -> Session:
+        raise NotImplementedError
+
+    def check(self, session: Any, settings: Any) -> None:
+        """Whether the server can be played as the settings say, asked also where nothing is drawn.
+
+        Raises:
+            EnvFailure, UserError: it cannot.
+        """
+        raise NotImplementedError
+
+    def candidates(self, settings: Any, seed: int) -> Callable[[str, int], Iterable[int]]:
+        """The numbers of tasks that are tried for a split of so many, in their order."""
+        raise NotImplementedError
+
+    def too_few(self, settings: Any, split: str, count: int, enough: int) -> str:
+        """What to say of a split in which only ``enough`` of ``count`` tasks start differently."""
+        raise NotImplementedError
+
+    def generate(
+        self, folder: Path, counts: Mapping[str, int], seed: int, settings: Any, progress: Progress, workers: int
+    ) -> None:
+        """Draws tasks until enough of them start differently from all others.
+
+        Raises:
+            UserError: no server answers, it cannot be played so, or has not so many different starts.
+        """
+        session = self.session(settings)
+
+        def start_of(number: int) -> str:
+            return begun(session.start({self.key: str(number)})).text if settings.distinct else str(number)
+
+        def draw() -> Splits:
+            return draw_distinct(
+                counts,
+                self.candidates(settings, seed),
+                start_of,
+                progress,
+                lambda split, enough: self.too_few(settings, split, counts[split], enough),
+            )
+
+        try:
+            self.check(session, settings)
+            write_tasks(folder, settings, seed, counts, draw, url=settings.url)
+        except EnvFailure as failure:
+            raise UserError(
+                f"{failure}; start a server there, or set env.options.url and the other env.options"
+            ) from None
+        finally:
+            session.close()
+
+    def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
+        return Task(f"{self.prefix}{drawn}", {self.key: str(drawn)})
+
+    def for_workers(self, settings: Any) -> tuple[Callable[[], Session], Callable[[], None] | None]:
+        """What makes the sessions of workers, picklable; and what is called in the end, see ``ServerTasks``."""
+        raise NotImplementedError
+
+    def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
+        """See ``World``."""
+        options, splits = self.drawn(folder)
+        settings = self.settings(**options)
+        make, at_end = self.for_workers(settings)
+        game = partial(ServerGame, make, commands_of(settings.commands), privileged)
+        return ServerTasks(splits, game, workers, settings.timeout, at_end)
 
 
-def begun(said: Said) -> Said:
+def begun(answer: Answer) -> Answer:
     """The answer to a reset, if an episode can begin with it.
 
     Raises:
         EnvFailure: it cannot.
     """
-    if said.done:
+    if answer.done:
         raise crashed("the server's reset says that the episode is over")
-    if not said.text.strip():
+    if not answer.text.strip():
         raise crashed("the server's reset has no text")
-    return said
+    return answer
 
 
 def crashed(detail: str) -> EnvFailure:

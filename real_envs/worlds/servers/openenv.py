@@ -17,24 +17,20 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, ClassVar
 
-from real_envs.env import Agent, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import mixture
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import draw_distinct
 from real_envs.worlds.servers.client import (
-    INVALID,
-    LANGUAGE,
+    FAREWELL,
     UNKNOWN,
-    Said,
-    ServerGame,
-    ServerTasks,
+    Answer,
+    ServerSettings,
+    ServerWorld,
+    Session,
     begun,
     check_url,
     commands_of,
@@ -43,20 +39,17 @@ from real_envs.worlds.servers.client import (
     fields_of,
     flag,
     number,
-    read_server_tasks,
     text,
     timed_out,
-    write_server_tasks,
 )
 
 _TRIES = 30  # seeds drawn for each task, before the server is said to have no more that start differently
 _PATIENCE = (0.1, 0.3, 1.0)  # seconds until a full server is asked again: sessions just closed are still being freed
-_FAREWELL = 3.0  # seconds that closing may take: a server that hangs must not hold up the next episode
 _CODE = re.compile(r"\(code: (\w+)\)$")  # the client puts an error's code at the end of its message
 
 
 @dataclass(frozen=True, slots=True)
-class OpenEnvSettings:
+class OpenEnvSettings(ServerSettings):
     """Which server, and how its messages are read.
 
     Attributes:
@@ -64,28 +57,21 @@ class OpenEnvSettings:
         action: the field of an action that takes the text.
         fixed: other fields that an action needs, ``name=text,name=text``.
         text: the fields of an observation that are its text, joined by ``+``; empty takes all that are text.
-        solved: the total reward of a solved task; rewards are divided by it.
-        commands: what scripted agents choose from, ``look|go north|take key``.
-        distinct: only seeds whose starts differ are different tasks; false where what differs is hidden.
-        timeout: seconds for an answer.
+        solved, commands, distinct, timeout: see ``ServerSettings``.
     """
 
     url: str = "ws://127.0.0.1:8000"
     action: str = "message"
     fixed: str = ""
     text: str = ""
-    solved: float = 1.0
     commands: str = "look|inventory|help"
-    distinct: bool = True
-    timeout: float = 30.0
 
     def __post_init__(self) -> None:
+        ServerSettings.__post_init__(self)
         check_url(self.url, ("ws", "wss", "http", "https"))
-        if not self.action or not commands_of(self.commands):
-            raise ValueError("action and commands must not be empty")
+        if not self.action:
+            raise ValueError("action must not be empty")
         fields_of(self.fixed)
-        if not self.solved > 0 or not self.timeout > 0:
-            raise ValueError("solved and timeout must be more than 0")
 
 
 def _client_modules() -> tuple[Any, Any]:
@@ -117,7 +103,7 @@ def _client_class() -> Any:
         async def disconnect(self) -> None:
             socket = self._ws
             try:
-                await asyncio.wait_for(super().disconnect(), _FAREWELL)
+                await asyncio.wait_for(super().disconnect(), FAREWELL)
             except TimeoutError:
                 self._ws = None
                 socket.transport.abort()
@@ -153,7 +139,7 @@ class OpenEnvSession:
         self._fixed = fields_of(settings.fixed)
         self._client: Any = None
 
-    def start(self, spec: Mapping[str, str]) -> Said:
+    def start(self, spec: Mapping[str, str]) -> Answer:
         """
         Raises:
             EnvFailure: see ``real_envs.worlds.servers.client.Session``.
@@ -179,7 +165,7 @@ class OpenEnvSession:
             "max_concurrent_envs of collect.workers or more"
         )
 
-    def act(self, action: str) -> Said:
+    def act(self, action: str) -> Answer:
         """Text that the server's type of action does not take, such as words for a number, is an unknown action.
 
         Raises:
@@ -188,21 +174,21 @@ class OpenEnvSession:
         try:
             return self.attempt(action)
         except _Refused:
-            return Said(UNKNOWN)
+            return Answer(UNKNOWN)
 
-    def attempt(self, action: str) -> Said:
+    def attempt(self, action: str) -> Answer:
         """``act``, but for what the server refuses.
 
         Raises:
             _Refused: the action has not the fields, or the values, that the server wants.
         """
         try:
-            said = self._read(self._call("step", {**self._fixed, self._settings.action: action}))
+            answer = self._read(self._call("step", {**self._fixed, self._settings.action: action}))
         except _Full:
             raise crashed(f"the server at {self._settings.url} closed the session") from None
-        if said.done:
+        if answer.done:
             self.close()
-        return said
+        return answer
 
     def close(self) -> None:
         if self._client is not None:
@@ -241,7 +227,7 @@ class OpenEnvSession:
         except (ValueError, AttributeError) as error:  # the client takes for granted that it is JSON, and an object
             raise crashed(f"the server at {url} answered {method} with no OpenEnv message ({error})") from None
 
-    def _read(self, answer: object, reset: bool = False) -> Said:
+    def _read(self, answer: object, reset: bool = False) -> Answer:
         seen = field(answer, "observation")
         if not isinstance(seen, dict):
             raise crashed(f"the server's 'observation' is {seen!r}, no object")
@@ -254,95 +240,49 @@ class OpenEnvSession:
         reward = field(answer, "reward")
         earned = None if reward is None else number(reward, "reward") / self._settings.solved
         done = flag(field(answer, "done"), "done")
-        return Said("\n".join(part for part in parts if part), 0.0 if reset else earned, done)
+        return Answer("\n".join(part for part in parts if part), 0.0 if reset else earned, done)
 
 
 def _lines(value: object, name: str) -> str:
     return "\n".join(text(line, name) for line in value) if isinstance(value, list) else text(value, name)
 
 
-class OpenEnv:
+class OpenEnv(ServerWorld):
     """``env=openenv`` (a ``World``)."""
 
     name: ClassVar[str] = "openenv"
     settings: ClassVar[type[OpenEnvSettings]] = OpenEnvSettings
-    invalid: ClassVar[str] = INVALID
-    elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
+    key: ClassVar[str] = "seed"
+    prefix: ClassVar[str] = "openenv-s"
 
     def __init__(self) -> None:
         if importlib.util.find_spec("openenv") is None:
             raise ImportError("No module named 'openenv'; run `pip install 'imagination[openenv]'`")
 
-    def generate(
-        self,
-        folder: Path,
-        counts: Mapping[str, int],
-        seed: int,
-        settings: OpenEnvSettings,
-        progress: Callable[[int, int], None],
-        workers: int,
-    ) -> None:
-        """Draws seeds until enough of them start differently from all others. A server may move: ``url`` makes no task.
+    def session(self, settings: OpenEnvSettings) -> OpenEnvSession:
+        return OpenEnvSession(settings)
 
-        Raises:
-            UserError: no server answers, it does not take actions as the settings make them, or it has not so many
-                different starts.
-        """
-        session = OpenEnvSession(settings)
-        check = partial(_check_actions, session, settings)
-        draw = partial(_draw, session, counts, seed, settings, progress)
-        write_server_tasks(folder, settings, seed, counts, session, check, draw)
+    def for_workers(self, settings: OpenEnvSettings) -> tuple[Callable[[], Session], None]:
+        return partial(OpenEnvSession, settings), None
 
-    def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
-        settings, drawn = read_server_tasks(folder, OpenEnvSettings)
-        splits = {
-            split: [Task(f"openenv-s{number}", {"seed": str(number)}) for number in numbers]
-            for split, numbers in drawn.items()
-        }
-        game = partial(ServerGame, partial(OpenEnvSession, settings), commands_of(settings.commands), privileged)
-        return ServerTasks(splits, game, workers, settings.timeout)
+    def check(self, session: OpenEnvSession, settings: OpenEnvSettings) -> None:
+        begun(session.start({"seed": "0"}))
+        command = commands_of(settings.commands)[0]
+        try:
+            session.attempt(command)
+        except _Refused:
+            raise UserError(
+                f"the server at {settings.url} refuses the action {settings.action}={command!r}: name the field of its "
+                "text in env.options.action, others that it needs in env.options.fixed (GET /schema lists them), and "
+                "commands that it takes in env.options.commands"
+            ) from None
 
-    def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        return mixture(elsewhere, LANGUAGE)
+    def candidates(self, settings: OpenEnvSettings, seed: int) -> Callable[[str, int], Iterable[int]]:
+        rng = random.Random(derive_seed("openenv", seed))
+        return lambda split, count: (rng.randrange(2**31) for _ in range(_TRIES * count))
 
-
-def _check_actions(session: OpenEnvSession, settings: OpenEnvSettings) -> None:
-    """
-    Raises:
-        EnvFailure: the server cannot be played.
-        UserError: it refuses the first of the commands.
-    """
-    begun(session.start({"seed": "0"}))
-    command = commands_of(settings.commands)[0]
-    try:
-        session.attempt(command)
-    except _Refused:
-        raise UserError(
-            f"the server at {settings.url} refuses the action {settings.action}={command!r}: name the field of its "
-            "text in env.options.action, others that it needs in env.options.fixed (GET /schema lists them), and "
-            "commands that it takes in env.options.commands"
-        ) from None
-
-
-def _draw(
-    session: OpenEnvSession,
-    counts: Mapping[str, int],
-    seed: int,
-    settings: OpenEnvSettings,
-    progress: Callable[[int, int], None],
-) -> dict[str, list[int]]:
-    rng = random.Random(derive_seed("openenv", seed))
-
-    def candidates(_: str, count: int) -> Iterable[int]:
-        return (rng.randrange(2**31) for _ in range(_TRIES * count))
-
-    def start_of(number: int) -> str:
-        return begun(session.start({"seed": str(number)})).text if settings.distinct else str(number)
-
-    def too_few(split: str, found: int) -> str:
+    def too_few(self, settings: OpenEnvSettings, split: str, count: int, enough: int) -> str:
         return (
-            f"the server has too few different starts for games.{split}={counts[split]}: {found} found among "
-            f"{_TRIES * counts[split]} seeds; env.options.distinct=false takes seeds as tasks, however they start"
+            f"the server has too few different starts for games.{split}={count}: {enough} found among "
+            f"{_TRIES * count} seeds; env.options.distinct=false takes seeds as tasks, however they start"
         )
-
-    return draw_distinct(counts, candidates, start_of, progress, too_few)

@@ -29,23 +29,10 @@ _FORBIDDEN = frozenset({"upload_file", "mouse_upload_file"})  # they read files 
 _BID = re.compile(r"[\"']?\bbid\b[\"']? *[:=]? *[\"']?\w+[\"']?")
 _PREFIX = re.compile(r"(?:(?:Locator|Page|Keyboard|Mouse)\.\w+: |Error: )+")
 
-LANGUAGE = Language(
-    {
-        "click('{a}')": 10,
-        "fill('{a}', 'yes')": 2,
-        "dblclick('{a}')": 0.5,
-        "hover('{a}')": 0.5,
-        "focus('{a}')": 0.5,
-        "clear('{a}')": 1,
-        "press('{a}', 'Enter')": 1,
-        "select_option('{a}', 'yes')": 1,
-        "scroll(0, 200)": 0.5,
-        "noop(0)": 0.3,
-        "click({a})": 0.5,
-        "click '{a}'": 0.5,
-        "type('{a}', 'yes')": 0.5,
-        "submit()": 0.5,
-    },
+LANGUAGE = Language.of(
+    "10 click('{a}') | 2 fill('{a}', 'yes') | 0.5 dblclick('{a}') | 0.5 hover('{a}') | 0.5 focus('{a}') | "
+    "1 clear('{a}') | 1 press('{a}', 'Enter') | 1 select_option('{a}', 'yes') | 0.5 scroll(0, 200) | "
+    "0.3 noop(0) | 0.5 click({a}) | 0.5 click '{a}' | 0.5 type('{a}', 'yes') | 0.5 submit()",
     directions=(),
     look="noop(0)",
 )

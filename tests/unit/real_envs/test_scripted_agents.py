@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from real_envs.env import Agent, Task
-from real_envs.scripted_agents import Careless, Expert, Noisy, Random, deal, garble, mixture
+from real_envs.scripted_agents import careless, deal, expert, explorer, garble, mixture, noisy
 from real_envs.trajectory import Observation
 from real_envs.worlds.textworld import REFUSAL, TextWorldGame
 
-AGENTS: list[Agent] = [Expert(), Noisy(0.3), Noisy(0.1, 0.6), Careless(0.6), Random()]
+AGENTS: list[Agent] = [expert(), noisy(0.3), noisy(0.1, 0.6), careless(0.6), explorer()]
 
 
 def episode(
@@ -44,7 +44,7 @@ def game() -> TextWorldGame:
 
 def test_expert_solves_every_game_by_the_shortest_way(games: list[Task], game: TextWorldGame) -> None:
     for task in games:
-        commands, _, total = episode(Expert(), game, task, 0)
+        commands, _, total = episode(expert(), game, task, 0)
         assert len(commands) == 3
         assert total == 1.0
 
@@ -63,7 +63,7 @@ def test_careless_agents_log_many_kinds_of_refusal_and_sometimes_win(games: list
     for seed in range(30):
         task = games[seed % 2]
         observation = game.reset(task)
-        actor = Careless(0.7).start(observation, seed)
+        actor = careless(0.7).start(observation, seed)
         for _ in range(15):
             admissible = observation.privileged["admissible_commands"]
             assert isinstance(admissible, list)
@@ -85,7 +85,7 @@ def test_careless_agents_log_many_kinds_of_refusal_and_sometimes_win(games: list
 
 
 def test_skill_is_drawn_per_episode(games: list[Task], game: TextWorldGame) -> None:
-    lengths = [len(episode(Noisy(0.0, 0.9), game, games[0], seed)[0]) for seed in range(12)]
+    lengths = [len(episode(noisy(0.0, 0.9), game, games[0], seed)[0]) for seed in range(12)]
     assert min(lengths) == 3
     assert max(lengths) > 6
 
@@ -97,7 +97,7 @@ def test_deal_gives_each_agent_its_share() -> None:
     names = [[agent.name for agent in deal(mixture(), 40, seed=seed)] for seed in (1, 1, 2)]
     assert names[0] == names[1] != names[2]
     with pytest.raises(ValueError, match="total 1"):
-        deal([(Expert(), 0.5)], 4, 0)
+        deal([(expert(), 0.5)], 4, 0)
 
 
 def test_garbled_commands_are_never_empty_and_mostly_differ() -> None:
@@ -128,7 +128,7 @@ def test_garbled_commands_hold_what_language_models_get_wrong(mistake: str) -> N
 
 def test_careless_agents_confuse_worlds_only_where_they_know_others(games: list[Task], game: TextWorldGame) -> None:
     foreign = "pour tea into the samovar"
-    agents = [Careless(0.9, elsewhere=(foreign,)), Careless(0.9), Noisy(0.9)]
+    agents = [careless(0.9, elsewhere=(foreign,)), careless(0.9), noisy(0.9)]
     tried = [Counter(c for seed in range(10) for c in episode(agent, game, games[0], seed)[0]) for agent in agents]
     assert tried[0][foreign] > 5
     assert tried[1][foreign] == tried[2][foreign] == 0
@@ -137,4 +137,4 @@ def test_careless_agents_confuse_worlds_only_where_they_know_others(games: list[
 
 def test_agents_say_what_they_lack() -> None:
     with pytest.raises(ValueError, match="privileged=True"):
-        Random().start(Observation("a room"), 0)
+        explorer().start(Observation("a room"), 0)

@@ -12,7 +12,8 @@ import pytest
 import real_envs.worlds.textworld as module
 from real_envs.check import check_env
 from real_envs.env import Task
-from real_envs.worlds.textworld import REFUSAL, GameSettings, TextWorldGame, TextWorldTasks, clean, generate_games
+from real_envs.worker_pool import PooledTasks
+from real_envs.worlds.textworld import REFUSAL, GameSettings, TextWorld, TextWorldGame, clean, generate_games
 
 NASTY = [
     "",
@@ -202,16 +203,16 @@ def test_manifest_restores_the_task_set_where_the_folder_has_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_build", lambda seed, folder, settings: str(seed))
-    made = TextWorldTasks.generate(tmp_path / "a", {"train": [1, 2], "test": [3]}, workers=1)
+    world = TextWorld()
+    world.generate(tmp_path / "a", {"train": 2, "test": 1}, 0, GameSettings(), lambda done, total: None, 1)
     (tmp_path / "a").rename(tmp_path / "b")
-    loaded = TextWorldTasks.load(tmp_path / "b")
-    for split in ("train", "test"):
-        assert [task.id for task in loaded.tasks(split)] == [task.id for task in made.tasks(split)]
+    loaded = world.open(tmp_path / "b", privileged=False, workers=1)
+    assert [task.id for task in loaded.tasks("train")] == ["tw-r4-o6-q5-s1", "tw-r4-o6-q5-s2"]
     assert loaded.tasks("test")[0].spec["path"] == str(tmp_path / "b" / "tw-r4-o6-q5-s3.z8")
     with pytest.raises(KeyError):
         loaded.tasks("valid")
     with pytest.raises(FileNotFoundError):
-        TextWorldTasks.load(tmp_path)
+        world.open(tmp_path, privileged=False, workers=1)
 
 
 def test_finished_games_are_kept(games: list[Task]) -> None:
@@ -228,7 +229,7 @@ def test_finished_games_are_kept(games: list[Task]) -> None:
 
 def test_conforms_to_the_protocol_in_a_worker(games: list[Task]) -> None:
     async def run() -> tuple[list[str], int]:
-        tasks = TextWorldTasks({"train": games}, workers=1)
+        tasks = PooledTasks({"train": games}, TextWorldGame, workers=1)
         findings = await check_env(tasks.make_env(), games[0], plan_of(games[0]))
         await tasks.close()
         return findings, tasks.pool.stats.crashes + tasks.pool.stats.timeouts

@@ -12,7 +12,7 @@ import pytest
 
 from real_envs.check import check_env
 from real_envs.env import Task
-from real_envs.scripted_agents import Expert, Noisy
+from real_envs.scripted_agents import ScriptedAgent, expert, noisy
 from real_envs.worker_pool import PooledTasks
 from real_envs.worlds.textworld_express import (
     FOLDS,
@@ -138,7 +138,7 @@ def test_parameters_that_cannot_be_read_are_refused(params: str) -> None:
 def test_scripted_agents_differ_in_skill(game: TextWorldExpressGame) -> None:
     """Over twenty instances: the expert solves all, a very noisy one fewer, and its mistakes are of this world."""
 
-    async def play(agent: Expert | Noisy, seed: int) -> tuple[bool, list[str]]:
+    async def play(agent: ScriptedAgent, seed: int) -> tuple[bool, list[str]]:
         observation = game.reset(
             ExpressSettings(game="mapreader", params="numLocations=8,maxDistanceApart=2").task("train", seed)
         )
@@ -152,11 +152,11 @@ def test_scripted_agents_differ_in_skill(game: TextWorldExpressGame) -> None:
             actor.observe(result.observation)
         return total > 0.99, said
 
-    def solved(agent: Expert | Noisy) -> tuple[int, list[str]]:
+    def solved(agent: ScriptedAgent) -> tuple[int, list[str]]:
         played = [asyncio.run(play(agent, seed)) for seed in range(20)]
         return sum(won for won, _ in played), [action for _, actions in played for action in actions]
 
-    expert, _ = solved(Expert(language=LANGUAGE))
-    noisy, said = solved(Noisy(0.8, None, LANGUAGE))
-    assert expert == 20 > noisy
+    by_expert, _ = solved(expert(LANGUAGE))
+    by_noisy, said = solved(noisy(0.8, None, LANGUAGE))
+    assert by_expert == 20 > by_noisy
     assert any(action.startswith("move ") for action in said)

@@ -12,7 +12,7 @@ import pytest
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import StopReason
 from real_envs.worlds.servers.client import (
-    Said,
+    Answer,
     ServerGame,
     ServerTasks,
     check_url,
@@ -21,7 +21,7 @@ from real_envs.worlds.servers.client import (
     field,
     fields_of,
     flag,
-    hidden,
+    hints_of,
     number,
     text,
     timed_out,
@@ -33,19 +33,19 @@ TASK = Task("t", {"seed": "0"})
 class Scripted:
     """A session that answers in order; a failure among the answers is raised."""
 
-    def __init__(self, *answers: Said | EnvFailure) -> None:
+    def __init__(self, *answers: Answer | EnvFailure) -> None:
         self.answers, self.closed, self.sent = list(answers), 0, []  # type: ignore[var-annotated]
 
-    def _next(self) -> Said:
+    def _next(self) -> Answer:
         answer = self.answers.pop(0)
         if isinstance(answer, EnvFailure):
             raise answer
         return answer
 
-    def start(self, spec: Mapping[str, str]) -> Said:
+    def start(self, spec: Mapping[str, str]) -> Answer:
         return self._next()
 
-    def act(self, action: str) -> Said:
+    def act(self, action: str) -> Answer:
         self.sent.append(action)
         return self._next()
 
@@ -54,7 +54,7 @@ class Scripted:
 
 
 def test_an_episode_is_what_the_session_said() -> None:
-    session = Scripted(Said("a room"), Said("a lamp", 0.25), Said("yours", None, True), Said("a room again"))
+    session = Scripted(Answer("a room"), Answer("a lamp", 0.25), Answer("yours", None, True), Answer("a room again"))
     game = ServerGame(lambda: session, ("look",))
     with pytest.raises(RuntimeError, match="reset first"):
         game.step("look")
@@ -79,13 +79,13 @@ def test_an_episode_is_what_the_session_said() -> None:
 @pytest.mark.parametrize(
     ("answers", "match"),
     [
-        ((Said("a room", done=True),), "the episode is over"),
-        ((Said("  "),), "has no text"),
+        ((Answer("a room", done=True),), "the episode is over"),
+        ((Answer("  "),), "has no text"),
         ((timed_out("too long"),), "too long"),
-        ((Said("a room"), crashed("it broke")), "it broke"),
+        ((Answer("a room"), crashed("it broke")), "it broke"),
     ],
 )
-def test_a_failure_frees_the_session(answers: tuple[Said | EnvFailure, ...], match: str) -> None:
+def test_a_failure_frees_the_session(answers: tuple[Answer | EnvFailure, ...], match: str) -> None:
     session = Scripted(*answers)
     game = ServerGame(lambda: session, ("look",))
     if len(answers) == 2:
@@ -98,11 +98,11 @@ def test_a_failure_frees_the_session(answers: tuple[Said | EnvFailure, ...], mat
 
 
 def test_scripted_agents_see_what_the_server_offers_and_otherwise_what_was_named() -> None:
-    session = Scripted(Said("a room"), Said("a box", commands=("open box", "put the red key in box")))
+    session = Scripted(Answer("a room"), Answer("a box", commands=("open box", "put the red key in box")))
     game = ServerGame(lambda: session, ("look", "take lamp"), privileged=True)
     assert game.reset(TASK).privileged["admissible_commands"] == ["look", "take lamp"]
     seen = game.step("look").observation.privileged
-    assert seen == hidden(("open box", "put the red key in box"))
+    assert seen == hints_of(("open box", "put the red key in box"))
     assert seen["entities"] == ["box", "the red key"]
     assert (seen["policy_commands"], seen["inventory"]) == ([], "")
 
@@ -152,7 +152,7 @@ def test_options_are_read_and_bad_ones_refused() -> None:
 
 
 def game_of(answers: int) -> ServerGame:
-    return ServerGame(partial(Scripted, *[Said("a room")] * answers), ("look",))
+    return ServerGame(partial(Scripted, *[Answer("a room")] * answers), ("look",))
 
 
 def test_what_is_left_to_do_is_done_once_and_not_while_an_environment_is_in_use() -> None:
