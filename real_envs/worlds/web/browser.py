@@ -19,7 +19,7 @@ from typing import Any
 from real_envs.env import StepResult, Task
 from real_envs.screens import AFTER, BEFORE, Place, keep
 from real_envs.scripted_agents import Language
-from real_envs.trajectory import Observation
+from real_envs.worlds.generated import Game, hints
 from real_envs.worlds.web.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.worlds.web.page import REFUSALS, ActionError, Element, Numbers, page_text, parse_action, read_page
 
@@ -63,38 +63,35 @@ class BrowserLook:
     still: bool = False
 
 
-class BrowserGame:
-    """One episode at a time, in this process (a ``SyncEnv``; play it in a worker).
+class BrowserGame(Game):
+    """An episode in a browser.
 
     Args:
         plan: what an expert would do, for ``policy_commands``; ``None`` where nobody knows.
         screens: the folder for PNG files; ``None`` keeps none.
-        privileged: also give what scripted agents read.
     """
 
     def __init__(
         self, look: BrowserLook, plan: Plan | None = None, screens: Path | None = None, privileged: bool = False
     ) -> None:
-        self._look, self._plan, self._screens, self._privileged = look, plan, screens, privileged
-        self._env: Any = None
+        super().__init__(privileged)
+        self._look, self._plan, self._screens = look, plan, screens
         self._task = Task("")
         self._goal, self._address = "", ""
         self._screen, self._first = "", False  # the last picture, and whether no turn has been played yet
         self._numbers, self._elements = Numbers(), list[Element]()
         self._boxes: dict[str, Place] = {}  # of the elements in sight, by BrowserGym's ids
         self._head = ""
-        self._running = False
         self._browser: KeptBrowser | None = None
         self._calls: dict[str, tuple[int, ...]] = {}
 
-    def reset(self, task: Task, seed: int = 0) -> Observation:
-        """Start ``task.spec["id"]`` with the seed ``task.spec["seed"]``; ``seed`` changes nothing.
+    def _start(self, task: Task) -> str:
+        """Starts ``task.spec["id"]`` with the seed ``task.spec["seed"]``.
 
         Raises:
             UserError: the browser does not start.
         """
-        self._running = False
-        self._end_episode()
+        super().close()  # the episode before; the browser stays
         if self._browser is None:
             self._browser = KeptBrowser(find_chromium(), self._look.still)
             load_suite(self._look.suite)
@@ -104,57 +101,44 @@ class BrowserGame:
 
         actions = HighLevelActionSet(subsets=self._look.actions.split("+"), multiaction=False, strict=False)
         self._calls = _calls(actions)
-        self._env = gymnasium.make(
+        self._simulator = gymnasium.make(
             f"browsergym/{task.spec['id']}",
             action_mapping=actions.to_python_code,
             pre_observation_delay=self._look.delay,
             slow_mo=0,
             disable_env_checker=True,
         ).unwrapped
-        seen, _ = self._env.reset(seed=int(task.spec["seed"]))
+        seen, _ = self._simulator.reset(seed=int(task.spec["seed"]))
         if self._look.timeout is not None:  # from here on: what a page takes to open says nothing about an action
-            self._env.context.set_default_timeout(self._look.timeout)
+            self._simulator.context.set_default_timeout(self._look.timeout)
         self._task, self._goal = task, " ".join(str(seen["goal"]).split())
         self._address = ""
         self._read(seen)
         self._shoot(seen)
-        self._first, self._running = True, True
-        return self._observe(f"Goal: {self._goal}")
+        self._first = True
+        return self._text(f"Goal: {self._goal}")
 
-    def step(self, action: str) -> StepResult:
-        """
-        Raises:
-            RuntimeError: no reset, or the episode is over.
-        """
-        if not self._running:
-            raise RuntimeError("no episode is running: reset first")
+    def _act(self, action: str) -> StepResult:
         try:
             here = {element.number for element in self._elements if element.number is not None}
             call = parse_action(action, self._numbers, here, self._calls, _LONGEST_WAIT)
         except ActionError as error:
-            return StepResult(self._observe(f"Error: {error}"), 0.0, False, False, self._info())
+            return StepResult(self._observation(self._text(f"Error: {error}")), 0.0, False, False, self._info())
         before, place = self._screen, self._place(call)
-        seen, reward, terminated, truncated, _ = self._env.step(call)
+        seen, reward, terminated, truncated, _ = self._simulator.step(call)
         self._read(seen)
-        self._running = not (terminated or truncated)
         wrong = _short(str(seen["last_action_error"]))
-        observation = self._observe(f"Error: {wrong}" if wrong else "")
+        observation = self._observation(self._text(f"Error: {wrong}" if wrong else ""))
         self._shoot(seen)
         return StepResult(
             observation, float(reward), bool(terminated), bool(truncated and not terminated), self._info(before, place)
         )
 
     def close(self) -> None:
-        self._running = False
-        self._end_episode()
+        super().close()
         if self._browser is not None:
             self._browser.end()
             self._browser = None
-
-    def _end_episode(self) -> None:
-        if self._env is not None:
-            env, self._env = self._env, None
-            env.close()
 
     def _read(self, seen: Mapping[str, Any]) -> None:
         address = f"{seen['url'].partition('#')[0]} {seen['active_page_index'][0]}"
@@ -167,17 +151,13 @@ class BrowserGame:
             title = seen["open_pages_titles"][int(seen["active_page_index"][0])]
             self._head = f"Page: {title} ({seen['url']})"
 
-    def _observe(self, first: str) -> Observation:
-        text = "\n".join(part for part in (first, self._head, page_text(self._elements)) if part)
-        hidden: dict[str, object] = {}
-        if self._privileged:
-            hidden = {
-                "admissible_commands": admissible(self._elements, self._goal),
-                "policy_commands": list(self._plan(self._task, self._goal, self._elements)) if self._plan else [],
-                "inventory": "",
-                "entities": [str(e.number) for e in self._elements if e.number is not None],
-            }
-        return Observation(text, hidden)
+    def _text(self, first: str) -> str:
+        return "\n".join(part for part in (first, self._head, page_text(self._elements)) if part)
+
+    def _hints(self) -> dict[str, object]:
+        plan = self._plan(self._task, self._goal, self._elements) if self._plan else ()
+        numbers = (str(e.number) for e in self._elements if e.number is not None)
+        return hints(admissible(self._elements, self._goal), plan, entities=numbers)
 
     def _shoot(self, seen: Mapping[str, Any]) -> None:
         if self._screens is not None:

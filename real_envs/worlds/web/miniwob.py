@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,7 @@ from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import GeneratedWorld
+from real_envs.worlds.generated import GeneratedWorld, Progress
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.worlds.web.miniwob_experts import RULES, plan
@@ -82,7 +82,7 @@ class Miniwob(GeneratedWorld):
         set_address()
 
     def draw(
-        self, settings: MiniwobSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+        self, settings: MiniwobSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[tuple[str, int]]]:
         """Draws seeds for the families in turn, until enough of them start differently from all others.
 
@@ -123,7 +123,7 @@ def _plan(task: Task, goal: str, page: Sequence[Element]) -> list[str]:
 
 
 def _draw(
-    families: Sequence[str], counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+    families: Sequence[str], counts: Mapping[str, int], seed: int, progress: Progress
 ) -> dict[str, list[tuple[str, int]]]:
     executable = find_chromium()
     known = load_suite("miniwob")

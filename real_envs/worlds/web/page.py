@@ -21,12 +21,13 @@ from typing import Any
 
 # Roles that say nothing that their parent or their children do not say.
 _SILENT = frozenset({"none", "InlineTextBox", "ListMarker", "LineBreak", "LayoutTable", "LayoutTableRow"})
+_WHOLE = frozenset(["textbox", "searchbox", "slider", "spinbutton", "Date", "DateTime", "InputTime", "ColorWell"])
+_HOLDS_VALUE = _WHOLE | {"combobox"}  # what is inside of the others is their value once more, or the browser's business
 # What one can act on, wherever it has a number.
-_CONTROLS = frozenset(
-    {
+_CONTROLS = _HOLDS_VALUE | frozenset(
+    [
         "button",
         "checkbox",
-        "combobox",
         "link",
         "listbox",
         "menuitem",
@@ -34,27 +35,15 @@ _CONTROLS = frozenset(
         "menuitemradio",
         "option",
         "radio",
-        "searchbox",
-        "slider",
-        "spinbutton",
         "switch",
         "tab",
-        "textbox",
         "treeitem",
-        "Date",
-        "DateTime",
-        "InputTime",
-        "ColorWell",
-    }
+    ]
 )
-_HOLDS_VALUE = frozenset(
-    {"textbox", "searchbox", "combobox", "slider", "spinbutton", "Date", "DateTime", "InputTime", "ColorWell"}
-)
-_WHOLE = _HOLDS_VALUE - {"combobox"}  # what is inside of them is their value once more, or the browser's business
 _TEXT = "StaticText"
 # What one can click if the page says so.
 _GROUPS = frozenset(
-    {
+    [
         "generic",
         "paragraph",
         "LabelText",
@@ -67,10 +56,8 @@ _GROUPS = frozenset(
         "Pre",
         "Canvas",
         "SvgRoot",
-    }
+    ]
 )
-
-
 REFUSALS = ("this is no action", "there is no action", "there is no element")
 
 

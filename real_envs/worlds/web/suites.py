@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from real_envs.errors import UserError
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import Language
 from real_envs.seeding import derive_seed
-from real_envs.worlds.generated import GeneratedWorld
+from real_envs.worlds.generated import GeneratedWorld, Progress
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
 from real_envs.worlds.web.chromium import find_chromium, load_suite
 
@@ -75,14 +75,14 @@ class BrowserGym(GeneratedWorld):
         counts: Mapping[str, int],
         seed: int,
         settings: BrowserSettings,
-        progress: Callable[[int, int], None],
+        progress: Progress,
         workers: int,
     ) -> None:
         find_chromium()  # now, and not at the first reset
         super().generate(folder, counts, seed, settings, progress, workers)
 
     def draw(
-        self, settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Callable[[int, int], None]
+        self, settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[tuple[str, int]]]:
         """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
 

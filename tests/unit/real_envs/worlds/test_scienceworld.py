@@ -70,7 +70,7 @@ def test_failing_ends_without_a_reward_and_nonsense_changes_nothing(game: Scienc
     assert sum(map(float, filter(None, earned))) == pytest.approx(0.5)
     lost = game.step("focus on fountain")
     assert (lost.reward, lost.terminated) == (0.0, True)
-    with pytest.raises(RuntimeError, match="no task is running"):
+    with pytest.raises(RuntimeError, match="reset first"):
         game.step("look around")
 
 
