@@ -21,43 +21,15 @@ from typing import Any
 
 # Roles that say nothing that their parent or their children do not say.
 _SILENT = frozenset({"none", "InlineTextBox", "ListMarker", "LineBreak", "LayoutTable", "LayoutTableRow"})
-_WHOLE = frozenset(["textbox", "searchbox", "slider", "spinbutton", "Date", "DateTime", "InputTime", "ColorWell"])
+_WHOLE = frozenset({"textbox", "searchbox", "slider", "spinbutton", "Date", "DateTime", "InputTime", "ColorWell"})
 _HOLDS_VALUE = _WHOLE | {"combobox"}  # what is inside of the others is their value once more, or the browser's business
 # What one can act on, wherever it has a number.
-_CONTROLS = _HOLDS_VALUE | frozenset(
-    [
-        "button",
-        "checkbox",
-        "link",
-        "listbox",
-        "menuitem",
-        "menuitemcheckbox",
-        "menuitemradio",
-        "option",
-        "radio",
-        "switch",
-        "tab",
-        "treeitem",
-    ]
-)
+_CONTROLS = _HOLDS_VALUE | {"button", "checkbox", "link", "listbox", "option", "radio", "switch", "tab", "treeitem"}
+_CONTROLS |= {"menuitem", "menuitemcheckbox", "menuitemradio"}
 _TEXT = "StaticText"
 # What one can click if the page says so.
-_GROUPS = frozenset(
-    [
-        "generic",
-        "paragraph",
-        "LabelText",
-        "listitem",
-        "cell",
-        "gridcell",
-        "row",
-        "image",
-        "Section",
-        "Pre",
-        "Canvas",
-        "SvgRoot",
-    ]
-)
+_GROUPS = frozenset({"generic", "paragraph", "LabelText", "listitem", "cell", "gridcell", "row"})
+_GROUPS |= {"image", "Section", "Pre", "Canvas", "SvgRoot"}
 REFUSALS = ("this is no action", "there is no action", "there is no element")
 
 
