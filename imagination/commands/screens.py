@@ -134,8 +134,7 @@ def audit_screens(config: Config, folder: Path) -> None:
     """Measures the model of screens on held-out turns. Writes ``audit-screens.json`` and prints it as a table."""
     session = Session.open(config, folder)
     run, model = session.run, load_screen_model(session.run)
-    from imagination.evaluation.screen_probe import Screens, probed
-    from imagination.evaluation.screens import alikeness, dream_episodes, dream_turns, sensitivity
+    from imagination.evaluation.screens import Screens, alikeness, dream_episodes, dream_turns, probed, sensitivity
 
     begin = time.monotonic()
     settings, seed = config.worldmodel.screen, derive_seed("audit screens", config.seed)

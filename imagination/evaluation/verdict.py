@@ -7,7 +7,7 @@ from typing import Any
 
 from imagination.settings import AuditSettings
 from worldmodel.evaluation.dreams import horizon
-from worldmodel.evaluation.proportions import interval, number, signed
+from worldmodel.evaluation.proportions import count, interval, number, signed
 
 HEADLINES = {
     "yes": "Good enough to dream in: every target is met.",
@@ -151,34 +151,35 @@ def _horizon(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
         then = "" if after is None else f"; at turn {safe + 1} it is {show(after)}"
         if after is not None and after["n"] < settings.least_n:
             then = f"; beyond that there are fewer than {settings.least_n} episodes"
-        if safe:
-            sentences.append(
-                f"Along {where}, dream up to {safe} turn{'s' * (safe > 1)}: open-loop exact match stays at or above "
-                f"{settings.min_open_loop:g} until turn {safe} ({show(at[str(safe)])}){then}."
-            )
-        else:
-            sentences.append(f"Along {where} there is no safe horizon{then}.")
+        until = f"open-loop exact match stays at or above {settings.min_open_loop:g} until turn {safe}"
+        sentences.append(
+            f"Along {where}, dream up to {count(safe, 'turn')}: {until} ({show(at[str(safe)])}){then}."
+            if safe
+            else f"Along {where} there is no safe horizon{then}."
+        )
     return sentences
+
+
+def _widest(audit: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The widest set of turns that was judged: the actions of all policies, or the log."""
+    return next((audit["sets"][name] for name in ("on_policies", "held_out") if name in audit["sets"]), None)
 
 
 def _rewards(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
     """The tasks whose rewards are surely too often wrong, on the widest set of the policies' own actions there is."""
-    sets = audit["sets"]
-    name = next((n for n in ("on_policies", "held_out") if n in sets), None)
-    if name is None:
-        return []
-    where = "the policies' own actions" if name == "on_policies" else "logged actions"
+    own = _widest(audit)
+    where = "the policies' own actions" if "on_policies" in audit["sets"] else "logged actions"
     faults = {"precision": "pays where nothing is earned", "recall": "misses rewards that are earned"}
     return [
         f"Do not trust its rewards for task {task}: on {where} it {fault} ({key} {show(reward[key])})."
-        for task, reward in sets[name]["reward"]["by_task"].items()
+        for task, reward in (own["reward"]["by_task"] if own else {}).items()
         for key, fault in faults.items()
         if reward[key]["n"] >= settings.least_n and reward[key]["ci95"][1] < settings.min_reward
     ]
 
 
 def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
+    own = _widest(audit)
     if not own or own["calibration"]["whole"]["ece"]["value"] is None:
         return []
     whole = own["calibration"]["whole"]
@@ -192,7 +193,7 @@ def _confidence(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
 
 
 def _refusals(audit: Mapping[str, Any], settings: AuditSettings) -> list[str]:
-    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
+    own = _widest(audit)
     if not own:
         return []
     refused = own["refusals"]["refused_too"]
@@ -254,7 +255,7 @@ def _optimism(audit: Mapping[str, Any]) -> list[str]:
 
 
 def _worst(audit: Mapping[str, Any]) -> list[str]:
-    own = audit["sets"].get("on_policies") or audit["sets"].get("held_out")
+    own = _widest(audit)
     if not own or not own["failures"]["groups"]:
         return []
     worst = own["failures"]["groups"][0]

@@ -33,6 +33,7 @@ SIGNALS_ON = {
     "answers": "answers given the real history, not exact",
     "refusals": "the same, refused or accepted wrongly",
 }
+SIDES = {"dream": "dreamed", "replayed": "dreamed actions, replayed", "real": "real"}
 STYLES = {"state": "red", "reward": "magenta", "end": "yellow", "invalid": "bold red", "wording": "cyan"}
 AROUND = 1  # turns before the first divergence that a brief view shows
 
@@ -44,7 +45,6 @@ def printable(text: str) -> str:
 
 def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
     """Where pairs part, by source and split, and the same policy free in both worlds."""
-    parts: list[RenderableType] = []
     table = Table(title="The same actions in both worlds: where do they part?", title_style="bold", pad_edge=False)
     table.add_column("", no_wrap=True)
     for title in ("pairs", "never part", "in substance", "first difference", "solved only in dream / real"):
@@ -53,32 +53,34 @@ def summary_table(comparison: Mapping[str, Any]) -> RenderableType:
         kinds = ", ".join(f"{n} {kind}" for kind, n in row["first"].items() if kind != NEVER)
         table.add_row(
             f"{SOURCES[row['source']]}\n{printable(row['split'])}",
-            _pairs(row),
+            f"{row['pairs']} ({row['left_out']} left out)" if row["left_out"] else f"{row['pairs']}",
             _share(row["never_parted"]),
             number(row["never_in_substance"]["share"]),
             kinds or "–",
             f"{row['false_success']} / {row['missed_success']}",
         )
-    if comparison["aligned"]:
-        parts.append(table)
-    if comparison["free"]:
-        parts.append(_free_table(comparison["free"]))
-    if comparison.get("signals"):
-        parts.append(_signal_table(comparison["signals"]))
-    parts += [Text(f"note: {printable(note)}", style="yellow") for note in comparison["notes"]]
-    return Group(*parts)
+    parts = [table] if comparison["aligned"] else []
+    parts += [_free_table(comparison["free"])] if comparison["free"] else []
+    parts += [_signal_table(comparison["signals"])] if comparison.get("signals") else []
+    return Group(*parts, *(Text(f"note: {printable(note)}", style="yellow") for note in comparison["notes"]))
+
+
+def _table(title: str, columns: Sequence[str], caption: str) -> Table:
+    """Numbers beside a first column of names."""
+    table = Table(title=title, caption=caption, title_style="bold")
+    for k, column in enumerate(columns):
+        table.add_column(column, justify="right" if k else "left")
+    return table
 
 
 def _free_table(free: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title="The same policy, free in both", caption="95 % intervals in brackets", title_style="bold")
-    for title in ("", "success", "turns", "reward", "tokens an answer"):
-        table.add_column(title, justify="right" if title else "left")
+    columns = ("", "success", "turns", "reward", "tokens an answer")
+    table = _table("The same policy, free in both", columns, "95 % intervals in brackets")
     for split in free:
-        for name in ("dream", "replayed", "real"):
+        for name, title in SIDES.items():
             side = split.get(name)
             if side is None:
                 continue
-            title = {"dream": "dreamed", "replayed": "dreamed actions, replayed", "real": "real"}[name]
             numbers = [number(side.get(key)) for key in ("mean_turns", "mean_reward", "tokens_per_observation")]
             table.add_row(f"{title}, {printable(split['split'])}", Text(f"{proportion(side)} n={side['n']}"), *numbers)
         gap = split["optimism_gap"]
@@ -89,13 +91,9 @@ def _free_table(free: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _signal_table(signals: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(
-        title="Which signal tells a false turn without the real world?",
-        caption="a signal that knows nothing: AUROC 0.5, average precision = share of false turns; 95 % intervals",
-        title_style="bold",
-    )
-    for title in ("", "false turns", "AUROC", "average precision"):
-        table.add_column(title, justify="right" if title else "left")
+    title = "Which signal tells a false turn without the real world?"
+    caption = "a signal that knows nothing: AUROC 0.5, average precision = share of false turns; 95 % intervals"
+    table = _table(title, ("", "false turns", "AUROC", "average precision"), caption)
     judged_on = ""
     for row in signals:
         if row["on"] != judged_on:
@@ -107,10 +105,6 @@ def _signal_table(signals: Sequence[Mapping[str, Any]]) -> Table:
         ]
         table.add_row(row["name"], f"{row['false']} of {row['n']}", *map(Text, measured))
     return table
-
-
-def _pairs(row: Mapping[str, Any]) -> str:
-    return f"{row['pairs']}" + (f" ({row['left_out']} left out)" if row["left_out"] else "")
 
 
 def _share(data: Mapping[str, Any]) -> Text:
@@ -137,12 +131,9 @@ def _in_turn(pairs: Sequence[Mapping[str, Any]], key: str) -> list[Mapping[str, 
 
 
 def pair_view(pair: Mapping[str, Any], width: int, brief: bool = False) -> RenderableType:
-    """One pair side by side.
+    """One pair of ``compare.json`` side by side, under each other below 60 columns.
 
-    Args:
-        pair: of ``compare.json``.
-        width: of the terminal, in columns; below 60 both sides stand under each other.
-        brief: only the turns around the first divergence.
+    ``brief`` shows only the turns around the first divergence.
     """
     table = Table(title=Text(_title(pair), style="bold"), width=width, show_lines=True)
     narrow = width < 60
@@ -189,12 +180,8 @@ def _answer(turn: Mapping[str, Any] | None) -> Text:
         text.append(printable(observation[start:end]), style="bold underline")
         at = end
     text.append(printable(observation[at:]))
-    if turn["reward"]:
-        text.append(f"\n[reward {turn['reward']:g}]", style="green")
-    if turn["terminated"]:
-        text.append("\n[the end]", style="green")
-    if turn.get("rule"):
-        text.append(f"\nby rule: {printable(turn['rule'])}", style="dim")
-    if turn["confidence"] is not None:
-        text.append(f"\nconfidence {100 * turn['confidence']:.0f} %", style="dim")
+    text.append(f"\n[reward {turn['reward']:g}]" if turn["reward"] else "", style="green")
+    text.append("\n[the end]" if turn["terminated"] else "", style="green")
+    text.append(f"\nby rule: {printable(turn['rule'])}" if turn.get("rule") else "", style="dim")
+    text.append("" if turn["confidence"] is None else f"\nconfidence {100 * turn['confidence']:.0f} %", style="dim")
     return text

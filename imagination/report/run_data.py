@@ -26,6 +26,7 @@ from worldmodel.evaluation.proportions import Proportion, difference_ci95
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
 AUDIT = ("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy", "n")
 PAGES = ("audit.html", "compare.html")
+ELSEWHERE = ("heldout_tasks", "heldout_tasks_known", "on_policy")  # the same audit on other turns, where it was made
 POLICY = ("train_tasks", "heldout_tasks", "dream_success")
 LOOPED = ("collect", "fit_world_model", "clone", "train")  # what `imagine loop` does by itself, or begins with
 
@@ -85,16 +86,10 @@ def load_run(run_folder: Path | str) -> Run:
 def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0) -> dict[str, Any]:
     """The run's own numbers, checked, and what follows from them.
 
-    Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on
-    train tasks) with ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams
-    replayed in the real game), ``answered_by_rule`` (see there; not without rules), ``money`` (what was spent:
-    ``ledger``, and ``without_dreams``),
-    ``notes`` (one sentence for each number that is null), ``pages`` (of other stages, in the same folder) and
-    ``partial``.
-
-    Args:
-        partial: report what there is of a run that is not finished.
-        machine_price: of an hour of this machine; 0 is none.
+    Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on train tasks) with
+    ``optimism_gap_ci95``, ``change_ci95`` (after minus before, by kind of task), ``twins`` (dreams replayed in the real
+    game), ``answered_by_rule`` (not without rules), ``money`` (``ledger``, and ``without_dreams``), ``notes`` (a
+    sentence for each number that is null), ``pages`` (of other stages, in the same folder) and ``partial``.
 
     Raises:
         ReportError: a number is missing and ``partial`` is false, or a number is of the wrong kind.
@@ -141,11 +136,9 @@ def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0)
 
 
 def answered_by_rule(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Who answered the dreamed turns that the run kept; ``None`` where no rule did.
+    """How many of the dreamed ``turns`` that the run kept rules answered; ``None`` where no rule did.
 
-    Returns:
-        ``turns``; how many of them were ``answered`` by a rule, had words ``mended``, or are ``inconsistent`` all the
-        same; ``by_rule``: ``[rule in words, turns]``, the most frequent first.
+    ``by_rule``: ``[rule in words, turns]``, the most frequent first.
     """
     dreamed = [
         turn["info"]
@@ -179,8 +172,9 @@ def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
         nobody = "imported" if "import" in run.summary.get("wall_seconds", {}) else "none"
         return {"control": "itself" if itself else nobody, "without_dreams": None}
     reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(beside.summary)
-    found = without_dreams(control, reached, *spent_to_learn(run.summary), price, run.summary.get("seed") or 0)
-    return {"control": "real", "without_dreams": found}
+    spent = spent_to_learn(run.summary)
+    cost = without_dreams(control, reached, *spent, price, run.summary.get("seed") or 0)
+    return {"control": "real", "without_dreams": cost}
 
 
 def _check(report: dict[str, Any]) -> dict[str, list[str]]:
@@ -199,11 +193,7 @@ def _check(report: dict[str, Any]) -> dict[str, list[str]]:
             missing.setdefault(stage, []).append(path)
             holder[key] = {} if kind == "seconds" else None
         holder[key] = _value(path, holder[key], kind)
-    for elsewhere in (
-        "heldout_tasks",
-        "heldout_tasks_known",
-        "on_policy",
-    ):  # the same audit on other turns, where a run made it
+    for elsewhere in ELSEWHERE:
         audit = report["world_model"].get(elsewhere)
         for key in AUDIT if audit else ():
             audit[key] = _value(f"world_model.{elsewhere}.{key}", audit.get(key), "count" if key == "n" else "share")

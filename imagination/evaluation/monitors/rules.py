@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from imagination.settings import TripwireSettings
+from worldmodel.evaluation.intervals import Interval
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 PREFIX = "wire_"
@@ -119,8 +120,12 @@ def _sum(window: Sequence[RolloutStats], name: str) -> int:
     return sum(getattr(stats, name) for stats in window)
 
 
-def _success(window: Sequence[RolloutStats]) -> Proportion:
-    return Proportion(_sum(window, "solved"), _sum(window, "episodes"))
+def _change(
+    history: Sequence[RolloutStats], window: Sequence[RolloutStats], part: str, whole: str
+) -> tuple[Proportion, Proportion, Interval | None]:
+    """A share in the first updates and in the window, and the interval of its rise."""
+    before, now = (Proportion(_sum(some, part), _sum(some, whole)) for some in (history[:BASELINE], window))
+    return before, now, difference_ci95(now, before)
 
 
 def _surely(part: int, whole: int, bound: float, settings: TripwireSettings) -> Proportion | None:
@@ -160,8 +165,7 @@ def _risen(field: str, what: str) -> Rule:
         if len(history) < BASELINE + settings.window:
             return None
         window = history[-settings.window :]
-        before, now = (Proportion(_sum(part, field), _sum(part, "turns")) for part in (history[:BASELINE], window))
-        rise = difference_ci95(now, before)
+        before, now, rise = _change(history, window, field, "turns")
         if rise is None or rise[0] <= getattr(settings, field):
             return None
         return window[0].update, (
@@ -213,8 +217,7 @@ def _short(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evide
     evidence = _share(history[-settings.window :], "short", "solved_groups", 0.5, settings)
     if evidence is None or len(history) <= BASELINE:
         return None
-    before, now = _success(history[:BASELINE]), _success(history[-settings.window :])
-    rise = difference_ci95(now, before)
+    before, now, rise = _change(history, history[-settings.window :], "solved", "episodes")
     if rise is None or rise[0] <= 0:
         return None
     return evidence[0], (
@@ -249,8 +252,7 @@ def _silent(history: Sequence[RolloutStats], settings: TripwireSettings) -> Evid
         return since, f"the policy hardly acts: actions are empty, repeated or cut short in {share} groups"
     if len(history) < BASELINE + settings.window or max(stats.diversity for stats in window) >= settings.diversity:
         return None
-    before, now = _success(history[:BASELINE]), _success(window)
-    change = difference_ci95(now, before)
+    before, now, change = _change(history, window, "solved", "episodes")
     if change is None or change[1] < 0:  # a dream that pays less is no reason to do less
         return None
     return window[0].update, (

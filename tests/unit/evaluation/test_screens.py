@@ -11,8 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from imagination.evaluation.screen_probe import Screens, marked, probed, questions_of, square
-from imagination.evaluation.screens import alikeness, by_episode, compared, dream_pages, pairs_of, sensitivity
+from imagination.evaluation.screens import (
+    Screens,
+    alikeness,
+    by_episode,
+    compared,
+    dream_pages,
+    marked,
+    pairs_of,
+    probed,
+    questions_of,
+    sensitivity,
+    square,
+)
 from real_envs.screens import Place
 from real_envs.trajectory import Turn
 from tests.support.square_pages import CELLS, SQUARE, episode, page
