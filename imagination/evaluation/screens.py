@@ -10,6 +10,7 @@ import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -148,12 +149,11 @@ def alikeness(
     def mean(
         values: Tensor, which: Sequence[bool] | None = None, bounds: Interval = ANYWHERE, of: Statistic = ratio
     ) -> dict[str, Any]:
-        kept = [k for k in range(len(turns)) if which is None or which[k]]
-        rows = [(float(values[k]), 1.0) for k in kept]
-        return estimate(rows, [cluster[k] for k in kept], of, seed, bounds=bounds).to_json()
+        among = which or [True] * len(turns)
+        rows = [(value, 1.0) for value in compress(values.tolist(), among)]
+        return estimate(rows, list(compress(cluster, among)), of, seed, bounds=bounds).to_json()
 
     sides = (("dream", dream), ("copy", old))
-    still = [k for k in range(len(turns)) if not changes[k]]
     left_alone = [not differs for differs in differ(old, dream)]
     return {
         "turns": len(turns),
@@ -164,9 +164,7 @@ def alikeness(
             side: mean(squared_error_within(shown, real, region), changes, of=_pooled_psnr) for side, shown in sides
         },
         "changed_region_iou": {"dream": mean(iou(dreamed_region, region), changes, SHARE)},
-        "unchanged_left_alone": {
-            "dream": proportion([left_alone[k] for k in still], [cluster[k] for k in still]).to_json()
-        },
+        "unchanged_left_alone": {"dream": proportion(left_alone, cluster, [not c for c in changes]).to_json()},
     }
 
 
@@ -208,14 +206,10 @@ def sensitivity(
     own = (far(dream[0], real[0]) < far(dream[0], real[1])) & (far(dream[1], real[1]) < far(dream[1], real[0]))
     cluster = clusters([turns[k].task_id for k in left], [turns[k].before for k in left])
 
-    def share(hits: Sequence[bool], among: Sequence[bool]) -> dict[str, Any]:
-        kept = [k for k in range(len(pairs)) if among[k]]
-        return proportion([bool(hits[k]) for k in kept], [cluster[k] for k in kept]).to_json()
-
     return {
-        "differ": share(dreamed_apart, apart),
-        "own": share(own.tolist(), apart),
-        "same": share([not d for d in dreamed_apart], [not a for a in apart]),
+        "differ": proportion(dreamed_apart, cluster, apart).to_json(),
+        "own": proportion(own.tolist(), cluster, apart).to_json(),
+        "same": proportion([not d for d in dreamed_apart], cluster, [not a for a in apart]).to_json(),
     }
 
 
@@ -245,10 +239,10 @@ def _episode(
 ) -> dict[str, Any]:
     old = as_pictures([frames[turn.before] for turn in episode])
     real = as_pictures([frames[turn.after] for turn in episode])
-    dream, one = as_pictures(loop), as_pictures(ahead)
+    dream, next_turn = as_pictures(loop), as_pictures(ahead)
     error = squared_error(dream, real)
     off = visible(dream, real).flatten(1).float().mean(1)
-    region, overlap = differ(old, real), iou(visible(old, one), visible(old, real))
+    region, overlap = differ(old, real), iou(visible(old, next_turn), visible(old, real))
     height, width = frames.full
     sizes = (width, height, width, height)
     turns = [
@@ -395,11 +389,11 @@ def probed(train: Screens, held: Screens, dreamed: Sequence[Tensor], seed: int) 
     agreement: dict[str, Any] = {"taught": len(states), "flips": {}}
     asked_turns = [held.turns[q.turn] for q in held_questions]
     cluster = clusters([turn.task_id for turn in asked_turns], [turn.episode for turn in asked_turns])
-    flips = [k for k, q in enumerate(held_questions) if q.before != q.after]
+    flips = [q.before != q.after for q in held_questions]
     for name, screens in (("real", held.after), ("dream", dreamed), ("copy", held.before)):
         with torch.no_grad():
             answers = (probe(held.squares(held_questions, screens)) > 0).tolist()
         hits = [bool(s) == q.after for s, q in zip(answers, held_questions, strict=True)]
         agreement[name] = proportion(hits, cluster).to_json()
-        agreement["flips"][name] = proportion([hits[k] for k in flips], [cluster[k] for k in flips]).to_json()
+        agreement["flips"][name] = proportion(hits, cluster, flips).to_json()
     return agreement

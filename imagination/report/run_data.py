@@ -163,15 +163,15 @@ def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
 
     ``control`` is "real", "itself" (this run is one), "imported" (the world is not here) or "none".
     """
-    beside, control = run.control, None
-    if beside is not None:
-        after = beside.summary.get("arm", {}).get("train_tasks")
-        control = read_control(beside.metrics, beside.rollouts, _proportion(after) if after else None)
-    if beside is None or control is None:
+    control_run, control = run.control, None
+    if control_run is not None:
+        after = control_run.summary.get("arm", {}).get("train_tasks")
+        control = read_control(control_run.metrics, control_run.rollouts, _proportion(after) if after else None)
+    if control_run is None or control is None:
         itself = read_control(run.metrics, run.rollouts) is not None
         nobody = "imported" if "import" in run.summary.get("wall_seconds", {}) else "none"
         return {"control": "itself" if itself else nobody, "without_dreams": None}
-    reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(beside.summary)
+    reached, price = _proportion(report["policy"]["after"]["train_tasks"]), price_of(control_run.summary)
     spent = spent_to_learn(run.summary)
     cost = without_dreams(control, reached, *spent, price, run.summary.get("seed") or 0)
     return {"control": "real", "without_dreams": cost}

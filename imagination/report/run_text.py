@@ -78,21 +78,21 @@ def verdict(report: Mapping[str, Any]) -> list[str]:
 
 def tripwire_note(report: Mapping[str, Any]) -> tuple[str, str] | None:
     """Heading and sentence about the tripwires, where a reader must know: one tripped, they were off or blind."""
-    wires = report.get("tripwires")
-    if not wires:
+    tripwires = report.get("tripwires")
+    if not tripwires:
         return None
-    if not wires["enabled"]:
+    if not tripwires["enabled"]:
         return (
             "The tripwires were off",
             "tripwires.enabled=false: nothing watched whether the policy learned the world model's mistakes.",
         )
-    if wires["stopped_by"]:
-        late = wires["stopped_by"].get("after_training")
-        return f"{'Taken back' if late else 'Stopped'} by a tripwire", stopped_sentence(wires["stopped_by"])
-    if wires["blind"]:
+    if tripwires["stopped_by"]:
+        late = tripwires["stopped_by"].get("after_training")
+        return f"{'Taken back' if late else 'Stopped'} by a tripwire", stopped_sentence(tripwires["stopped_by"])
+    if tripwires["blind"]:
         return (
             "Some tripwires were blind",
-            f"The log is too varied or too small to say when these should trip: {', '.join(wires['blind'])}.",
+            f"The log is too varied or too small to say when these should trip: {', '.join(tripwires['blind'])}.",
         )
     return None
 

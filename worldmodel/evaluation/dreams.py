@@ -46,7 +46,7 @@ async def roll(
     """
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(trajectory: Trajectory) -> Rolled:
+    async def roll_episode(trajectory: Trajectory) -> Rolled:
         right: list[bool] = []
         history: list[Turn] = []
         session, over = ("audit-roll", trajectory.id), False
@@ -72,7 +72,7 @@ async def roll(
         return Rolled(trajectory.id, trajectory.task_id, tuple(right))
 
     own = [t for t in trajectories if not t.prefix_turns]
-    return [rolled for rolled in await asyncio.gather(*map(one, own)) if rolled.right]
+    return [rolled for rolled in await asyncio.gather(*map(roll_episode, own)) if rolled.right]
 
 
 def drift_metrics(rolled: Sequence[Rolled]) -> dict[str, Any]:

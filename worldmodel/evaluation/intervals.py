@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -123,8 +124,13 @@ def clusters(tasks: Sequence[str], episodes: Sequence[str]) -> Sequence[str]:
     return tasks if len(set(tasks)) >= FEW_TASKS else episodes
 
 
-def proportion(hits: Sequence[bool], cluster: Sequence[str]) -> Estimate:
-    """A share of trials, with the interval in which each cluster counts as one trial (``over_tasks``)."""
+def proportion(hits: Sequence[bool], cluster: Sequence[str], among: Sequence[bool] | None = None) -> Estimate:
+    """A share of trials, with the interval in which each cluster counts as one trial (``over_tasks``).
+
+    ``among``: which trials count, all by default.
+    """
+    if among is not None:
+        hits, cluster = list(compress(hits, among)), list(compress(cluster, among))
     if not hits:
         return Estimate(None, 0)
     share = sum(hits) / len(hits)

@@ -107,7 +107,7 @@ async def judge(
     """
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(trajectory: Trajectory) -> list[Judged]:
+    async def judge_episode(trajectory: Trajectory) -> list[Judged]:
         judged: list[Judged] = []
         session = ("audit", trajectory.id)
         async with gate:
@@ -134,7 +134,7 @@ async def judge(
             on_episode(trajectory)
         return judged
 
-    return [judged for found in await asyncio.gather(*map(one, trajectories)) for judged in found]
+    return [turn for turns in await asyncio.gather(*map(judge_episode, trajectories)) for turn in turns]
 
 
 def in_new_situations(
@@ -234,7 +234,7 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
     by_task = _grouped(judged, lambda j: j.task_id)
     return {
         "reward": {**_reward(judged), "by_task": {task: _reward(some) for task, some in by_task.items()}},
-        "end": _told(judged, lambda p: p.terminated, lambda t: t.terminated, lambda j: j.end_right),
+        "end": _claim_metrics(judged, lambda p: p.terminated, lambda t: t.terminated, lambda j: j.end_right),
         "calibration": {
             "whole": _calibration(readable, "confidence", [j.exact for j in readable], seed),
             "outcome": _calibration(readable, "outcome_confidence", [j.outcome_right for j in readable], seed),
@@ -244,16 +244,16 @@ def outcome_metrics(judged: Sequence[Judged], seed: int) -> dict[str, Any]:
 
 
 def _reward(judged: Sequence[Judged]) -> dict[str, Any]:
-    return _told(judged, lambda p: p.reward != 0, lambda t: bool(t.reward), lambda j: j.reward_right)
+    return _claim_metrics(judged, lambda p: p.reward != 0, lambda t: bool(t.reward), lambda j: j.reward_right)
 
 
-def _told(
+def _claim_metrics(
     judged: Sequence[Judged],
     claims: Callable[[Prediction], bool],
     happens: Callable[[Turn], bool],
     right: Callable[[Judged], bool],
 ) -> dict[str, Any]:
-    """How rightly something is told of turns: where it is claimed, where it happens, and anywhere."""
+    """How right claims of one kind are: where it is claimed, where it happens, and anywhere."""
     claimed = [j for j in judged if j.predicted is not None and claims(j.predicted)]
     happened = [j for j in judged if happens(j.turn)]
     sides = {"precision": claimed, "recall": happened, "accuracy": judged}

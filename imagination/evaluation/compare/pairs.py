@@ -101,7 +101,7 @@ def statistics(pairs: Sequence[Pair]) -> dict[str, Any]:
     """
     counted = [pair for pair in pairs if pair.comparable]
     alignments = [pair.alignment for pair in counted]
-    honest = [turn for a in alignments for turn in a.turns[: a.compared if a.first is None else a.first + 1]]
+    until_parted = [turn for a in alignments for turn in a.turns[: a.compared if a.first is None else a.first + 1]]
     cut = [turn for pair in counted for turn in pair.alignment.turns if turn.unsure]
     solved = [(pair.dream.solved, pair.real.solved) for pair in counted]
     lives = [(_life(a.first, a), _life(a.first_in_substance, a)) for a in alignments]
@@ -109,7 +109,7 @@ def statistics(pairs: Sequence[Pair]) -> dict[str, Any]:
         "pairs": len(counted),
         "left_out": len(pairs) - len(counted),
         "first": dict(Counter(pair.first_kind for pair in counted).most_common()),
-        "turns": dict(Counter(turn.kind.value for turn in honest).most_common()),
+        "turns": dict(Counter(turn.kind.value for turn in until_parted).most_common()),
         "never_parted": _share(sum(a.first is None for a in alignments), len(counted)),
         "never_in_substance": _share(sum(a.first_in_substance is None for a in alignments), len(counted)),
         "false_success": sum(dream and not real for dream, real in solved),

@@ -166,14 +166,14 @@ def measure(
         )
     predicted = [t for t in played if not t.stop.is_failure or t.stop is StopReason.PREDICTION_INVALID]
     invalid = sum(t.stop is StopReason.PREDICTION_INVALID for t in predicted)
-    doubted = sum(t.stop is StopReason.UNSURE for t in predicted) + sum(
+    unsure = sum(t.stop is StopReason.UNSURE for t in predicted) + sum(
         turn.info.get("doubted") is True for t in predicted for turn in t.own_turns
     )
     every = [t for episodes in groups.values() for t in episodes]
     measured = RolloutStats(
         update,
         turns=sum(len(t.own_turns) for t in predicted) + invalid,
-        rejected=invalid + doubted,
+        rejected=invalid + unsure,
         inconsistent=sum(sum(kind is not None for kind in contradictions_of(t, rules)) for t in predicted)
         if rules is not None
         else 0,
