@@ -6,8 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from imagination.cli import overview, stage_help
-from imagination.commands.catalogue import STAGES
+from imagination.cli import STAGES, overview, stage_help
 from imagination.learning.algorithms import ALGORITHMS
 
 

@@ -43,18 +43,9 @@ if TYPE_CHECKING:
     from real_envs.store import TrajectoryStore as TrajectoryStore
     from real_envs.trajectory import Trajectory as Trajectory
 
-_API = (
-    "AuditResult",
-    "EvaluateResult",
-    "LoopResult",
-    "PolicyResult",
-    "Run",
-    "TrainResult",
-    "WorldModelResult",
-    "load_log",
-)
+_API = "AuditResult EvaluateResult LoopResult PolicyResult Run TrainResult WorldModelResult load_log"
 _FROM = {
-    **dict.fromkeys(_API, "imagination.api"),
+    **dict.fromkeys(_API.split(), "imagination.api"),
     "Config": "imagination.settings",
     "UserError": "imagination.settings",
     "ConfigError": "imagination.settings.schema",

@@ -308,6 +308,3 @@ def _row(prompt: Sequence[int], completion: Completion, reward: float, group: in
         turns=[-1] * before + [0] * made,
         group=group,
     )
-
-
-__all__ = ["Answers", "check", "no_worse", "refine_world_model"]

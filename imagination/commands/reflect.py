@@ -162,6 +162,3 @@ async def _all(asked: Asked, experts: Sequence[Trajectory], words: int) -> list[
 
     found = await asyncio.gather(*(one(episode) for episode in experts))
     return [episode for episode in found if episode is not None]
-
-
-__all__ = ["reflect"]

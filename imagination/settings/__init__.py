@@ -1,51 +1,78 @@
 """All settings of a run: one dataclass per component, with the defaults of the demo. YAML only selects among them."""
 
-from imagination.settings.algorithm import AlgorithmName, AlgorithmSettings, ProgressSettings
-from imagination.settings.config import Config, LoggerName
-from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings, RulesSettings
-from imagination.settings.dreams import DreamSettings, TripwireSettings
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from imagination.settings.algorithm import AlgorithmName as AlgorithmName
+from imagination.settings.algorithm import AlgorithmSettings
+from imagination.settings.algorithm import ProgressSettings as ProgressSettings
+from imagination.settings.data import CollectSettings, EnvSettings, GamesSettings, ImportSettings, RulesSettings
+from imagination.settings.dreams import DreamSettings, ServeSettings, TripwireSettings
 from imagination.settings.evaluation import (
     AblationSettings,
     AuditSettings,
     CompareSettings,
     EvaluateSettings,
     FewShotSettings,
+    ListingSettings,
 )
-from imagination.settings.models import CloneSettings, FitSettings, RefineSettings, WorldModelSettings
-from imagination.settings.training import (
-    ChoiceWeights,
-    CriticSettings,
-    LoopSettings,
-    SelfImitationSettings,
-    TrainSettings,
+from imagination.settings.models import (
+    CloneSettings,
+    FitSettings,
+    HindsightSettings,
+    PretrainSettings,
+    RefineSettings,
+    ReflectSettings,
+    WorldModelSettings,
 )
-from real_envs.errors import UserError
+from imagination.settings.training import ChoiceWeights as ChoiceWeights
+from imagination.settings.training import CriticSettings, LoopSettings, TrainSettings
+from imagination.settings.training import SelfImitationSettings as SelfImitationSettings
+from policy.lm.settings import EngineSettings, ModelSettings
+from real_envs.errors import UserError as UserError
 
-__all__ = [
-    "AblationSettings",
-    "AlgorithmName",
-    "AlgorithmSettings",
-    "AuditSettings",
-    "ChoiceWeights",
-    "CloneSettings",
-    "CollectSettings",
-    "CompareSettings",
-    "Config",
-    "CriticSettings",
-    "DreamSettings",
-    "EnvSettings",
-    "EvaluateSettings",
-    "FewShotSettings",
-    "FitSettings",
-    "GamesSettings",
-    "LoggerName",
-    "LoopSettings",
-    "ProgressSettings",
-    "RefineSettings",
-    "RulesSettings",
-    "SelfImitationSettings",
-    "TrainSettings",
-    "TripwireSettings",
-    "UserError",
-    "WorldModelSettings",
-]
+LoggerName = Literal["tensorboard", "wandb", "csv", "none"]
+
+
+@dataclass
+class Config:
+    """The settings of a run."""
+
+    run: str = "default"  #: name of the run's folder under output; the same name again continues it
+    output: str = "outputs"  #: folder of all runs
+    jobs: int = 0  #: parallel runs of demo-seeds, audit-table and ablate; 0 is the CPU count, or 1 with a GPU
+    logger: LoggerName = "tensorboard"  #: of losses and rewards during training; metrics.jsonl has them, too
+    #: of an hour of this machine, in the currency of env.price; 0 is none. Changes only what the report says
+    machine_price: float = 0.0
+    seed: int = 0  #: of tasks, log, weights, data order and dreams
+    vocab_size: int = 2048  #: of the tokenizer of models from scratch
+    max_action_tokens: int = 16  #: longest action, in tokens
+    env: EnvSettings = field(default_factory=EnvSettings)
+    games: GamesSettings = field(default_factory=GamesSettings)
+    collect: CollectSettings = field(default_factory=CollectSettings)
+    imports: ImportSettings = field(default_factory=ImportSettings)
+    worldmodel: WorldModelSettings = field(default_factory=WorldModelSettings)
+    fit: FitSettings = field(default_factory=FitSettings)
+    rules: RulesSettings = field(default_factory=RulesSettings)
+    refine: RefineSettings = field(default_factory=RefineSettings)
+    policy: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    reflect: ReflectSettings = field(default_factory=ReflectSettings)
+    hindsight: HindsightSettings = field(default_factory=HindsightSettings)
+    clone: CloneSettings = field(default_factory=CloneSettings)
+    dream: DreamSettings = field(default_factory=DreamSettings)
+    tripwires: TripwireSettings = field(default_factory=TripwireSettings)
+    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
+    train: TrainSettings = field(default_factory=TrainSettings)
+    evaluate: EvaluateSettings = field(default_factory=EvaluateSettings)
+    loop: LoopSettings = field(default_factory=LoopSettings)
+    few_shot: FewShotSettings = field(default_factory=FewShotSettings)
+    audit: AuditSettings = field(default_factory=AuditSettings)
+    compare: CompareSettings = field(default_factory=CompareSettings)
+    ablation: AblationSettings = field(default_factory=AblationSettings)
+    listing: ListingSettings = field(default_factory=ListingSettings)
+    serve: ServeSettings = field(default_factory=ServeSettings)
+    pretrain: PretrainSettings = field(default_factory=PretrainSettings)

@@ -208,6 +208,3 @@ def _complex(x: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(_complex(x) * rotation).flatten(-2)
-
-
-__all__ = ["fused_states", "is_fusable", "is_hooked"]

@@ -13,7 +13,7 @@ import torch
 
 from imagination.runs.machine import cores, processor
 from policy.lm.compiled import native_attention
-from policy.lm.native.products import linear
+from policy.lm.native import linear
 
 # FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
 NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from imagination.cli import main, placed
-from imagination.commands.catalogue import STAGES
+from imagination.cli import STAGES, main, placed
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 

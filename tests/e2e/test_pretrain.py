@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from imagination import cli
-from imagination.cli import main
-from imagination.commands.catalogue import STAGES
+from imagination.cli import STAGES, main
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.pretrain import pretrain
 from imagination.settings import Config, UserError

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from imagination import cli
 from imagination import settings as real_settings
-from imagination.commands.catalogue import STAGES
+from imagination.cli import STAGES
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.report.run_data import ReportError
 from imagination.settings import compose

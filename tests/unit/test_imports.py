@@ -162,7 +162,7 @@ def test_the_packages_are_really_read() -> None:
         ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm belongs only in policy/lm/engines/vllm.py"),
         ("imagination/losses.py", "from lightning.pytorch import Trainer", "lightning belongs only in"),
         ("imagination/losses.py", "import pytorch_lightning", "pytorch_lightning belongs only in"),
-        ("imagination/settings/config.py", "from omegaconf import OmegaConf", "omegaconf belongs only in"),
+        ("imagination/settings/data.py", "from omegaconf import OmegaConf", "omegaconf belongs only in"),
         ("worldmodel/a.py", "import hydra.utils", "hydra belongs only in"),
         ("imagination/deep/utils.py", "", "name it after what it does"),
     ],

@@ -203,14 +203,3 @@ def _processor() -> str:
     """What ``-march=native`` depends on: a home folder may be shared by machines of several kinds."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags"))}))
-
-
-__all__ = [
-    "MOST_TOKENS",
-    "SWITCH",
-    "NativeAttention",
-    "NativeLayers",
-    "library_for",
-    "native_attention",
-    "native_layers",
-]

@@ -109,6 +109,3 @@ def native_training(dtype: torch.dtype, dim: int, device: torch.device) -> Nativ
 def _pointers(*tensors: Tensor) -> list[int]:
     assert all(x.is_contiguous() and x.dtype in (torch.float32, torch.complex64) for x in tensors)
     return [tensor.data_ptr() for tensor in tensors]
-
-
-__all__ = ["NativeTraining", "native_training"]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from policy.lm.engine import Sampling
-from policy.lm.engines.inprocess.engine import InProcessEngine
-from policy.lm.engines.inprocess.sampling import sample, truncated
+from policy.lm.engines.inprocess.engine import InProcessEngine, sample, truncated
 from tests.support.asking import TOKENIZER, prompt, together
 from tests.support.engines import CONTEXT, MODEL, NEVER, generate
 

@@ -12,8 +12,7 @@ pytest.importorskip("gymnasium", reason="pip install 'imagination[gymnasium]'")
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
-from imagination.gym import ID
-from imagination.serving.gymnasium_env import DreamGym
+from imagination.gym import ID, DreamGym
 from imagination.serving.sessions import Refused
 from imagination.settings.dreams import ServeSettings
 from real_envs.worlds.gymnasium_text import Plain, Stepped

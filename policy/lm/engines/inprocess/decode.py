@@ -198,6 +198,3 @@ def _is_faithful(generic: GenericDecoder) -> bool:
     # far above rounding, TF32 and experts that change with it included, and far below what a forgotten factor does
     tolerance = 1e-2 if model.dtype in (torch.float32, torch.float64) else 0.2
     return not bool((torch.cat(got) - expected).norm() > tolerance * expected.norm())
-
-
-__all__ = ["Decoder", "GenericDecoder", "kv_shape", "make_decoder"]

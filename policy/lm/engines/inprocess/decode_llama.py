@@ -183,6 +183,3 @@ def _weight(projection: Any) -> torch.Tensor:
 def _bias(projection: Any) -> torch.Tensor | None:
     bias: torch.Tensor | None = getattr(projection, "base_layer", projection).bias
     return bias
-
-
-__all__ = ["LlamaDecoder"]

@@ -245,6 +245,3 @@ def _single(
     offsets = torch.arange(0, len(bags), visible, dtype=bags.dtype)
     summed = F.embedding_bag(bags, values.view(-1, dim), offsets, mode="sum", per_sample_weights=weights)
     return summed.view(rows, heads * group, dim)
-
-
-__all__ = ["Blocks", "Feed", "Rectangle", "SlotCache", "sizes"]

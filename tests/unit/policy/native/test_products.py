@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from policy.lm.native import products
-from policy.lm.native.products import linear, linear_onto
+from policy.lm import native as products
+from policy.lm.native import linear, linear_onto
 
 there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 CHOSEN = pytest.param(
