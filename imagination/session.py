@@ -67,13 +67,7 @@ class Policy:
 
 
 class Session:
-    """What a command works with. Log and engines are made once, when they are first asked for.
-
-    Example::
-
-        session = Session.open(config, folder)
-        world, agent = session.world_model(), session.agent(session.policy())
-    """
+    """What a command works with. Log and engines are made once, when they are first asked for."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         self.config, self.run = config, run
@@ -122,12 +116,10 @@ class Session:
         """The run's world model, ready to predict.
 
         Args:
-            log: what to retrieve from and to know facts by, and where to look up guesses at its predictions; by default
-                what the run trains on.
+            log: to retrieve from, to know facts by, and to look up drafts in; by default what the run trains on.
             temperature: by default that of dreams.
             served: ask the server where ``engine=openai``; false for weights that it cannot have yet.
-            name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble, and
-                must have been trained in the same form.
+            name: of its folder under ``models/``; another than the run's own is loaded alone, not as an ensemble.
 
         Raises:
             UserError: it is not trained yet, or was trained in another form.
@@ -189,14 +181,7 @@ class Session:
         return TextWorldModel(engine, chat, weights_version(model), max_tokens, temperature, form)
 
     def guard(self, ends: bool = True, name: str = "worldmodel") -> Guard:
-        """When dreams of the world model ``name`` are cut.
-
-        Args:
-            ends: an uncertain turn ends the dream; otherwise it is marked and the dream goes on.
-
-        Raises:
-            UserError: the world model has no calibration for these settings.
-        """
+        """When dreams of the world model ``name`` are cut; see ``guard_of``."""
         return guard_of(self.run, self.config.worldmodel, self.config.dream, ends, name)
 
     def calibration(self, needed_by: str) -> Calibration:
@@ -216,10 +201,7 @@ class Session:
     # the policy
 
     def policy(self, folder: str | Path = "policy-clone") -> Policy:
-        """A policy of the run.
-
-        Args:
-            folder: of its model, or its name under ``models/``.
+        """A policy of the run: ``folder`` is that of its model, or its name under ``models/``.
 
         Raises:
             UserError: an earlier stage has not made it yet.

@@ -124,10 +124,7 @@ def _settings(config: Config) -> str:
 
 
 def check(settings: AuditSettings) -> None:
-    """
-    Raises:
-        UserError: a setting that nothing can be measured with.
-    """
+    """Raises ``UserError``: a setting that nothing can be measured with."""
     for key in ("episodes", "judged", "pairs", "least_n"):
         if getattr(settings, key) < 1:
             raise UserError(f"audit.{key} must be 1 or more, got {getattr(settings, key)}")

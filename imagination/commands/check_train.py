@@ -10,10 +10,7 @@ from imagination.settings import Config, ProgressSettings, SelfImitationSettings
 
 
 def check(config: Config) -> None:
-    """
-    Raises:
-        UserError: the settings cannot work together; the message says what to change.
-    """
+    """Raises ``UserError``: the settings cannot work together; the message says what to change."""
     train, dream = config.train, config.dream
     if min(train.epochs, train.minibatches, train.groups, train.group_size) < 1:
         raise UserError("train.epochs, .minibatches, .groups and .group_size must be 1 or more")
@@ -71,10 +68,7 @@ def check(config: Config) -> None:
 
 
 def check_experts(config: Config, experts: int) -> None:
-    """
-    Raises:
-        UserError: expert episodes are to be mixed in, and the log has none.
-    """
+    """Raises ``UserError``: expert episodes are to be mixed in, and the log has none."""
     if most(config.train.expert_share) and not experts:
         raise UserError(
             f"train.expert_share={config.train.expert_share} mixes in solved expert episodes, and the log has none: "

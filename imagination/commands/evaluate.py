@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from imagination.runs.worlds import check_world
 from imagination.session import Session
 from imagination.settings import Config
 from policy.agent import LanguageModelAgent
-from real_envs.env import Task, TaskSet
+from real_envs.env import TaskSet
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
 from worldmodel.evaluation.proportions import summarise
@@ -64,10 +64,13 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
             run.add_rollouts("evaluate", _samples(episodes), which=which, split=split)
             results[f"{split}_tasks"] = summarise(episodes).success.to_json()
             played[f"{which}/{split}"] = episodes
-        starts = _starts(played[f"{which}/train"])
-        known = [task for task in tasks.tasks("train") if task.id in starts]
-        stamp = Provenance(Source.DREAM, version, world.version)
-        dreams = await _dreams(config, partial(DreamEnv, world, starts, guard), known, agent, stamp, which)
+        beginnings = [e for e in played[f"{which}/train"] if not e.stop.is_failure]  # as they were really seen
+        starts = {e.task_id: Start(e.task_id, e.start) for e in beginnings}
+        known = [replace(task, spec={"start": task.id}) for task in tasks.tasks("train") if task.id in starts]
+        planned = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
+        stamp, dream = Provenance(Source.DREAM, version, world.version), partial(DreamEnv, world, starts, guard)
+        limit = config.evaluate.max_turns
+        dreams = await play_with_bar(f"dream {which}", planned, dream, agent, stamp, limit, concurrency=128)
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results
@@ -80,18 +83,9 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         apart = world.at_temperature(0.0).excluding(judged)
         found = await judge_with_bar(f"judge {which}", apart, judged, failed)
         on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
-    run.update(
-        {
-            "policy": policies,
-            **real_costs("evaluate", real_interaction() - before, config.env.price),
-            "world_model": {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]},
-        }
-    )
-
-
-def _starts(episodes: Sequence[Trajectory]) -> dict[str, Start]:
-    """The beginning of each task, as it was really seen."""
-    return {e.task_id: Start(e.task_id, e.start) for e in episodes if not e.stop.is_failure}
+    costs = real_costs("evaluate", real_interaction() - before, config.env.price)
+    judgements = {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]}
+    run.update({"policy": policies, **costs, "world_model": judgements})
 
 
 async def play_real(
@@ -105,21 +99,6 @@ async def play_real(
     stamp = Provenance(Source.REAL, version)
     what = f"play {which}, {split} games"
     return await play_with_bar(what, episodes, tasks.make_env, agent, stamp, config.evaluate.max_turns, concurrency=64)
-
-
-async def _dreams(
-    config: Config,
-    make_env: Callable[[], DreamEnv],
-    known: Sequence[Task],
-    agent: LanguageModelAgent,
-    stamp: Provenance,
-    which: str,
-) -> list[Trajectory]:
-    """The policy's dreams of these tasks, from their beginnings."""
-    known = [replace(task, spec={"start": task.id}) for task in known]
-    episodes = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
-    limit = config.evaluate.max_turns
-    return await play_with_bar(f"dream {which}", episodes, make_env, agent, stamp, limit, concurrency=128)
 
 
 def _samples(episodes: Sequence[Trajectory]) -> list[Trajectory]:

@@ -116,10 +116,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
 
 
 def _objective(settings: WorldModelSettings, model: Any, chat: ChatFormat, context: int) -> Objective:
-    """
-    Raises:
-        UserError: the model cannot be trained that way.
-    """
+    """Raises ``UserError``: the model cannot be trained that way."""
     if settings.kind != "diffusion":
         return NextToken()
     diffusion, block = settings.diffusion, settings.diffusion.block

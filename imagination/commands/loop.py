@@ -104,10 +104,7 @@ def left(session: Session) -> int:
 
 
 def check(config: Config) -> None:
-    """
-    Raises:
-        UserError: the settings cannot work together.
-    """
+    """Raises ``UserError``: the settings cannot work together."""
     check_train.check(config)
     if most(config.train.real_share) or config.train.world == "real":
         raise UserError(
@@ -167,9 +164,8 @@ def _played(session: Session) -> Journal:
 
 
 def _charge(session: Session, journal: Journal, step: str, **more: Any) -> None:
-    """
-    Raises:
-        UserError: the world answered nothing; what was asked of it is written down, and the round can be played again.
+    """Raises ``UserError``: the world answered nothing; what was asked of it is written down, and the round can be
+    played again.
     """
     run, state = session.run, session.run.summary["loop"]
     costs = real_costs("loop", spent_before(run, "loop") + journal.spent, session.config.env.price)

@@ -108,10 +108,7 @@ def no_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def check(config: Config) -> None:
-    """
-    Raises:
-        UserError: the settings cannot work together.
-    """
+    """Raises ``UserError``: the settings cannot work together."""
     settings = config.refine
     if settings.group_size < 2:
         raise UserError("refine.group_size must be 2 or more: GRPO compares the answers to one action")

@@ -260,10 +260,7 @@ class _RealSteps:
         self._run.update(real_costs("train", self._earlier + self.used, self._price))
 
     def expect_none(self) -> None:
-        """
-        Raises:
-            RuntimeError: training in dreams took a real step.
-        """
+        """Raises ``RuntimeError``: training in dreams took a real step."""
         if used := self.used.steps:
             raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
 

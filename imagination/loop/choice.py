@@ -42,11 +42,9 @@ class Evidence:
 def doubt(known: Evidence) -> float | None:
     """How unsure the world model is of its dreams.
 
-    With an ensemble, the mean disagreement of its members over ``log M``, which is the most it can be
-    (``worldmodel.ensemble.disagreement``): what more data could settle, without the chance of the world itself (BALD;
-    Houlsby et al. 2011, arXiv 1112.5745; for exploration: Sekar et al. 2020, arXiv 2005.05960). With one model,
-    ``1 - exp(-surprise)`` of its mean surprise in nats, which is one minus the geometric mean of its confidences and
-    does hold that chance.
+    With an ensemble, the mean disagreement of its members over its maximum ``log M``: what more data could settle
+    (BALD; Houlsby et al. 2011, arXiv 1112.5745; for exploration: Sekar et al. 2020, arXiv 2005.05960). With one model,
+    one minus the geometric mean of its confidences, which holds the chance of the world itself as well.
 
     Example::
 
@@ -72,10 +70,9 @@ def gap(known: Evidence) -> float | None:
 
 
 def variance(known: Evidence) -> float | None:
-    """Variance of success, ``p (1 - p)``, over the most it can be, a quarter; dreamed and real episodes count alike.
+    """Variance of success, ``p (1 - p)``, over its maximum, a quarter; dreamed and real episodes count alike.
 
-    Where all episodes of a group end alike their advantages are 0 (DAPO's reason to leave such groups out; Yu et al.
-    2025, arXiv 2503.14476, section 3.2).
+    Groups whose episodes all end alike have advantages of 0 (Yu et al. 2025, arXiv 2503.14476, section 3.2).
 
     Example::
 
@@ -119,11 +116,8 @@ def score(known: Evidence, weights: ChoiceWeights) -> float:
 def choose(scores: Mapping[str, float], count: int, epsilon: float, seed: int) -> list[str]:
     """``count`` tasks, none twice before each was taken once.
 
-    Each is drawn with probabilities in proportion to the scores of those that are left, or, with probability
-    ``epsilon``, any of them alike. Equal scores are a uniform choice.
-
-    Args:
-        scores: by task, 0 or more.
+    Each is drawn in proportion to the scores (0 or more) of those that are left, or uniformly with probability
+    ``epsilon``.
 
     Raises:
         ValueError: there is no task.

@@ -44,13 +44,7 @@ def begin(session: Session) -> None:
 
 
 def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) -> None:
-    """Copies the models and the log of another run; what is there already is written anew.
-
-    Args:
-        name: of that run, as ``loop.origin`` gives it.
-        policy: its folder in ``models/``; here it becomes ``policy-clone``.
-        world: that is played.
-        output: folder of all runs.
+    """Copies the models and the log of the run ``name``, its ``policy`` as ``policy-clone``; can be done again.
 
     Raises:
         UserError: there is no such run, it lacks a model, or its log is of another world.

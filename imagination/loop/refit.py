@@ -50,8 +50,7 @@ def refit(session: Session, own: Collection[str], number: int, candidates: Path)
     Length and rate are those of the loop; all else is as the first version was fitted.
 
     Args:
-        own: ids of those that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
-        number: of the round.
+        own: ids of episodes that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
     """
     config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
     settings, fit, loop = config.worldmodel, config.fit, config.loop
@@ -83,13 +82,7 @@ def refit(session: Session, own: Collection[str], number: int, candidates: Path)
 
 
 def shares(own: Sequence[bool], share: float, read: int, rng: random.Random) -> list[int]:
-    """Which episodes a refit reads ``read`` of: own ones make up ``share``, others are drawn without replacement.
-
-    Args:
-        own: of each episode, whether it is one of those.
-
-    Returns:
-        indices; those of own ones as often as their share asks for.
+    """Indices of the episodes of which a refit reads ``read``: own ones, repeated up to ``share`` of all, and others.
 
     Example::
 
@@ -146,12 +139,7 @@ def log_likelihood(
 ) -> float | None:
     """Mean log-probability of a real turn, in nats: of the next observation, reward and end, given what was before.
 
-    Args:
-        context: beyond it a turn is not asked about; it still counts, for every version alike.
-        micro_tokens: of a forward pass.
-
-    Returns:
-        ``None`` where no turn has a measured reward.
+    ``None`` where no turn has a measured reward. Turns beyond the context are not asked about, but count.
     """
     turns, total = 0, 0.0
     rows = []
@@ -179,7 +167,6 @@ def no_worse(before: Scores, after: Scores, tolerance: float) -> bool:
 
     Example::
 
-        no_worse({"old": -0.50, "new": -2.0}, {"old": -0.505, "new": -0.9}, tolerance=0.01)  # True
         no_worse({"old": -0.50, "new": -2.0}, {"old": -0.60, "new": -0.9}, tolerance=0.01)  # False
     """
     judged = [(before[kind], after[kind]) for kind in before]

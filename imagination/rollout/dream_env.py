@@ -93,10 +93,7 @@ class DreamEnv:
         self._ended = True
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """
-        Raises:
-            KeyError: the task names a start state that is not there.
-        """
+        """Raises ``KeyError``: the task names a start state that is not there."""
         self._start = self._starts[task.spec["start"]]
         self._history = list(self._start.history)
         self._seed = seed

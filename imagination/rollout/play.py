@@ -56,9 +56,8 @@ async def play(
 ) -> Trajectory:
     """Plays one episode, real or dreamed.
 
-    The world's end, our limits and faults are told apart in ``Trajectory.stop``. Faults of environment or engine do not
-    raise: they become a typed trajectory, which no loss reads unless an action provoked it.
-    ``max_turns`` counts the turns of this episode, not the turns of a logged history before it.
+    Faults of environment or engine do not raise: they become a typed trajectory (``stop``), which no loss reads unless
+    an action provoked it. ``max_turns`` counts the turns of this episode, not those of a logged history before it.
     """
     turns: list[Turn] = []
     observation = Observation("")

@@ -30,8 +30,6 @@ def added_episodes(played: int, share: float, others: float = 0.0) -> int:
 def share_at(update: int, share: Share) -> float:
     """A share that may change: a number, or points ``[update, share]`` with straight lines between them.
 
-    Before the first point and after the last the share is that of the point.
-
     Example::
 
         share_at(6, [[0, 0.5], [12, 0.0]])  # 0.25
@@ -107,11 +105,9 @@ def turns_at(
         horizon: points ``(update, turns)`` with rising updates, the first at 0; none at all means ``max_turns``.
         shape: ``"steps"`` keeps the turns of a point until the next one (ScalingInter-RL, arXiv 2509.08755);
             ``"linear"`` goes straight from point to point, rounded to whole turns. Both stay at the last.
-            ``"multiply"`` and ``"add"`` know one point and grow from it until ``max_turns`` (TTI, arXiv 2506.07976):
+            ``"multiply"`` and ``"add"`` know one point and grow from it (TTI, arXiv 2506.07976):
             ``min(turns * growth ** k, max_turns)`` or ``min(turns + growth * k, max_turns)``, rounded down, at stage
-            ``k = update // every``. TTI prefers to multiply; from 10 to 30 by a factor of 2 it goes 10, 20, 30.
-        every: updates of a stage (multiply, add).
-        growth: from stage to stage, a factor (multiply) or turns (add).
+            ``k = update // every``.
 
     Example::
 

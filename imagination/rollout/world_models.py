@@ -27,11 +27,7 @@ UNFINISHED = "unfinished"
 
 
 def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> TransitionFormat:
-    """How the world model writes transitions.
-
-    Args:
-        log: what ``kind=retrieval`` retrieves from and ``facts`` are known from: the episodes it is trained on, and
-            those of further tasks.
+    """How the world model writes transitions; ``log`` is what it retrieves from and knows ``facts`` from.
 
     Raises:
         UserError: there is nothing to retrieve from, or it writes no text.
@@ -47,10 +43,7 @@ def form_of(settings: WorldModelSettings, log: Sequence[Trajectory]) -> Transiti
 
 
 def check_writes(settings: WorldModelSettings) -> None:
-    """
-    Raises:
-        UserError: the world model draws screens, and no policy can dream in those.
-    """
+    """Raises ``UserError``: the world model draws screens, and no policy can dream in those."""
     if settings.kind == "screen":
         raise UserError(
             "worldmodel.kind=screen draws screens and no text, so no policy can dream in it: it is for "
@@ -113,6 +106,8 @@ def guard_of(
 ) -> Guard:
     """The guard that the settings ask for, with the calibration of the world model ``name`` where it needs one.
 
+    ``ends``: an uncertain turn ends the dream; otherwise it is marked and the dream goes on.
+
     Raises:
         UserError: the world model has no calibration for these settings.
     """
@@ -120,23 +115,14 @@ def guard_of(
     if dream.min_probability > 0:
         calibration = calibration_of(run, settings, dream, f"dream.min_probability={dream.min_probability:g}", name)
     best = None if settings.goal.declared else run.summary.get("best_return")  # not in runs of earlier versions
-    return Guard(
-        min_confidence=dream.min_confidence,
-        min_outcome_confidence=dream.min_outcome_confidence,
-        ends=ends,
-        min_probability=dream.min_probability,
-        calibration=calibration,
-        max_return=math.inf if best is None else best,
-    )
+    least = (dream.min_confidence, dream.min_outcome_confidence)
+    return Guard(*least, ends, dream.min_probability, calibration, math.inf if best is None else best)
 
 
 def calibration_of(
     run: RunFolder, settings: WorldModelSettings, dream: DreamSettings, asks: str, name: str = "worldmodel"
 ) -> Calibration:
-    """The calibration of the world model ``name``.
-
-    Args:
-        asks: the setting that needs it, for the error.
+    """The calibration of the world model ``name``, which the setting ``asks`` needs.
 
     Raises:
         UserError: there is none, or it was fitted to answers at another temperature or to another goal.
@@ -159,10 +145,8 @@ def calibration_of(
 
 
 def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSettings) -> None:
-    """
-    Raises:
-        UserError: the run's world model was trained in another form than the settings say, or not to its end; or it has
-            no room to reason.
+    """Raises ``UserError``: the run's world model was trained in another form than the settings say, or not to its end;
+    or it has no room to reason.
     """
     check_room(settings, dream)
     trained = run.summary.get("world_model_form", "text")  # runs from before there were forms have whole texts
@@ -177,10 +161,7 @@ def check_form(run: RunFolder, settings: WorldModelSettings, dream: DreamSetting
 
 
 def check_room(settings: WorldModelSettings, dream: DreamSettings) -> None:
-    """
-    Raises:
-        UserError: not even an empty history leaves room to think and to predict.
-    """
+    """Raises ``UserError``: not even an empty history leaves room to think and to predict."""
     answer = dream.max_tokens
     if settings.reasoning_tokens and settings.reasoning_tokens + answer >= settings.context:
         raise UserError(
@@ -219,11 +200,7 @@ def check_thoughts(
     form: TransitionFormat,
     context: int,
 ) -> None:
-    """What needs the tokenizer.
-
-    Args:
-        max_tokens: of a predicted answer.
-        context: the longest sequence of the model.
+    """What needs the tokenizer; ``max_tokens`` are those of a predicted answer.
 
     Raises:
         UserError: more than one in a hundred logged thoughts is longer than it may be, or more than one in a hundred

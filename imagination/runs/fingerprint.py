@@ -17,22 +17,11 @@ _ASIDE = (
     *("run", "output", "jobs", "logger", "machine_price"),
     *("imports", "rules", "loop", "few_shot", "audit", "compare", "ablation", "listing", "serve", "pretrain"),
 )
-
-
 _WHOLE = tuple(f.name for f in fields(Config) if f.name not in _ASIDE)
-
-
 _LOG = ("seed", "env", "games", "collect")
-
-
 _WORLD = (*_LOG, "vocab_size", "worldmodel", "fit", "engine", "dream.max_tokens", "dream.temperature")
-
-
 _CLONE = (*_WORLD, "policy", "max_action_tokens", "clone", "reflect", "hindsight")
-
-
 _TRAIN = tuple(name for name in _WHOLE if name != "evaluate")
-
 
 # What a stage's result depends on, the settings of the stages before it included; other stages depend on all.
 READS = {
@@ -46,17 +35,12 @@ READS = {
     "loop": (*_TRAIN, "loop"),
     "pretrain": ("seed", "vocab_size", "pretrain"),
 }
-
-
 # Stages that make the same whether rules answer in dreams or not.
 _FITS = ("fit_world_model", "clone", "fit_critic")
 
 
 def fingerprint(config: Config, stage: str = "") -> str:
-    """A short hash of all settings that decide what ``stage`` makes; by default, what a whole run does.
-
-    The same work has the same one.
-    """
+    """A short hash of all settings that decide what ``stage`` makes; by default, what a whole run does."""
     chosen: dict[str, Any] = {}
     for name in READS.get(stage, _WHOLE):
         if name == "env" and config.env == EnvSettings(price=config.env.price):

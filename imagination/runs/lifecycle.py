@@ -51,10 +51,7 @@ def _tell_threads(threads: int, cores: int) -> None:
 
 
 def need(path: Path, stage: str) -> Path:
-    """
-    Raises:
-        UserError: an earlier stage has not written ``path`` yet.
-    """
+    """Raises ``UserError``: an earlier stage has not written ``path`` yet."""
     if not path.exists():
         raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= first")
     return path

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,16 +32,10 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         if not self.summary:
-            self.update(
-                {
-                    "seed": seed,
-                    "hardware": f"{processor()}, {os.cpu_count()} cores",
-                    # TextWorld is not installed on Windows
-                    "versions": {
-                        p: version(p) for p in ("torch", "transformers", "lightning", "textworld") if find_spec(p)
-                    },
-                }
-            )
+            packages = ("torch", "transformers", "lightning", "textworld")  # TextWorld is not installed on Windows
+            versions = {package: version(package) for package in packages if find_spec(package)}
+            hardware = f"{processor()}, {os.cpu_count()} cores"
+            self.update({"seed": seed, "hardware": hardware, "versions": versions})
 
     @property
     def log(self) -> Path:
@@ -124,30 +119,10 @@ class RunFolder:
                 row: dict[str, Any] = {"id": t.id, "stage": stage, **labels}
                 if twins and t.id in twins:
                     row["twin_of"] = twins[t.id]
-                row |= {
-                    "task_id": t.task_id,
-                    "group_id": t.group_id,
-                    "source": t.source.value,
-                    "agent": t.agent,
-                    "seed": t.seed,
-                    "policy_version": t.policy_version,
-                    "world_model_version": t.world_model_version,
-                    "start": t.start,
-                    "turns": [
-                        {
-                            "action": turn.action,
-                            "observation": turn.observation,
-                            "reward": turn.reward,
-                            "terminated": turn.terminated,
-                            "info": dict(turn.info),
-                        }
-                        for turn in t.turns
-                    ],
-                    "stop": t.stop.value,
-                    "failure": t.failure,
-                    "prefix_turns": t.prefix_turns,
-                    "solved": t.solved,
-                }
+                row |= {"task_id": t.task_id, "group_id": t.group_id, "source": t.source.value, "agent": t.agent}
+                row |= {key: getattr(t, key) for key in ("seed", "policy_version", "world_model_version", "start")}
+                row |= {"turns": [asdict(turn) for turn in t.turns], "stop": t.stop.value}
+                row |= {"failure": t.failure, "prefix_turns": t.prefix_turns, "solved": t.solved}
                 file.write(json.dumps(row) + "\n")
 
 

@@ -34,9 +34,8 @@ def logged_world(run: RunFolder) -> str | None:
 
 
 def check_world(run: RunFolder, settings: EnvSettings) -> None:
-    """
-    Raises:
-        UserError: the run's log is of another world than the one that would be played, or the price of a step is none.
+    """Raises ``UserError``: the run's log is of another world than the one that would be played, or the price of a step
+    is none.
     """
     if not 0 <= settings.price < float("inf"):
         raise UserError(f"env.price is what a real step costs, 0 or more, got {settings.price}")

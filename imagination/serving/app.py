@@ -114,10 +114,7 @@ class PlayPage:
 
 
 def _text(query: Mapping[str, object], name: str) -> str:
-    """
-    Raises:
-        Refused: it is missing, or no text.
-    """
+    """Raises ``Refused``: it is missing, or no text."""
     value = query.get(name)
     if not isinstance(value, str):
         raise Refused(Refusal.INVALID, f"{name} wants a text")
@@ -175,10 +172,7 @@ class AgentGymServer:
         return True
 
     def _session(self, handle: object) -> Session:
-        """
-        Raises:
-            Refused: it is no handle of an open session.
-        """
+        """Raises ``Refused``: it is no handle of an open session."""
         if not isinstance(handle, int) or isinstance(handle, bool):
             raise Refused(Refusal.INVALID, "id wants the integer that /create answered")
         if not 0 <= handle < 2**63:  # longer ones cannot all be written in decimals

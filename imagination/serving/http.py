@@ -133,10 +133,7 @@ def _hostname(host: str) -> str:
 
 
 def read_object(raw: str | bytes) -> dict[str, Any]:
-    """
-    Raises:
-        Refused: it is no JSON object, or holds NaN or an infinity.
-    """
+    """Raises ``Refused``: it is no JSON object, or holds NaN or an infinity."""
     try:
         content = json.loads(raw, parse_constant=_no_number)
     except (ValueError, RecursionError):  # RecursionError: a thousand brackets within each other

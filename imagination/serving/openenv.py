@@ -123,10 +123,7 @@ class OpenEnvSocket:
 
 
 def _data(kind: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """
-    Raises:
-        Refused: it has fields that the type of message does not know.
-    """
+    """Raises ``Refused``: it has fields that the type of message does not know."""
     if unknown := set(message) - {"type", "data"}:
         raise Refused(Refusal.INVALID, f"a message has no field {min(unknown)[:40]!r}")
     data = message.get("data")

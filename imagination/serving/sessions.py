@@ -139,11 +139,7 @@ class Answer:
 
 
 def answer_of(result: StepResult, task: str, seed: int, turn: int, max_turns: int) -> Answer:
-    """The answer to a step; the last one that an episode may have is truncated.
-
-    What the world model thought (``info["reasoning"]``) is not part of it: it may hold facts that are hidden from
-    policies.
-    """
+    """The answer to a step, without ``info["reasoning"]``, which may hold facts that are hidden from policies."""
     limit = turn >= max_turns and not (result.terminated or result.truncated)
     stop = StopReason.TERMINATED if result.terminated else result.stop
     judgements = {name: value for name in JUDGEMENTS if isinstance(value := result.info.get(name), float)}
@@ -196,7 +192,7 @@ class Session:
         """Begins an episode, also where another one is under way.
 
         Args:
-            task: id of a task; ``None`` lets the seed choose.
+            task: its id; ``None`` lets the seed choose.
             seed: 0 to 2**63 - 1; ``None`` draws one, which the answer names.
 
         Raises:
@@ -220,9 +216,8 @@ class Session:
         return self.last
 
     async def step(self, action: object) -> Answer:
-        """
-        Raises:
-            Refused: no episode is running, the action is no text or too long, or the dream broke, which ends it.
+        """Raises ``Refused``: no episode is running, the action is no text or too long, or the dream broke, which ends
+        it.
         """
         self._check_free()
         if not isinstance(action, str):
@@ -275,11 +270,7 @@ class Session:
 
 
 class Sessions:
-    """All that are open. Whoever has a session's id may use it, and nobody else can.
-
-    Args:
-        clock: seconds, monotonic.
-    """
+    """All that are open. Whoever has a session's id may use it, and nobody else can."""
 
     def __init__(self, world: DreamWorld, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.world, self.settings, self.counts = world, settings, SessionCounts()
@@ -293,10 +284,7 @@ class Sessions:
         return id in self._open
 
     async def open(self) -> Session:
-        """
-        Raises:
-            Refused: as many as may be are open, and none has been idle for too long.
-        """
+        """Raises ``Refused``: as many as may be are open, and none has been idle for too long."""
         if len(self._open) >= self.settings.sessions:
             await self.expire()
         if len(self._open) >= self.settings.sessions:
@@ -319,10 +307,7 @@ class Sessions:
         return session
 
     async def close(self, id: str) -> None:
-        """
-        Raises:
-            Refused: there is none of this id.
-        """
+        """Raises ``Refused``: there is none of this id."""
         session = self.get(id)
         del self._open[id]
         await session.close()

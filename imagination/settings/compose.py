@@ -98,8 +98,7 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
 
     Args:
         overrides: such as ``["algorithm=ppo", "train.updates=20"]``; keys need no ``+``.
-        schema: the root dataclass.
-        folder: where ``config.yaml`` and the groups are; by default the installed package ``configs``.
+        folder: of ``config.yaml`` and the groups; by default the installed package ``configs``.
 
     Raises:
         ConfigError: anything wrong in the overrides or in the files.

@@ -168,10 +168,7 @@ def type_name(annotation: Any) -> str:
 def build(annotation: Any, value: Any, key: str = "") -> Any:
     """Converts ``value``, as YAML gives it, to ``annotation``. Strict: 1.5 is no int and "abc" no number.
 
-    Args:
-        annotation: a dataclass or any type that a setting may have (int, ``Literal``, ``list[float]``, ...).
-        value: nested dicts, lists and scalars.
-        key: dotted key of the value, such as ``train.updates``; for the message.
+    ``key`` is that of the value, such as ``train.updates``, for the message.
 
     Raises:
         ConfigError: an unknown or missing key, a value of another type, or a value that a ``__post_init__`` refused.

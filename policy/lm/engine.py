@@ -82,10 +82,7 @@ class ContextFull(Exception):
 
 
 def check_room(ids: Sequence[int], sampling: Sampling, context: int) -> None:
-    """
-    Raises:
-        ContextFull: ``ids`` and the longest completion exceed ``context``.
-    """
+    """Raises ``ContextFull``: ``ids`` and the longest completion exceed ``context``."""
     if len(ids) + sampling.max_tokens > context:
         raise ContextFull(f"{len(ids)} + {sampling.max_tokens} tokens do not fit a context of {context}")
 
@@ -122,11 +119,9 @@ class Engine(Protocol):
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """Continues ``ids``.
+        """Continues ``ids``, the whole sequence so far; what is cached of it is not computed again.
 
         Args:
-            ids: the whole sequence so far; what is cached of it is not computed again.
-            sampling: limits and temperature.
             seed: the only source of chance of this completion.
             session: the episode, as a key for the cache.
 
@@ -158,9 +153,8 @@ class Scorer(Protocol):
         forcing).
 
         Args:
-            ids: the whole sequence.
-            start: the first id to score, at least 1; what is cached of those before it is not computed again.
-            session: the episode, as a key for the cache; the same as in ``complete``.
+            start: the first id to score, at least 1.
+            session: the same as in ``complete``.
 
         Raises:
             ContextFull: ``len(ids)`` exceeds the context.

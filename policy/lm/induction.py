@@ -1,11 +1,9 @@
 """Weights to start from in which a model already copies: what followed this word before follows again.
 
-A small model trained from random weights on texts that repeat themselves first learns the words by heart and finds the
-two attention heads that copy only after millions of tokens (induction heads: Olsson et al. 2022, arXiv 2209.11895). A
-world that was never seen can only be spoken of by copying. So the first head of the first layer starts as one that
+New tasks need in-context copying. From random weights the two attention heads that copy are found after millions of
+tokens (induction heads: Olsson et al. 2022, arXiv 2209.11895). So the first head of the first layer starts as one that
 looks at the previous token, and the first head of the second layer as one that looks at what followed the same token
-before; all else stays random, and training is free to change it (mimetic initialisation, as Trockman and Kolter 2023,
-arXiv 2305.09828, do it for other patterns). The heads are only a beginning: without texts that reward copying from the
+before (mimetic initialisation; Trockman and Kolter 2023, arXiv 2305.09828). Without texts that reward copying from the
 first step on, training wipes them out.
 """
 
@@ -17,10 +15,8 @@ from typing import Any
 import torch
 
 _SHARP = 12.0  # logits by which the planted heads prefer what they look for
-_FAST, _SLOW = (
-    0.25,
-    0.005,
-)  # radians a token: pairs of the rotary embedding that turn faster say where, slower ones what
+# radians a token: pairs of the rotary embedding that turn faster say where, slower ones what
+_FAST, _SLOW = 0.25, 0.005
 
 
 @torch.no_grad()
@@ -43,9 +39,7 @@ def plant_induction(model: Any, seed: int) -> None:
     scale = float(embeddings.std())
     # every embedding gets the same part, which a head can read as "a token, whichever"; to the output it says nothing
     embeddings[:, 0] = scale * math.sqrt(hidden)
-    read = float(
-        (embeddings[:, 0] / embeddings.square().mean(1).sqrt()).mean()
-    )  # what a normalised embedding has of it
+    read = float((embeddings[:, 0] / embeddings.square().mean(1).sqrt()).mean())  # of it, in a normalised embedding
 
     # layer 0: the sum over fast pairs of cos(angle (distance - 1)) is largest for the previous token
     size = math.sqrt(_SHARP * math.sqrt(width) / float((1 - angles[fast].cos()).sum())) / read

@@ -48,12 +48,7 @@ class ChatFormat:
         if not tokenizer.chat_template:
             raise ChatTemplateError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template")
         self.tokenizer = tokenizer
-        first, answer, second, last = (
-            "\u00abFIRST\u00bb",
-            "\u00abANSWER\u00bb",
-            "\u00abSECOND\u00bb",
-            "\u00abLAST\u00bb",
-        )
+        first, answer, second, last = (f"«{name}»" for name in ("FIRST", "ANSWER", "SECOND", "LAST"))
         text = self._template(first, answer, second, last)
         try:
             opening, rest = text.split(first)
@@ -161,11 +156,7 @@ def append_observation(chat: ChatFormat, tokens: Tokens, observation: str) -> No
 def render_for_policy(chat: ChatFormat, trajectory: Trajectory, thoughts: bool = False, whole: bool = False) -> Tokens:
     """A logged episode in the policy's view; actions are owned by ``AGENT`` (cross-entropy, never a PPO ratio).
 
-    Log actions carry no behaviour log-probs. What follows the last action stands there only in ``whole``: those who
-    imitate actions learn nothing from it.
-
-    Args:
-        thoughts: logged reasoning stands before the actions and is owned by ``AGENT``, too.
+    With ``thoughts``, logged reasoning stands before them; ``whole`` includes what follows the last action.
     """
     *history, last = trajectory.turns
     tokens = policy_prompt(chat, trajectory.start, history, Owner.AGENT, thoughts)

@@ -35,7 +35,6 @@ class OpenAIEngine:
 
     Args:
         context: the longest sequence, prompt and completion together; the server may have a smaller one.
-        settings: address, model, time-out and retries.
         backoff: seconds before the first retry; each further one waits twice as long.
 
     Raises:
@@ -74,10 +73,7 @@ class OpenAIEngine:
         """What is cached here changes nothing that is sampled."""
 
     def update_weights(self) -> None:
-        """
-        Raises:
-            EngineUnavailable: always; the server's weights are its own.
-        """
+        """Raises ``EngineUnavailable``: always; the server's weights are its own."""
         raise EngineUnavailable("the weights of a served model are the server's own: train with engine=vllm instead")
 
     def release(self, session: Hashable) -> None:
@@ -148,9 +144,8 @@ class OpenAIEngine:
 
 
 def _completion(answer: Any, sampling: Sampling) -> Completion:
-    """
-    Raises:
-        EngineFailure: token ids or log-probs are missing, not finite or too few, or the end is not one we asked for.
+    """Raises ``EngineFailure``: token ids or log-probs are missing, not finite or too few, or the end is not one we
+    asked for.
     """
     try:
         choice = answer["choices"][0]

@@ -52,15 +52,12 @@ class _Request:
 
 
 class VllmEngine:
-    """Samples through vLLM with the weights of ``model``.
+    """Samples through vLLM with the weights of ``model``, the trainer's module.
 
     Args:
-        model: the trainer's module, with adapters or without; it stays as it is.
-        tokenizer: of the model; stop strings are looked for in the text it decodes.
+        tokenizer: stop strings are looked for in the text it decodes.
         context: the longest sequence, prompt and completion together.
-        settings: memory, dtype and batch size.
-        scheduler: shared by engines on the same device. It decides when vLLM steps, not what it takes into a step:
-            requests are added to vLLM when they come, also while it waits.
+        scheduler: shared by engines on the same device. It decides when vLLM steps, not what it takes into a step.
 
     Raises:
         EngineUnavailable: vLLM is not installed, or it cannot run this model here.
@@ -228,10 +225,7 @@ def _outcome(output: Any, sampling: Sampling, version: int) -> Completion | Engi
 
 
 def _import_vllm() -> Any:
-    """
-    Raises:
-        EngineUnavailable: with what to install.
-    """
+    """Raises ``EngineUnavailable``: with what to install."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model must live here to be given new weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

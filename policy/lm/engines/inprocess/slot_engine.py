@@ -38,9 +38,8 @@ class Scheduled(Protocol):
 class DeviceScheduler:
     """Where several engines share one device, the one with most requests steps next.
 
-    In a dream, policy and world model alternate; without this each would run half-empty batches. An engine with a
-    request steps, or waits for one with more of them, so there is no deadlock as long as every counted request will be
-    stepped: cancelled or lost ones must not count.
+    In a dream, policy and world model alternate; without this each would run half-empty batches. Cancelled or lost
+    requests must not count, or others would wait for them for ever.
     """
 
     def __init__(self) -> None:
@@ -177,13 +176,10 @@ class SlotEngine(ABC, Generic[_Request]):
         self._stale = True
 
     def reset(self) -> None:
-        """See ``Engine``.
-
-        A seed decides a text anyway, but only up to rounding: other batches round in another way, in bf16 by enough to
-        change a token now and then.
+        """See ``Engine``: a seed decides a text without this only up to rounding, which differs from batch to batch.
 
         Raises:
-            RuntimeError: requests are under way; they would go on from keys and values that are no longer theirs.
+            RuntimeError: requests are under way.
         """
         if self.load:
             raise RuntimeError(f"{self.load} requests are under way: wait for them or cancel them first")
