@@ -113,7 +113,7 @@ class Optimist:
 KEYS = ("text", "text_new", "reward_precision", "reward_recall", "gap", "spearman", "cr_pairwise", "ece")
 
 
-def audit_of(world: World, optimistic: bool) -> dict[str, object]:
+def audit_of(world: World, errors: Sequence[float], optimistic: bool) -> dict[str, object]:
     tasks = PooledTasks({"all": world.tasks}, TextWorldGame, workers=2)
     oracle = OracleWorldModel(tasks.make_env, {world.starts[t.id].text: t for t in world.tasks})
     model = Optimist(oracle) if optimistic else oracle
@@ -131,7 +131,7 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
         log=world.log[::2],
         held=world.log[1::2][:24],
         policies=[
-            *(skilled(error) for error in (1.0, 0.65, 0.5, 0.35)),
+            *map(skilled, errors),
             RankedPolicy("never errs", lambda: LoadedPolicy(last_with_tokens, MODEL, "v")),
         ],
         env_setup=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
@@ -150,7 +150,7 @@ def audit_of(world: World, optimistic: bool) -> dict[str, object]:
 
 
 def test_the_oracle_is_perfect(world: World) -> None:
-    found: dict = audit_of(world, optimistic=False)
+    found: dict = audit_of(world, (1.0, 0.65, 0.5, 0.35), optimistic=False)
     for name, section in found["sets"].items():
         assert section["n"] > 20, name
         assert section["exact"]["value"] == section["token_f1"]["value"] == 1.0
@@ -188,7 +188,7 @@ def test_the_oracle_is_perfect(world: World) -> None:
 
 def test_a_sycophant_is_found_out(world: World) -> None:
     """Every third turn of its dreams is solved: everybody succeeds there, and nothing in it comes true."""
-    found: dict = audit_of(world, optimistic=True)
+    found: dict = audit_of(world, (1.0, 0.5), optimistic=True)
     policies = {policy["name"]: policy for policy in found["policies"]}
     assert policies["errs 1.0"]["dream"]["value"] == 1.0
     assert policies["errs 1.0"]["gap"]["value"] == 1.0
@@ -200,7 +200,7 @@ def test_a_sycophant_is_found_out(world: World) -> None:
     assert groups <= {"reward", "end"}
     assert "reward" in groups
     found["world_model"] = {"kind": "text"}
-    assert verdict(found, AuditSettings(min_policies=5))["trust"] == "no"
+    assert verdict(found, AuditSettings(min_policies=3))["trust"] == "no"
 
 
 def small(tmp_path: Path) -> list[str]:
