@@ -105,10 +105,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
         worth = 1.0 if threshold is None else threshold
         best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
         run.update({"world_model_form": trained_as(settings), "best_return": best})
-        measured = {
-            **measure(Session(config, run), train, held),
-            "unchanged_share": examples.unchanged_share,
-        }
+        measured = {**measure(Session(config, run), train, held), "unchanged_share": examples.unchanged_share}
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
         note_unended(measured, config.worldmodel.reasoning_tokens)

@@ -166,12 +166,7 @@ class _Import:
             UserError: see ``import_logs``.
         """
         settings, labels = self._settings, self._labels
-        meta = {
-            "imported": True,
-            "solved_at": settings.solved_at,
-            "masked": settings.mask,
-            "judged_by": labels.by,
-        }
+        meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": labels.by}
         earlier = _earlier_log(self._run, meta)
         coverage = Coverage(solved_at=_threshold(meta))
         if earlier is not None and earlier.ids():

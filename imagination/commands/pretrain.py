@@ -128,12 +128,7 @@ Made by `imagine pretrain` of this package, seed {seed}; weights {version}.
 
 
 def _card(
-    settings: PretrainSettings,
-    worlds: Mapping[str, CorpusWorld],
-    counts: Counts,
-    epochs: float,
-    model: Any,
-    seed: int,
+    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], counts: Counts, epochs: float, model: Any, seed: int
 ) -> str:
     """The model card: which worlds and folds, how much of each, made how."""
     rows = []

@@ -83,12 +83,7 @@ def refine_world_model(config: Config, folder: Path) -> None:
         before = measure(session, train, held)
         after = measure(session, train, held, CANDIDATE)
         better = no_worse(before, after)
-        measured = {
-            "before": before["exact_match"],
-            "after": after["exact_match"],
-            "promoted": better,
-            "n": after["n"],
-        }
+        measured = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
         if better:
             _promote(run)
             run.update({"world_model": after})

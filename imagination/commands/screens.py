@@ -159,10 +159,7 @@ def audit_screens(config: Config, folder: Path) -> None:
         "steps": settings.steps,
         "one_turn": alikeness(turns, before, after, dreamed, seed),
         "open_loop": alikeness(
-            open_loop,
-            *_screens(frames, open_loop),
-            [screen for loop in loops for screen in loop],
-            seed,
+            open_loop, *_screens(frames, open_loop), [screen for loop in loops for screen in loop], seed
         ),
         "sensitivity": sensitivity(turns, after, dreamed),
         "probe": probed(

@@ -91,12 +91,7 @@ def check_horizon(
 
 
 def turns_at(
-    update: int,
-    horizon: Sequence[Sequence[int]],
-    shape: str,
-    max_turns: int,
-    every: int = 1,
-    growth: float = 2.0,
+    update: int, horizon: Sequence[Sequence[int]], shape: str, max_turns: int, every: int = 1, growth: float = 2.0
 ) -> int:
     """The longest episode of an update.
 

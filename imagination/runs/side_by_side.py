@@ -16,11 +16,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -56,23 +56,24 @@ def side_by_side(
     """
     if at_once < 0:
         raise UserError(f"jobs={at_once}: give how many runs to work on at once, or 0 for as many as there are cores")
-    count = min(at_once or _as_many_as_pay(), len(jobs))
+    from torch import cuda  # here, as the processes that start with this module may not need it
+
+    count = min(at_once or (1 if cuda.is_available() else cores()), len(jobs))
     if count <= 1:
         return {title: work(*arguments) for title, arguments in jobs.items()}
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, cores() // count)
     print(f"== {count} at once, threads each: {threads}; what they say: {folder}/*.log", flush=True)
-    waiting = [_Job(title, folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title)}.log") for title in jobs]
-    started: list[_Job] = []
+    waiting, started = list(jobs.items()), list[_Job]()
     try:
-        with _display() as progress:
+        with _environment("OMP_NUM_THREADS", str(threads)), _display() as progress:  # read when a process loads torch
             while waiting or any(job.runs for job in started):
                 while waiting and sum(job.runs for job in started) < count:
-                    started.append(waiting.pop(0))
-                    started[-1].start(progress, threads, work, jobs[started[-1].title])
+                    title, arguments = waiting.pop(0)
+                    started.append(_Job(title, folder, partial(work, *arguments), progress))
                 wait([job.process.sentinel for job in started if job.runs], _LOOK)
                 for job in started:
-                    job.look(progress)
+                    job.look()
     finally:
         _end([job.process for job in started if job.process.is_alive()])
     for job in started:
@@ -81,71 +82,54 @@ def side_by_side(
     return {job.title: job.result for job in started}
 
 
-def _as_many_as_pay() -> int:
-    from torch import cuda  # here, as the processes that start with this module may not need it
-
-    return 1 if cuda.is_available() else cores()
-
-
-@dataclass
 class _Job:
     """One process, what it prints, and in the end its result or error."""
 
-    title: str
-    log: Path
-    result: Any = None
-    error: Exception | None = None
-    runs: bool = False
-    process: SpawnProcess = field(init=False)
-    _pipe: Connection = field(init=False)
-    _said: TextIO = field(init=False)
-    _rest: str = ""
-    _task: Any = None
-
-    def start(self, progress: Progress, threads: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, title: str, folder: Path, work: Callable[[], Any], progress: Progress) -> None:
+        self.title, self.log = title, folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', title)}.log"
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.runs = True
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe(duplex=False)
         self.log.touch()
-        self._said = self.log.open(newline="", errors="replace")
-        self._said.seek(0, os.SEEK_END)
-        self.process = context.Process(target=_child, args=(theirs, self.log, work, arguments))
-        with _environment("OMP_NUM_THREADS", str(threads)):  # read when a process loads torch
-            self.process.start()
+        self._printed, self._rest = self.log.open(newline="", errors="replace"), ""
+        self._printed.seek(0, os.SEEK_END)
+        self.process = context.Process(target=_child, args=(theirs, self.log, work))
+        self.process.start()
         theirs.close()
-        self.runs = True
-        self._task = progress.add_task(self.title, total=None, last="")
+        self._progress, self._task = progress, progress.add_task(title, total=None, last="")
 
-    def look(self, progress: Progress) -> None:
+    def look(self) -> None:
         """Passes on what was printed since, and takes the result of a process that has one."""
         if not self.runs:
             return
-        alive, there = self.process.is_alive(), self._pipe.poll()
-        self._pass_on(progress)
-        if there or not alive:
-            self._take()
+        over = not self.process.is_alive() or self._pipe.poll()
+        self._pass_on()
+        if over:
+            try:
+                self.result, self.error = self._pipe.recv()
+            except EOFError:
+                self.process.join()
+                code = self.process.exitcode
+                killed = ", as processes do that the system kills for want of memory; try jobs=1" if code == -9 else ""
+                self.error = UserError(f"its process ended with exit code {code}{killed}; see {self.log}")
             self.process.join()  # it has nothing left to do, but for an end of its own workers
-            self._pass_on(progress)
-            self._said.close()
+            self._pass_on()
+            self._printed.close()
             self.runs = False
-            say = f"failed: {self.error}; see {self.log}" if self.error else "done"
-            progress.console.print(f"{self.title}: {say}", markup=False, highlight=False, soft_wrap=True)
-            progress.update(self._task, visible=False)
+            self._print(f"failed: {self.error}; see {self.log}" if self.error else "done")
+            self._progress.update(self._task, visible=False)
 
-    def _take(self) -> None:
-        try:
-            self.result, self.error = self._pipe.recv()
-        except EOFError:
-            self.process.join()
-            code = self.process.exitcode
-            killed = ", as processes do that the system kills for want of memory; try jobs=1" if code == -9 else ""
-            self.error = UserError(f"its process ended with exit code {code}{killed}; see {self.log}")
-
-    def _pass_on(self, progress: Progress) -> None:
-        lines, self._rest, last = split_said(self._rest + self._said.read())
+    def _pass_on(self) -> None:
+        lines, self._rest, last = split_said(self._rest + self._printed.read())
         for line in lines:
-            progress.console.print(f"{self.title}: {line}", markup=False, highlight=False, soft_wrap=True)
+            self._print(line)
         if last:
-            progress.update(self._task, last=last)
+            self._progress.update(self._task, last=last)
+
+    def _print(self, line: str) -> None:
+        self._progress.console.print(f"{self.title}: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def split_said(text: str) -> tuple[list[str], str, str]:
@@ -162,7 +146,7 @@ def split_said(text: str) -> tuple[list[str], str, str]:
     return plain, rest, last
 
 
-def _child(pipe: Connection, log: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _child(pipe: Connection, log: Path, work: Callable[[], Any]) -> None:
     """What a process does; its result or error goes into ``pipe``, and all that it prints into ``log``."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with log.open("a") as file:
@@ -172,7 +156,7 @@ def _child(pipe: Connection, log: Path, work: Callable[..., Any], arguments: tup
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)  # or what is said would come when it is over
     try:
-        pipe.send((work(*arguments), None))
+        pipe.send((work(), None))
     except Exception as error:
         if not hides_traceback(error):
             traceback.print_exc()

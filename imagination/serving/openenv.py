@@ -47,10 +47,7 @@ SCHEMA = {
         "properties": {"text": _TEXT, "metadata": {"type": "object"}},
         "required": ["text"],
     },
-    "state": {
-        "type": "object",
-        "properties": {"episode_id": _TEXT, "step_count": {"type": "integer"}},
-    },
+    "state": {"type": "object", "properties": {"episode_id": _TEXT, "step_count": {"type": "integer"}}},
 }
 
 

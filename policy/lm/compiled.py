@@ -9,14 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or find_spec("policy.lm.native") is not None:
-    from policy.lm.native import (
-        NativeTraining,
-        linear,
-        linear_onto,
-        native_attention,
-        native_layers,
-        native_training,
-    )
+    from policy.lm.native import NativeTraining, linear, linear_onto, native_attention, native_layers, native_training
 else:
     import torch
     from torch.nn.functional import linear

@@ -298,10 +298,7 @@ class InProcessEngine(SlotEngine[Request]):
             self.counts.generated += end - prompt
             made = slice(prompt, end)
             return Completion(
-                tuple(self._ids[slot, made].tolist()),
-                tuple(state.logprobs[slot, made].tolist()),
-                stopped,
-                self.version,
+                tuple(self._ids[slot, made].tolist()), tuple(state.logprobs[slot, made].tolist()), stopped, self.version
             )
         self._propose(slot, request)
         return None

@@ -50,14 +50,7 @@ class SlotCache:
     """
 
     def __init__(
-        self,
-        layers: int,
-        heads: int,
-        dim: int,
-        slots: int,
-        context: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, layers: int, heads: int, dim: int, slots: int, context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         # one place more than the context: what padding writes goes there, and nobody sees it
         shape = (layers, 2, slots, heads, context + 1, dim)
