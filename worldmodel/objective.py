@@ -139,8 +139,8 @@ def world_model_rows(
 def _row(tokens: Tokens, trajectory: Trajectory, weights: Sequence[float]) -> Row:
     predicted = [owner == Owner.ENV for owner in tokens.owners]
     return Row(
-        ids=tokens.ids,
-        action_mask=predicted,
-        source=trajectory.source,
+        tokens.ids,
+        predicted,
+        trajectory.source,
         ce_weight=[weights[turn] if own else 0.0 for turn, own in zip(tokens.turns, predicted, strict=True)],
     )

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from imagination.learning.algorithms import ALGORITHMS, build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from imagination.learning.reward_shaping import check_tiers
 from imagination.rollout.dream_env import JUDGEMENTS
 from imagination.rollout.schedules import check_horizon, check_share, most
 from imagination.settings import Config, ProgressSettings, SelfImitationSettings, UserError
 
 
-def check(config: Config) -> None:
-    """Raises ``UserError``: the settings cannot work together; the message says what to change."""
-    for wrong in _contradictions(config):
+def check(config: Config) -> Algorithm:
+    """The algorithm that the settings name.
+
+    Raises:
+        UserError: the settings cannot work together; the message says what to change.
+    """
+    algorithm = build_algorithm(config.algorithm, longest_episode(config))
+    for wrong in _contradictions(config, algorithm):
         raise UserError(wrong)
+    return algorithm
 
 
-def _contradictions(config: Config) -> Iterator[str]:
+def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
     train, dream = config.train, config.dream
     if min(train.epochs, train.minibatches, train.groups, train.group_size) < 1:
         yield "train.epochs, .minibatches, .groups and .group_size must be 1 or more"
-    algorithm = build_algorithm(config.algorithm, longest_episode(config))
     try:
         algorithm.check_run(group_size=train.group_size, steps_per_update=train.epochs * train.minibatches)
     except ValueError as error:

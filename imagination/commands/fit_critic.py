@@ -9,8 +9,16 @@ from torch import Tensor
 
 from imagination.commands.check_train import longest_episode
 from imagination.learning.algorithms import Algorithm, build_algorithm
-from imagination.learning.critic import NAME, fit_value_head, made_for, save_critic, squared_errors
-from imagination.learning.logged_returns import logged_rows, logged_transitions, with_returns
+from imagination.learning.critic import (
+    NAME,
+    fit_value_head,
+    logged_rows,
+    logged_transitions,
+    made_for,
+    save_critic,
+    squared_errors,
+    with_returns,
+)
 from imagination.learning.reward_shaping import RewardShaping, check_tiers
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log

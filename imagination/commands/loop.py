@@ -30,7 +30,7 @@ from imagination.commands.train import train
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
-from imagination.learning.recorded import Recorded
+from imagination.learning.experience import Recorded
 from imagination.loop.acting import Budget, Limits, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal

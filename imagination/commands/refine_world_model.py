@@ -26,7 +26,7 @@ import torch
 from imagination.data.batches import truncate
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.advantages import informative
-from imagination.learning.algorithms import build_algorithm
+from imagination.learning.algorithms import Algorithm, build_algorithm
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream, make_trainer
 from imagination.rollout.engines import drafts_from
@@ -71,7 +71,7 @@ def refine_world_model(config: Config, folder: Path) -> None:
     Raises:
         UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.
     """
-    check(config)
+    algorithm = check(config)
     session = Session.open(config, folder)
     run = session.run
     with run.timed(NAME):
@@ -79,7 +79,7 @@ def refine_world_model(config: Config, folder: Path) -> None:
         if not held:
             raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
         check_form(run, config.worldmodel, config.dream)
-        _train(session)
+        _train(session, algorithm)
         before = measure(session, train, held)
         after = measure(session, train, held, CANDIDATE)
         better = no_worse(before, after)
@@ -102,8 +102,8 @@ def no_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return after["failed"] <= before["failed"] and (after["exact_match"] or 0.0) >= (before["exact_match"] or 0.0)
 
 
-def check(config: Config) -> None:
-    """Raises ``UserError``: the settings cannot work together."""
+def check(config: Config) -> Algorithm:
+    """The algorithm that refines. Raises ``UserError``: the settings cannot work together."""
     settings = config.refine
     if settings.group_size < 2:
         raise UserError("refine.group_size must be 2 or more: GRPO compares the answers to one action")
@@ -111,7 +111,7 @@ def check(config: Config) -> None:
         raise UserError("refine.turns and refine.updates must be 1 or more")
     if not 0 <= settings.supervised_share < 1:
         raise UserError(f"refine.supervised_share must lie in [0, 1), got {settings.supervised_share}")
-    build_algorithm(grpo(config))
+    algorithm = build_algorithm(grpo(config))
     if config.worldmodel.members > 1:
         raise UserError("an ensemble cannot be refined, only a single model: set worldmodel.members=1")
     if config.worldmodel.kind == "diffusion":
@@ -119,9 +119,10 @@ def check(config: Config) -> None:
             "worldmodel.kind=diffusion cannot be refined: RL needs log-probs of what was sampled, and a canvas has "
             "none; refine another kind"
         )
+    return algorithm
 
 
-def _train(session: Session) -> None:
+def _train(session: Session, algorithm: Algorithm) -> None:
     config, run, train = session.config, session.run, session.log.train
     settings = config.refine
     model, chat = load_model(run.model("worldmodel"), "fit-world-model", config.worldmodel)
@@ -142,7 +143,7 @@ def _train(session: Session) -> None:
     )
     module = PolicyModule(
         model,
-        grpo(config),
+        algorithm,
         replace(
             config.train,
             lr=settings.lr,
@@ -214,7 +215,7 @@ class Answers:
         extra = added_episodes(len(rows), settings.supervised_share)
         for k in rng.sample(range(len(self.log)), min(extra, len(self.log))):
             logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
-            logged = [row for row in (truncate(row, self.engine.context) for row in logged) if any(row.ce_weight)]
+            logged = [row for row in (truncate(row, self.engine.context) for row in logged) if row.ce_weight.any()]
             if logged:  # several where reasoning was logged; the share counts rows
                 rows.append(logged[0] if len(logged) == 1 else rng.choice(logged))
         return Update(index, rows, metrics, exact=self.engine.exact)
@@ -291,12 +292,12 @@ def _row(prompt: Sequence[int], completion: Completion, reward: float, group: in
     """An episode of one turn, whose prompt is the history."""
     before, made = len(prompt), len(completion.ids)
     return Row(
-        ids=[*prompt, *completion.ids],
-        action_mask=[False] * before + [True] * made,
-        source=Source.REAL,
+        [*prompt, *completion.ids],
+        [False] * before + [True] * made,
+        Source.REAL,
         behavior_logprobs=[math.nan] * before + list(completion.logprobs),
         rl_weight=[0.0] * before + [1.0] * made,
-        rewards=[0.0] * (before + made - 1) + [reward],
         turns=[-1] * before + [0] * made,
+        rewards=[reward],
         group=group,
     )

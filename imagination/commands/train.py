@@ -8,21 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from imagination.commands.check_train import check, check_experts, longest_episode
+from imagination.commands.check_train import check, check_experts
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
-from imagination.learning.algorithms import build_algorithm
-from imagination.learning.best_policy import BestPolicy, split_starts
+from imagination.learning.algorithms import Algorithm
 from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
 from imagination.learning.critic import NAME as CRITIC
 from imagination.learning.critic import load_critic, made_for
+from imagination.learning.experience import Recorded
 from imagination.learning.policy_module import PolicyModule
-from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
-from imagination.learning.trainer import KeepCheckpoints, StepStream, make_trainer
+from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream, make_trainer, split_starts
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
@@ -63,15 +62,18 @@ def train(
     Raises:
         UserError: settings contradict each other, or an earlier stage is missing.
     """
-    check(config)
+    algorithm = check(config)
     run = open_run(config, folder, "train")
     with run.timed("train"):
-        _train(config, run, recorded, starts)
+        _train(Session(config, run), algorithm, recorded, starts)
     finish(run, "train")
 
 
-def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Mapping[str, Start] | None) -> None:
-    session, settings = Session(config, run), config.train
+def _train(
+    session: Session, algorithm: Algorithm, recorded: Recorded | None, starts: Mapping[str, Start] | None
+) -> None:
+    config, run = session.config, session.run
+    settings = config.train
     seed = config.seed if settings.seed is None else settings.seed
     state, done = resume_from(run, "train")
     for written, step in (("train", done), ("last_look", 0), (OVERLAP, done)):
@@ -79,7 +81,7 @@ def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Ma
 
     # build: what is learned from, the policy, the worlds that it plays in, and what watches it
     data = _Data.of(session, seed, starts)
-    policy, reference, value = _policy(session)
+    policy, reference, value = _policy(session, algorithm)
     probe = Probe(run, config.tripwires, session.tasks, seed, config.dream.max_turns, config.env.price)
     real_steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=data.dreamed)
     worlds = _worlds(session, data, recorded)
@@ -109,16 +111,7 @@ def _train(config: Config, run: RunFolder, recorded: Recorded | None, starts: Ma
     )
 
     # learn: each update is played by the collector, judged and learned from by the module
-    module = PolicyModule(
-        policy.model,
-        config.algorithm,
-        settings,
-        partial(run.record, "train"),
-        seed,
-        reference,
-        longest_episode(config),
-        value=value,
-    )
+    module = PolicyModule(policy.model, algorithm, settings, partial(run.record, "train"), seed, reference, value=value)
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
     callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
@@ -183,11 +176,11 @@ class _Data:
         return cls(dreamed, log, known, experts, starts, learned_from, validation)
 
 
-def _policy(session: Session) -> tuple[Policy, Any, ValueHead | None]:
+def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueHead | None]:
     """The clone as it is trained, a frozen copy where the algorithm holds it to one, and the critic of `fit-critic`
     where there is one and the algorithm has any."""
     config, policy = session.config, session.policy("policy-clone")
-    algorithm, value = build_algorithm(config.algorithm, longest_episode(config)), None
+    value = None
     reference = copy.deepcopy(policy.model).requires_grad_(False) if algorithm.kl.kl_coef > 0 else None
     critic = session.run.model(CRITIC)
     if algorithm.critic is not None and critic.exists():

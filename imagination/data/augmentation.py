@@ -46,12 +46,7 @@ def write_supplement(run: RunFolder, name: str, episodes: Sequence[Trajectory]) 
 
 
 def read_supplements(run: RunFolder, names: Sequence[str]) -> list[Trajectory]:
-    """The episodes of these supplements.
-
-    Raises:
-        UserError: one is not there yet.
-        StoreError: one is broken.
-    """
+    """The episodes of these supplements; ``UserError`` where one is missing, ``StoreError`` where one is broken."""
     stores = [TrajectoryStore.open(need(supplement_folder(run, name), MADE_BY[name])) for name in names]
     return [episode for store in stores for episode in store.read("train")]
 
@@ -85,9 +80,6 @@ def relabelled(episode: Trajectory, settings: HindsightSettings, refusals: str =
     Turns that changed nothing (``worldmodel.objective.unchanging``) are left out, so that nobody imitates them. The
     last turn earns 1 and ends the episode, the others earn 0, and it counts as solved. Observations stay as they were.
     No model judges the goals: their patterns are declared (``HindsightSettings.goals``).
-
-    Args:
-        refusals: as ``worldmodel.refusals``.
 
     Returns:
         ``None`` where no declared goal was reached within ``settings.max_turns``, or the start has no place for one.
@@ -142,11 +134,8 @@ def contrasts(turn: Turn, prediction: Prediction) -> bool:
 
 
 def reflection(alternatives: Sequence[tuple[str, str]], turn: Turn, words: int) -> str:
-    """The thought before an action.
-
-    Args:
-        alternatives: other actions with the observations that the world model predicts after them; at least one.
-        words: of an observation that are repeated.
+    """The thought before an action: alternatives are other actions with the observations that the world model predicts
+    after them, of which the first ``words`` are repeated.
 
     Example::
 
@@ -160,14 +149,8 @@ def reflection(alternatives: Sequence[tuple[str, str]], turn: Turn, words: int) 
 def with_reflections(
     episode: Trajectory, alternatives: Sequence[Sequence[tuple[str, str]]], words: int
 ) -> Trajectory | None:
-    """The episode with a reflection in ``info["reasoning"]`` of each turn that has alternatives.
-
-    Args:
-        alternatives: for each turn, as in ``reflection``; may be empty.
-
-    Returns:
-        ``None`` where no turn has any.
-    """
+    """The episode with a reflection in ``info["reasoning"]`` of each turn that has alternatives; ``None`` where no turn
+    has any."""
     if not any(alternatives):
         return None
     turns = [

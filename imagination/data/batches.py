@@ -33,7 +33,7 @@ _PHRASES = (3, 8)  # different phrases of a row
 
 def truncate(row: Row, limit: int) -> Row:
     """The first ``limit`` tokens of a supervised row."""
-    if len(row.ids) <= limit:
+    if len(row) <= limit:
         return row
     return Row(row.ids[:limit], row.action_mask[:limit], row.source, ce_weight=row.ce_weight[:limit])
 
@@ -41,15 +41,12 @@ def truncate(row: Row, limit: int) -> Row:
 def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
     """The rows, truncated to the context; those with nothing left to learn are dropped.
 
-    Args:
-        key: the setting that is the limit, for messages.
-
     Raises:
-        UserError: nothing is left at all.
+        UserError: nothing is left at all; it names ``key``, the setting that is the limit.
     """
     kept = [truncate(row, limit) for row in rows]
-    kept = [row for row in kept if any(row.ce_weight)]
-    long = sum(len(row.ids) > limit for row in rows)
+    kept = [row for row in kept if row.ce_weight.any()]
+    long = sum(len(row) > limit for row in rows)
     if long:
         print(f"note: {long} of {len(rows)} rows are longer than {key}={limit} tokens and were cut", file=sys.stderr)
     if not kept:
@@ -62,10 +59,10 @@ def epoch_batches(rows: Sequence[Row], batch_tokens: int, rng: random.Random) ->
     shuffled = list(rows)
     rng.shuffle(shuffled)
     batches: list[list[Row]] = []
-    size = max(_WINDOW, _BATCHES * len(rows) * batch_tokens // max(1, sum(len(row.ids) for row in rows)))
+    size = max(_WINDOW, _BATCHES * len(rows) * batch_tokens // max(1, sum(map(len, rows))))
     for start in range(0, len(shuffled), size):
         window = shuffled[start : start + size]
-        batches.extend([window[i] for i in b] for b in by_length([len(r.ids) for r in window], batch_tokens))
+        batches.extend([window[i] for i in b] for b in by_length([len(row) for row in window], batch_tokens))
     rng.shuffle(batches)
     return batches
 
@@ -120,7 +117,7 @@ def fit_batches(
     repeats: list[Row] = []
     copying = copying or copying_rows
     if settings.copying_steps:
-        tokens = max(1, int(settings.copying_share * sum(len(row.ids) for row in rows)))
+        tokens = max(1, int(settings.copying_share * sum(map(len, rows))))
         repeats = copying(plain_tokens(tokenizer), tokens, random.Random(derive_seed("copying", seed)))
     pad = pad_of(tokenizer)
     batches: Batches = SupervisedBatches([*rows, *repeats], settings.batch_tokens, seed, pad)
@@ -160,13 +157,7 @@ def copying_first(
     rng: random.Random,
     copying: CopyingRows | None = None,
 ) -> Batches:
-    """``settings.copying_steps`` batches of copying rows, then ``batches``.
-
-    Args:
-        seed: of the order of the rows.
-        rng: makes the rows.
-        copying: see ``copying_rows``, the default.
-    """
+    """``settings.copying_steps`` batches of copying rows, which ``copying`` makes by ``rng``, then ``batches``."""
     if not settings.copying_steps:
         return batches
     tokens = settings.copying_steps * settings.batch_tokens
@@ -202,11 +193,7 @@ def copying_rows(vocabulary: Sequence[int], tokens: int, rng: random.Random) -> 
 def copying_answers(
     vocabulary: Sequence[int], tokens: int, rng: random.Random, *, stop: int, max_tokens: int
 ) -> list[Row]:
-    """The same for diffusion: random phrases, and an answer made of them, ended by ``stop``.
-
-    Args:
-        max_tokens: of an answer, its end included.
-    """
+    """The same for diffusion: random phrases, and at most ``max_tokens`` of an answer made of them, up to ``stop``."""
     rows: list[Row] = []
     made = 0
     while made < tokens:

@@ -19,9 +19,10 @@ from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+import torch
 
 from imagination.data.augmentation import with_renamed
 from imagination.data.batches import truncate
@@ -242,19 +243,16 @@ class Shard:
     @staticmethod
     def of(rows: Sequence[Row], counts: dict[str, int]) -> Shard:
         """``counts`` lacks the tokens."""
-        ids = np.array([token for row in rows for token in row.ids], dtype=np.int32)
-        trained = np.array([weight != 0 for row in rows for weight in row.ce_weight], dtype=bool)
-        return Shard(ids, trained, np.array([len(row.ids) for row in rows]), counts | {"tokens": len(ids)})
+        ids = np.concatenate([row.ids.numpy().astype(np.int32) for row in rows] or [np.empty(0, np.int32)])
+        trained = np.concatenate([row.ce_weight.numpy() != 0 for row in rows] or [np.empty(0, bool)])
+        return Shard(ids, trained, np.array([len(row) for row in rows]), counts | {"tokens": len(ids)})
 
     def rows(self) -> list[Row]:
-        """Views of the arrays, which batches read as they read lists."""
-        ends = np.cumsum(self.lengths)
-        weight = self.trained.astype(np.float32)
-        cuts = [slice(end - length, end) for end, length in zip(ends.tolist(), self.lengths.tolist(), strict=True)]
-        return [
-            Row(cast(Sequence[int], self.ids[cut]), (), Source.REAL, ce_weight=cast(Sequence[float], weight[cut]))
-            for cut in cuts
-        ]
+        """Views of the arrays."""
+        lengths = self.lengths.tolist()
+        ids = torch.from_numpy(self.ids).split(lengths)
+        weights = torch.from_numpy(self.trained.astype(np.float32)).split(lengths)
+        return [Row(i, (), Source.REAL, ce_weight=w) for i, w in zip(ids, weights, strict=True)]
 
     def save(self, path: Path) -> None:
         buffer = io.BytesIO()
@@ -288,15 +286,15 @@ def make_shard(
     folder: Path,
     seed: int,
     left_out: Collection[str],
-    name: str,
-    number: int,
+    shard: tuple[str, int],
 ) -> None:
-    """Writes a shard: each episode in the world model's view, those to imitate also in the policy's."""
-    chat = ChatFormat(load_tokenizer(tokenizer))
+    """Writes a shard, by its world and number: each episode in the world model's view, those to imitate also in the
+    policy's."""
+    chat, (name, number) = ChatFormat(load_tokenizer(tokenizer)), shard
     played = play_shard(settings, worlds, seed, name, number, left_out)
     rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
-    kept = [short for short in (truncate(row, settings.model.context) for row in rows) if any(short.ce_weight)]
-    counts = {name: getattr(played, name) for name in COUNTED[2:]}
+    kept = [short for short in (truncate(row, settings.model.context) for row in rows) if short.ce_weight.any()]
+    counts = {what: getattr(played, what) for what in COUNTED[2:]}
     Shard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
 
 
@@ -339,11 +337,11 @@ def make_corpus(
     Its settings are those of ``declare_corpus``.
     """
     wanted = [(name, number) for number in range(settings.shards) for name in worlds]
-    missing = [one for one in wanted if not _file(folder, *one).exists()]
+    missing = [shard for shard in wanted if not _file(folder, *shard).exists()]
     make = partial(make_shard, settings, worlds, tokenizer, folder, seed, left_out)
     bar = Bar("corpus", len(wanted), "shards")
     bar.start(len(wanted) - len(missing))
-    futures = [makers.submit(make, *one) for one in missing]
+    futures = [makers.submit(make, shard) for shard in missing]
     try:
         for done, future in enumerate(as_completed(futures), len(wanted) - len(missing) + 1):
             future.result()

@@ -37,9 +37,9 @@ def imitation_row(
     weight = {Owner.AGENT: actions, Owner.ENV: observations, Owner.SCAFFOLD: 0.0}
     first = tokens.owners.index(Owner.AGENT)
     return Row(
-        ids=tokens.ids,
-        action_mask=[owner == Owner.AGENT for owner in tokens.owners],
-        source=source or episode.source,
+        tokens.ids,
+        [owner == Owner.AGENT for owner in tokens.owners],
+        source or episode.source,
         ce_weight=[0.0] * first + [weight[owner] for owner in tokens.owners[first:]],
     )
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Protocol
 
+import torch
+
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
-from imagination.learning.best_policy import BestPolicy
 from imagination.learning.experience import (
+    Recorded,
     compared_expert_row,
     group_numbers,
+    informative_groups,
     policy_rows,
-    telling_groups,
+    total_reward,
 )
-from imagination.learning.metrics import lost_to_doubt, measure_played, useful_turns, why_nothing
+from imagination.learning.metrics import measure_played, turns_lost, useful_turns, why_nothing
 from imagination.learning.policy_module import Update
-from imagination.learning.recorded import Recorded
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.learning.self_imitation import Replays
+from imagination.learning.trainer import BestPolicy
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
 from imagination.rollout.schedules import added_episodes, share_at, turns_at
@@ -45,7 +47,7 @@ _CUT = (StopReason.UNSURE, StopReason.CONTEXT_LIMIT)
 
 
 class NothingToLearn(UserError):
-    """Every dream of a first update broke or was cut off in doubt."""
+    """Every dream of a first update broke or was cut off as uncertain."""
 
 
 class RolloutMonitor(Protocol):
@@ -81,10 +83,7 @@ class CollectionPlan:
 
     Attributes:
         seed: of the run; with the number of the update it decides which episodes are played.
-        train: groups, shares and rewards.
-        dream: lengths, branches, and what a doubted turn does.
-        progress: rewards for actions that were carried out.
-        refusals: what the world answers to actions that were not.
+        refusals: what the world answers to actions that were not carried out.
     """
 
     seed: int
@@ -104,7 +103,7 @@ class ExperienceCollector:
         agent_beside: the policy as it plays in the second, at the same time. Its engine must be none of those that
             dream: real worlds answer when they please, and what shares a step of an engine is rounded together.
         recorded: real episodes that were played before, in place of a real world beside the first.
-        worst: what doubt costs, see ``RewardShaping``.
+        worst: what uncertainty costs, see ``RewardShaping``.
         best: the policy that did best in validation dreams, where these are played.
     """
 
@@ -147,8 +146,8 @@ class ExperienceCollector:
             return Update(index, [], {**measure_played(played), **measure_played(beside, "real_"), **seen})
         weigh = self.plan.dream.on_doubt == "downweight" and self.world.source is Source.DREAM
         min_weight = self.plan.dream.min_weight if weigh else None
-        rows = policy_rows([*played, *beside], min_weight, self._pay(longest))
-        measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._paid(rows)}
+        rows = policy_rows([*played, *beside], min_weight, self._shaping(longest))
+        measured = {**measure_played(played), **measure_played(beside, "real_"), **seen, **self._mean_rewards(rows)}
         measured |= self._validate(index)
         if self.plan.dream.horizon:
             measured["horizon"] = longest
@@ -181,20 +180,20 @@ class ExperienceCollector:
         rows: list[Row] = []
         for episode in rng.sample(experts, min(wanted, len(experts))):
             if groups:
-                row = compared_expert_row(self.chat, episode, groups[episode.task_id], self._pay(longest))
-                if len(row.ids) > self.agent.engine.context:  # cut, it would be judged by an end that it has not
+                row = compared_expert_row(self.chat, episode, groups[episode.task_id], self._shaping(longest))
+                if len(row) > self.agent.engine.context:  # cut, it would be judged by an end that it has not
                     continue
             else:
                 row = truncate(imitation_row(self.chat, episode, Source.EXPERT), self.agent.engine.context)
-            if any(row.ce_weight):
+            if row.ce_weight.any():
                 rows.append(row)
         return rows
 
     def last_look(self) -> None:
-        """The wires look at the policy that training ended with, in the dreams of one more update.
+        """The monitor looks at the policy that training ended with, in the dreams of one more update.
 
-        No update after the last one plays before it learns, so nothing else would show what the last one taught.
-        Nothing is learned from these dreams, and none of them is a real step; they are of stage ``last_look``.
+        Nothing else would show what the last update taught. Nothing is learned from these dreams, of stage
+        ``last_look``, and none of them is a real step.
         """
         index = self.plan.train.updates
         self._refresh()
@@ -203,15 +202,9 @@ class ExperienceCollector:
             if validated:
                 self.run.record("last_look", index, validated)
             return
-        played, span = asyncio.run(
-            timed(
-                self._rollouts(
-                    index,
-                    random.Random(derive_seed("starts", self.plan.seed, index)),
-                    longest_turns(self.plan.dream, index),
-                )
-            )
-        )
+        rng = random.Random(derive_seed("starts", self.plan.seed, index))
+        longest = longest_turns(self.plan.dream, index)
+        played, span = asyncio.run(timed(self._rollouts(index, rng, longest)))
         self.seconds += span.seconds
         self.run.add_rollouts("last_look", self._one_a_group(index, played), which="update", step=index, split="train")
         self.run.record("last_look", index, {**measure_played(played), **self.watch.look(index, played), **validated})
@@ -219,8 +212,7 @@ class ExperienceCollector:
     def _both_worlds(self, index: int, rng: random.Random, longest: int) -> tuple[list[Trajectory], list[Trajectory]]:
         """What an update plays in its world and, at the same time, in the real one beside: neither waits for the other.
 
-        How long each took and both at once goes into the lines of ``overlap``: no metric of the update, which has none
-        of the clock.
+        The seconds of each and of both at once are lines of ``overlap``, not metrics of the update.
         """
         self._refresh()
 
@@ -265,8 +257,8 @@ class ExperienceCollector:
     async def _real_groups(self, index: int, longest: int) -> list[Trajectory]:
         """Groups of the same update that are played in the real games, at ``train.real_share``.
 
-        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough. Of chance
-        they have the same beginning and nothing in common, or dreams would hang on what is played beside them.
+        Their numbers go on from those of the dreams: other seeds, and other tasks as far as there are enough. Their
+        random numbers are independent of the dreams', so dreams do not change with the real share.
         """
         first = self._first_groups(index)
         groups = self.plan.train.groups - first
@@ -278,33 +270,32 @@ class ExperienceCollector:
         episodes = self._episodes(index, rng, first, groups, 0.0, real)
         return await self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
 
-    def _pay(self, longest: int) -> RewardShaping:
+    def _shaping(self, longest: int) -> RewardShaping:
         """What turns earn under the settings, in episodes of at most ``longest`` turns."""
         train, progress = self.plan.train, self.plan.progress
         tiers = tuple((threshold, reward) for threshold, reward in train.reward_tiers)
-        asked = progress.enabled and progress.carried_out
-        refusals = self.plan.refusals if asked else ""
+        refusals = self.plan.refusals if progress.enabled and progress.carried_out else ""
         return RewardShaping(tiers, train.process, refusals, self.worst, longest)
 
-    def _paid(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Mean of what was paid for outcomes, an episode, and of the judgements, a turn; where they are in use."""
-        found: dict[str, float] = {}
+    def _mean_rewards(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Means of what outcomes earned, an episode, and of the judgements, a turn; where they are in use."""
+        metrics: dict[str, float] = {}
         if self.plan.train.reward_tiers and rows:
-            found["tiered_return"] = fmean(sum(row.rewards) for row in rows)
-        judgements = [p for row in rows for p in row.process[:-1] if not math.isnan(p)]
-        if judgements:
-            found["process_mean"] = fmean(judgements)
-        return found
+            metrics["tiered_return"] = fmean(map(total_reward, rows))
+        judgements = torch.cat([row.process[:-1] for row in rows]) if rows else torch.empty(0)
+        if not judgements.isnan().all():
+            metrics["process_mean"] = fmean(judgements[~judgements.isnan()].tolist())
+        return metrics
 
     def speed(self) -> dict[str, float]:
-        """How fast this process played , and how well its drafts guessed; no metric of an update, as rng is in it."""
-        found = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
+        """Throughput and draft acceptance. Depends on timing, so it is logged per process only."""
+        speed = {"turns_per_second": self.turns / self.seconds if self.seconds else 0.0}
         counts = [engine.counts for engine in self.world.engines]
         if any(c.steps for c in counts):
-            found["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
+            speed["tokens_per_step"] = sum(c.generated for c in counts) / max(1, sum(c.steps for c in counts))
             if drafted := sum(c.drafted for c in counts):
-                found["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
-        return found
+                speed["draft_acceptance"] = sum(c.accepted for c in counts) / drafted
+        return speed
 
     async def _play(
         self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
@@ -320,24 +311,24 @@ class ExperienceCollector:
     async def _branches(
         self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
-        """Further groups from the middle of logged episodes, for the turns that doubt has cut off.
+        """Further groups from the middle of logged episodes, for the turns that were lost to uncertainty.
 
-        A dream that ended unsure after k turns it could use gave up ``longest - k``. As many turns are dreamed in whole
+        A dream that ended unsure after k turns it could use lost ``longest - k``. As many turns are dreamed in whole
         groups (GRPO compares within them), round after round, since these may be cut as well: until nothing is missing
         that a further group could give, or the groups allowed by ``dream.extra_groups`` are used up.
         """
         settings = self.plan.train
-        missing = lost_to_doubt(played, longest)
+        missing = turns_lost(played, longest)
         first = settings.groups
         last = first + int(self.plan.dream.extra_groups * self._first_groups(index))
-        found: list[Trajectory] = []
+        added: list[Trajectory] = []
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
             more = await self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)
             missing -= sum(useful_turns(t) for t in more)
             first += groups
-            found += more
-        return found
+            added += more
+        return added
 
     async def _in_place_of_equal_groups(
         self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
@@ -347,13 +338,13 @@ class ExperienceCollector:
         wanted = self._first_groups(index)
         first = settings.groups + len({t.group_id for t in played}) - wanted  # the numbers before it are taken
         last = first + int(settings.extra_groups * wanted)
-        found: list[Trajectory] = []
-        while first < last and (missing := wanted - telling_groups([*played, *found], self._pay(longest))) > 0:
+        added, shaping = list[Trajectory](), self._shaping(longest)
+        while first < last and (missing := wanted - informative_groups([*played, *added], shaping)) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
-            found += await self._play(episodes, stamp, longest)
+            added += await self._play(episodes, stamp, longest)
             first += groups
-        return found
+        return added
 
     def _episodes(
         self, index: int, rng: random.Random, first: int, groups: int, branch: float, world: World | None = None

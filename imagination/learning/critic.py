@@ -1,9 +1,15 @@
-"""The critic: its values of rows before an update, its value head fitted to returns, and its checkpoint."""
+"""The critic: its values of rows before an update, a value head fitted to logged returns, and its checkpoint.
+
+It is fitted to Monte-Carlo returns, no TD targets. They need no values of a critic that does not exist yet, and of a
+synthetic transition only the state and its return have to be right, where ``r + gamma V(s')`` would also lean on a
+dreamed next state. They are the returns of those who made the log.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +18,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from imagination.learning.advantages import place_turn_rewards
 from imagination.learning.algorithms import Algorithm
+from imagination.learning.experience import assign_credit
+from imagination.learning.reward_shaping import RewardShaping
 from imagination.settings import CriticSettings, TrainSettings, UserError
-from policy.lm.batch import RowBatch
+from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import encode, split
+from policy.lm.render import ChatFormat, render_for_policy
 from policy.value import ValueHead
 from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import Owner, StopReason, Trajectory
 from worldmodel.extras.synther.transitions import Transitions
 
 NAME = "critic"  # of the folder under models/
@@ -29,18 +40,96 @@ _WEIGHTS, _MADE_FOR = "model.safetensors", "critic.json"
 def critic_values(batch: RowBatch, model: Any, value: ValueHead, max_tokens: int, rows: Sequence[int]) -> None:
     """Fills in ``values`` before each token of some rows, in units of return, and ``bootstrap`` where they were cut.
 
-    The first token has the value 0.0: there is no state before it.
-
-    Args:
-        max_tokens: bound of a forward pass.
+    The first token has the value 0.0: there is no state before it. ``max_tokens`` bounds a forward pass.
     """
     for picked, part in split(model, batch, max_tokens, rows):
-        encoded = encode(model, part.input_ids, part.attention_mask)
-        after = value(encoded.states)[encoded.index]  # [batch, time], value of the state after each token
+        encoded = encode(model, part.ids, part.attention_mask)
+        after = value(encoded.states)[encoded.which]  # [batch, time], value of the state after each token
         before = torch.cat([after.new_zeros(len(part), 1), after[:, :-1]], 1)
         last = part.attention_mask.sum(1, keepdim=True) - 1
         batch.values[picked, : before.shape[1]] = torch.where(part.attention_mask, before, 0.0).cpu()
         batch.bootstrap[picked] = torch.where(part.truncated, after.gather(1, last)[:, 0], 0.0).cpu()
+
+
+# --- logged episodes as the critic sees them ---
+
+
+def logged_rows(chat: ChatFormat, episodes: Sequence[Trajectory], shaping: RewardShaping, limit: int) -> list[Row]:
+    """The rows of logged episodes; ``truncated`` where one did not end.
+
+    An episode that was cut counts as what it earned until then. To leave those out would be to learn from the
+    successes alone.
+
+    Args:
+        limit: longer rows are left out, as their ends, which are what was earned, lie outside the model.
+    """
+    rows: list[Row] = []
+    for episode in episodes:
+        tokens = render_for_policy(chat, episode, whole=True)
+        if len(tokens.ids) > limit:
+            continue
+        made = torch.tensor([owner == Owner.AGENT for owner in tokens.owners])
+        rows.append(
+            Row(
+                tokens.ids,
+                made,
+                episode.source,
+                rl_weight=made.float(),
+                rewards=shaping.rewards(episode),
+                turns=torch.where(made, torch.tensor(tokens.turns), -1),
+                group=len(rows),
+                truncated=episode.stop is not StopReason.TERMINATED,
+            )
+        )
+    return rows
+
+
+def with_returns(rows: Sequence[Row], algorithm: Algorithm) -> RowBatch:
+    """The rows with ``returns`` where the algorithm's critic is trained (``learned``): its own with lambda = 1."""
+    batch = collate(rows, pad=0)
+    batch.values = torch.zeros_like(batch.values)
+    plain = {key: 1.0 for key in ("lam", "turn_lam", "token_lam") if key in algorithm.settings}
+    assign_credit(batch, algorithm.with_settings(**plain, whiten=False))
+    return batch
+
+
+@torch.no_grad()
+def logged_transitions(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Transitions, Tensor]:
+    """From each state that a critic is trained on to the next of the same row.
+
+    A state is the policy's hidden state before a token, as ``critic_values`` reads it. After the last one comes the
+    state after the whole row. ``dones`` is false where the row was cut.
+
+    Args:
+        batch: of ``with_returns``.
+
+    Returns:
+        ``(transitions, row)``, in the order of the rows; ``row`` is ``[n]``, of each transition. On the CPU, fp32.
+    """
+    by_row: dict[int, Transitions] = {}
+    rewards = place_turn_rewards(batch.rewards, batch.turns)
+    for picked, part in split(model, batch, max_tokens):
+        encoded = encode(model, part.ids, part.attention_mask)
+        for r, i in enumerate(picked):
+            learned = batch.learned[i].nonzero()[:, 0]
+            ends = torch.cat([learned[1:], batch.attention_mask[i].sum()[None]])
+            states = encoded.states[encoded.which[r]]  # [time, hidden], after each token
+            earned = torch.cat([rewards.new_zeros(1), rewards[i]]).cumsum(0)
+            dones = torch.zeros(len(learned), dtype=torch.bool)
+            dones[-1:] = ~batch.truncated[i]
+            by_row[i] = Transitions(
+                states=states[(learned - 1).to(states.device)].float().cpu(),
+                next_states=states[(ends - 1).to(states.device)].float().cpu(),
+                rewards=earned[ends] - earned[learned],
+                dones=dones,
+                returns=batch.returns[i, learned],
+            )
+    parts = [by_row[i] for i in range(len(batch))]
+    joined = Transitions(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Transitions)))
+    return joined, torch.cat([torch.full((len(part),), i) for i, part in enumerate(parts)])
+
+
+# --- the value head ---
 
 
 def fit_value_head(
@@ -111,7 +200,8 @@ def save_critic(head: ValueHead, folder: Path, purpose: Mapping[str, Any]) -> No
 
 
 def load_critic(folder: Path, purpose: Mapping[str, Any]) -> ValueHead:
-    """
+    """The head of ``save_critic``.
+
     Raises:
         UserError: it was fitted for another purpose, or cannot be read.
     """

@@ -1,40 +1,40 @@
-"""Trajectories -> rows for the optimiser: who may train what, and what the update needs to judge it."""
+"""Trajectories -> rows -> credit: who may train what, what the update needs to judge it, and the advantages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from imagination.data.examples import imitation_row
-from imagination.learning.advantages import differ, place_turn_rewards
+from imagination.learning.advantages import differ, turn_bounds, with_process_rewards
+from imagination.learning.algorithms import Algorithm, Episodes
 from imagination.learning.reward_shaping import RewardShaping
-from policy.lm.batch import Row
+from policy.lm.batch import NAN, SOURCES, Row, RowBatch
 from policy.lm.render import ChatFormat
-from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory
+from real_envs.trajectory import Owner, Source, StopReason, Trajectory
 
 _AS_EARNED = RewardShaping()
+_EXPERT = SOURCES.index(Source.EXPERT)
+_TIMES = 2  # that a recorded group is learned from
+
+# --- rows ---
 
 
 def policy_rows(
-    episodes: Sequence[Trajectory], min_weight: float | None = None, pay: RewardShaping = _AS_EARNED
+    episodes: Sequence[Trajectory], min_weight: float | None = None, shaping: RewardShaping = _AS_EARNED
 ) -> list[Row]:
-    """The rows of all episodes of an update that are to be judged, with a number for each group.
+    """The rows of all episodes of an update that are to be judged, with a number for each group; see ``policy_row``.
 
     Outages have none: they count for nothing, neither in the loss nor in the mean of their group. Nor have episodes
     without a sampled token (a context full at once). A dream whose world model wrote nonsense has one: the action that
     it could not answer earns what the worst of the log would, see ``RewardShaping``.
-
-    Args:
-        min_weight, pay: as in ``policy_row``.
-
-    Raises:
-        ValueError: as ``policy_row``.
     """
     groups = group_numbers(episodes)
-    rows = [policy_row(e, 0.0, min_weight, groups[e.group_id], pay) for e in episodes]
+    rows = [policy_row(e, 0.0, min_weight, groups[e.group_id], shaping) for e in episodes]
     return [row for row in rows if row is not None]
 
 
@@ -43,13 +43,19 @@ def group_numbers(episodes: Sequence[Trajectory]) -> dict[str, int]:
     return {name: number for number, name in enumerate(dict.fromkeys(e.group_id for e in episodes))}
 
 
-def telling_groups(episodes: Sequence[Trajectory], pay: RewardShaping = _AS_EARNED) -> int:
+def informative_groups(episodes: Sequence[Trajectory], shaping: RewardShaping = _AS_EARNED) -> int:
     """How many groups have episodes that earned different sums; only these teach an algorithm that compares."""
     earned: dict[str, list[float]] = {}
-    for row, episode in ((policy_row(episode, pay=pay), episode) for episode in episodes):
+    for episode in episodes:
+        row = policy_row(episode, shaping=shaping)
         if row is not None:
-            earned.setdefault(episode.group_id, []).append(sum(row.rewards))
+            earned.setdefault(episode.group_id, []).append(total_reward(row))
     return sum(differ(sums) for sums in earned.values())
+
+
+def total_reward(row: Row) -> float:
+    """What the turns of a row earned, added up in double precision."""
+    return float(sum(row.rewards.tolist()))
 
 
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
@@ -84,7 +90,7 @@ def policy_row(
     advantage: float = 0.0,
     min_weight: float | None = None,
     group: int = 0,
-    pay: RewardShaping = _AS_EARNED,
+    shaping: RewardShaping = _AS_EARNED,
 ) -> Row | None:
     """The row of a played episode, or ``None`` where the infrastructure failed or the policy made no token.
 
@@ -93,15 +99,12 @@ def policy_row(
     What follows the last agent token is read by no loss. Only an episode that a limit of ours cut keeps it, for the
     value of the state it was cut in. Where the world's own context was full, that is the state before the action that
     it could not answer: the action is left out, as nothing is known of what it did. A dream that the guard ended, or
-    that broke, has no such state: what the world model was unsure of must not be paid for through a critic either. Nor
-    is the state before the doubted action one to bootstrap from: its value would be that of itself, doubtful actions
-    would cost nothing, and PPO learns to say little else (docs/log/).
+    that broke, has no such state: what the world model was unsure of must not be paid for through a critic either.
+    Bootstrapping at the state before the uncertain action would make uncertain actions free (docs/log/).
 
     Args:
         advantage: of all its tokens, where that is known before the update is judged.
         min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
-        group: the number of its group.
-        pay: what its turns earn.
 
     Raises:
         UserError: a turn was not judged, see ``RewardShaping.judgements``.
@@ -113,35 +116,35 @@ def policy_row(
         return None
     if trace.top_p < 1 or trace.top_k > 0:
         raise ValueError(f"episode {episode.id} was sampled with top_p={trace.top_p} and top_k={trace.top_k}")
-    last = _last_agent_token(trace)
+    last = max(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT)
     bootstrapped = episode.stop.is_truncation and episode.stop is not StopReason.UNSURE
     n = len(trace.ids) if bootstrapped else last + 1
     if bootstrapped and trace.turns[last] >= len(episode.turns):  # the world's own context was full
         n = trace.turns.index(trace.turns[last])
         if Owner.AGENT not in trace.owners[:n]:
             return None
-    made = [owner == Owner.AGENT for owner in trace.owners[:n]]
+    made = torch.tensor([owner == Owner.AGENT for owner in trace.owners[:n]])
+    turns = torch.tensor(trace.turns[:n])
     # an action that the world could not answer has no turn
-    earned = torch.tensor([[*pay.rewards(episode), 0.0]])
-    earned[0, trace.turns[last]] += pay.cost_of_doubt(episode)
-    judgements, carried_out = pay.judgements(episode), pay.carried_out(episode)
-    index = torch.tensor([trace.turns[:n]])
+    rewards = torch.tensor([*shaping.rewards(episode), 0.0])
+    rewards[trace.turns[last]] += shaping.uncertainty_penalty(episode)
     weights = [1.0] * (len(episode.turns) + 1) if min_weight is None else turn_weights(episode, min_weight)
+    judgements, carried_out = shaping.judgements(episode), shaping.carried_out(episode)
     return Row(
-        ids=trace.ids[:n],
-        action_mask=made,
-        source=episode.source,
-        behavior_logprobs=[float("nan") if logprob is None else logprob for logprob in trace.logprobs[:n]],
-        advantages=[advantage if mine else 0.0 for mine in made],
-        rl_weight=[weights[turn] if mine else 0.0 for turn, mine in zip(trace.turns[:n], made, strict=True)],
-        rewards=place_turn_rewards(earned, index)[0].tolist(),
-        truncated=bootstrapped,
-        turns=trace.turns[:n],
+        trace.ids[:n],
+        made,
+        episode.source,
+        behavior_logprobs=[NAN if logprob is None else logprob for logprob in trace.logprobs[:n]],
+        advantages=torch.where(made, advantage, 0.0),
+        rl_weight=torch.where(made, torch.tensor(weights)[turns.clamp(min=0)], 0.0),
+        turns=turns,
+        rewards=rewards,
         anchors=anchors(episode),
-        group=group,
-        process=[*judgements, 0.0] if pay.process else (),
+        process=torch.tensor([*judgements, 0.0], dtype=torch.float64) if shaping.process else (),
         carried_out=[*carried_out, False] if carried_out else (),
-        given_up=pay.given_up(episode),
+        group=group,
+        truncated=bootstrapped,
+        turns_lost=shaping.turns_lost(episode),
         temperature=trace.temperature,
     )
 
@@ -155,18 +158,139 @@ def anchors(episode: Trajectory) -> list[int]:
     return [int.from_bytes(hashlib.sha256(text.encode()).digest()[:7]) for text in seen]
 
 
-def _last_agent_token(trace: Trace) -> int:
-    return max(i for i, owner in enumerate(trace.owners) if owner == Owner.AGENT)
-
-
-def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, pay: RewardShaping = _AS_EARNED) -> Row:
+def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, shaping: RewardShaping = _AS_EARNED) -> Row:
     """The row of an expert's episode that is judged within a group of the policy's, as a member of it (LUFFY)."""
     row = imitation_row(chat, episode, Source.EXPERT)
-    last = max((i for i, mine in enumerate(row.action_mask) if mine), default=0)
-    total = sum(pay.rewards(episode))
-    return replace(
-        row,
-        group=group,
-        turns=[0 if mine else -1 for mine in row.action_mask],
-        rewards=[total if i == last else 0.0 for i in range(len(row.ids))],
+    turns = torch.where(row.action_mask, 0, -1)
+    total = torch.tensor([sum(shaping.rewards(episode))])
+    return replace(row, group=torch.tensor(group), turns=turns, rewards=total)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Groups of the policy's own real episodes that were played before, with the tokens that it sampled.
+
+    They are of an earlier policy: staleness in updates is what the caller bounds. The update judges them by their
+    ratios, as it does whatever an engine sampled that is not the trainer itself (decoupled PPO: Hilton et al. 2021,
+    arXiv 2110.00641, eq. 4).
+    """
+
+    groups: tuple[tuple[Trajectory, ...], ...]
+
+    @classmethod
+    def of(cls, episodes: Sequence[Trajectory]) -> Recorded:
+        """Groups in order of first appearance. Those without sampled tokens, and outages, teach nothing."""
+        groups: dict[str, list[Trajectory]] = {}
+        for episode in episodes:
+            if episode.trace is not None and not episode.stop.is_failure:
+                groups.setdefault(episode.group_id, []).append(episode)
+        return cls(tuple(map(tuple, groups.values())))
+
+    def deal(self, before: int, count: int) -> list[Trajectory]:
+        """``count`` groups, or all if there are not so many, after ``before`` of them were dealt; then from the front.
+
+        Each is dealt twice at most: a few episodes that are learned from again and again are overfitted.
+
+        Example::
+
+            of three groups a, b, c: deal(0, 2) is a, b; deal(2, 2) is c, a; deal(4, 5) is b, c; deal(6, 2) is none
+        """
+        n = len(self.groups)
+        dealt = [self.groups[k % n] for k in range(before, min(before + min(count, n), _TIMES * n))]
+        return [replace(episode, group_id=f"recorded/{episode.group_id}") for group in dealt for episode in group]
+
+
+# --- credit ---
+
+
+def sampled_rows(batch: RowBatch) -> list[int]:
+    """Which rows are to be judged: those with tokens that the policy sampled and may learn from."""
+    return _where((batch.rl_weight != 0).any(1))
+
+
+def trained_rows(batch: RowBatch) -> list[int]:
+    """Which rows anything is learned from."""
+    return _where(batch.trained_mask.any(1))
+
+
+@torch.no_grad()
+def assign_credit(
+    batch: RowBatch, algorithm: Algorithm, shaped: Tensor | None = None, process_coef: float = 0.0
+) -> None:
+    """Fills in ``advantages``, ``returns`` and ``learned`` of the rows that the policy sampled, by the algorithm.
+
+    All episodes at once, before rows are packed or split. ``rl_weight`` becomes 0 where the algorithm trains nothing;
+    where it trains, it stays what it was. Episodes of experts that are members of a group (LUFFY) move its mean and
+    deviation, and get their advantages, too.
+
+    Args:
+        batch: with ``values`` and ``bootstrap`` for an algorithm with a critic, and ``kl`` where that is a reward.
+        shaped: ``[sampled rows, turns]``, what each turn is judged by in place of what it earned.
+        process_coef: of ``process``, in units of reward.
+
+    Raises:
+        ValueError: as ``Algorithm.judge``, a row has no turns, a reward stands on a turn without tokens, or a turn has
+            no ``process`` where that is asked for.
+    """
+    own = sampled_rows(batch)
+    if not own:
+        return
+    judged = [*own, *_where((batch.ce_weight != 0).any(1) & (batch.turns >= 0).any(1))]
+    rows = batch[judged]
+    advantages = algorithm.judge(episodes_of(rows, algorithm, shaped, process_coef))
+    n, width = len(own), rows.ids.shape[1]
+    batch.advantages[judged, :width] = advantages.advantages
+    weight = rows.rl_weight[:n]
+    if not algorithm.loss_mask:  # what the world said has no weight of its own, and counts fully where it is trained on
+        weight = torch.where(weight != 0, weight, 1.0)
+    batch.rl_weight[own, :width] = torch.where(advantages.trained[:n], weight, 0.0)
+    if advantages.returns is not None:
+        batch.returns[own, :width] = advantages.returns[:n]
+    if advantages.learned is not None:
+        batch.learned[own, :width] = advantages.learned[:n]
+
+
+def episodes_of(rows: RowBatch, algorithm: Algorithm, shaped: Tensor | None, process_coef: float) -> Episodes:
+    """The columns of the rows that an algorithm judges by."""
+    index, n = rows.turns, len(rows)
+    acts = (index >= 0).any(1)
+    if not acts.all():
+        raise ValueError(f"played row {int((~acts).nonzero()[0])} has no turns")
+    turns = max(int(index.max()) + 1, 1)
+    if rows.rewards[:, turns:].any():
+        raise ValueError(f"a turn beyond the {turns} with tokens has a reward, which would be lost")
+    rewards = rows.per_turn("rewards", turns)
+    if shaped is not None:  # of experts, which no model was asked about, zero
+        shaped = torch.nn.functional.pad(shaped, (0, turns - shaped.shape[1], 0, n - len(shaped)))
+    if process_coef:
+        process = rows.per_turn("process", turns)
+        exists = turn_bounds(index, turns)[0] >= 0
+        shaped = with_process_rewards(rewards if shaped is None else shaped, process, exists, process_coef)
+        # judgements that cost something cost it for the turns lost to uncertainty as well: the worst of the update
+        worst = torch.where(exists & process.isfinite(), process_coef * process, 0.0).amin().clamp(max=0.0)
+        shaped[torch.arange(n), index.amax(1).clamp(min=0)] += worst * rows.turns_lost
+    everything = rows.attention_mask.clone()
+    everything[:, 0] = False  # nothing predicts it
+    # an expert belongs to the world of the group that it is compared with
+    worlds = {g: s for g, s in zip(rows.group.tolist(), rows.source.tolist(), strict=True) if s != _EXPERT}
+    world = [worlds.get(g, s) for g, s in zip(rows.group.tolist(), rows.source.tolist(), strict=True)]
+    critic = algorithm.critic is not None
+    return Episodes(
+        turn_rewards=rewards,
+        action_turn_index=index,
+        group_ids=rows.group,
+        valid=torch.ones(n, dtype=torch.bool),
+        loss_mask=None if algorithm.loss_mask else everything,
+        advantage_mask=None if algorithm.advantage_mask else everything,
+        anchors=rows.per_turn("anchors", turns),
+        values=rows.values if critic else None,
+        bootstrap_value=rows.bootstrap if critic else None,
+        kl=rows.kl,
+        shaped=shaped,
+        sources=torch.tensor(world),
     )
+
+
+def _where(chosen: Tensor) -> list[int]:
+    rows: list[int] = chosen.nonzero()[:, 0].tolist()
+    return rows

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from imagination.learning.algorithms import Algorithm, Tokens
+from imagination.learning.algorithms import Algorithm, Tokens, policy_loss
 from imagination.learning.losses import LossTerms
-from policy.lm.batch import RowBatch
+from policy.lm.batch import SOURCES, RowBatch
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.evaluation.proportions import summarise
 
@@ -90,7 +88,7 @@ def why_nothing(played: Sequence[Trajectory]) -> str:
     )
 
 
-def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:
+def turns_lost(played: Sequence[Trajectory], longest: int) -> int:
     """How many turns the dreams that ended unsure could still have had."""
     return sum(longest - useful_turns(t) for t in played if t.stop is StopReason.UNSURE)
 
@@ -98,8 +96,8 @@ def lost_to_doubt(played: Sequence[Trajectory], longest: int) -> int:
 def realised_shares(batch: RowBatch) -> dict[str, float]:
     """Share of each source in the trained tokens: ``{"tokens_dream": 0.9, "tokens_expert": 0.1}``."""
     counts: Counter[str] = Counter()
-    for source, acts in zip(batch.source, batch.action_mask, strict=True):
-        counts[source.value] += int(acts.sum())
+    for number, acts in zip(batch.source.tolist(), batch.action_mask, strict=True):
+        counts[SOURCES[number].value] += int(acts.sum())
     total = sum(counts.values()) or 1
     return {f"tokens_{source}": count / total for source, count in sorted(counts.items())}
 
@@ -107,35 +105,9 @@ def realised_shares(batch: RowBatch) -> dict[str, float]:
 # --- tokens ---
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Which tokens of a micro-batch are of which source.
-
-    Attributes:
-        names: in the order of ``Source``.
-        index: ``[n]``, into ``names``, of each token that is learned from.
-    """
-
-    names: tuple[Source, ...]
-    index: Tensor
-
-    @classmethod
-    def of(cls, rows: Sequence[Source], mask: Tensor) -> Sources:
-        """Of the masked tokens ``[batch, time]`` of rows from these sources."""
-        names = tuple(source for source in Source if source in rows)
-        number = torch.tensor([names.index(source) for source in rows], device=mask.device)
-        return cls(names, number[:, None].expand_as(mask)[mask])
-
-
 @torch.no_grad()
 def by_source(
-    sources: Sources,
-    algorithm: Algorithm,
-    tokens: Tokens,
-    terms: LossTerms,
-    entropy: Tensor,
-    denominator: float,
-    scale: int,
+    source: Tensor, algorithm: Algorithm, tokens: Tokens, terms: LossTerms, denominator: float, scale: int
 ) -> dict[str, Tensor]:
     """Sums over the RL tokens of each source: ``{"rl_tokens_dream": ..., "policy_loss_dream": ..., ...}``.
 
@@ -143,46 +115,35 @@ def by_source(
     are several; rows have one source, so no turn or sequence is cut.
 
     Args:
-        tokens, terms, entropy: of the micro-batch, ``[n]`` each; ``terms`` are those of the policy.
+        source: ``[n]``, numbers in ``SOURCES``.
+        terms: those of the policy.
         denominator: as in ``Algorithm.losses``.
         scale: trained tokens of the whole optimiser step, by which the loss is multiplied to be averaged over tokens.
     """
-    found: dict[str, Tensor] = {}
-    active = tokens.weight != 0
-    present = [i for i in range(len(sources.names)) if bool((active & (sources.index == i)).any())]
-    for i in present:
-        mine = sources.index == i
-        part = terms if len(present) == 1 else algorithm.surrogate(_only(tokens, mine), denominator)
-        name, read = sources.names[i].value, mine & active
-        found |= {
-            f"rl_tokens_{name}": part.tokens,
-            f"policy_loss_{name}": part.loss.detach() * scale,
-            f"entropy_{name}": entropy[read].sum(),
-            f"advantage_{name}": tokens.advantages[read].abs().sum(),
-            **{f"{key}_{name}": part.sums[key] for key in _OF_THE_SURROGATE if key in part.sums},
-        }
-    return found
+    sums: dict[str, Tensor] = {}
+    active, entropy = tokens.weight != 0, tokens.given("entropy", "other metrics")
+    present = source[active].unique().tolist()
+    for number in present:
+        chosen = source == number
+        one = terms if len(present) == 1 else policy_loss(algorithm.surrogate, tokens.where(chosen), denominator)
+        sums |= of_source(number, one, tokens.advantages[chosen & active], entropy[chosen & active], scale)
+    return sums
 
 
 @torch.no_grad()
-def of_replays(terms: LossTerms, advantages: Tensor, weight: Tensor, entropy: Tensor, scale: int) -> dict[str, Tensor]:
-    """The same sums over replayed tokens, by the terms of their own loss.
-
-    Args:
-        advantages, weight, entropy: ``[n]``; tokens of weight 0 are not replayed.
-        scale: replayed tokens of the whole optimiser step.
-    """
-    read, name = weight != 0, Source.REPLAY.value
+def of_source(number: int, terms: LossTerms, advantages: Tensor, entropy: Tensor, scale: int) -> dict[str, Tensor]:
+    """The same sums of one source, by the terms of its loss, the advantages and the entropy of its tokens."""
+    name = SOURCES[number].value
     return {
         f"rl_tokens_{name}": terms.tokens,
         f"policy_loss_{name}": terms.loss.detach() * scale,
-        f"entropy_{name}": entropy[read].sum(),
-        f"advantage_{name}": advantages[read].abs().sum(),
+        f"entropy_{name}": entropy.sum(),
+        f"advantage_{name}": advantages.abs().sum(),
         **{f"{key}_{name}": terms.sums[key] for key in _OF_THE_SURROGATE if key in terms.sums},
     }
 
 
-def logprob_grad_by_source(sources: Sources, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
+def logprob_grad_by_source(source: Tensor, logprobs: Sequence[Tensor]) -> dict[str, Tensor]:
     """How hard the loss pulls at each source's tokens: sums of ``|d loss / d logprob|``, after the backward pass.
 
     It costs nothing, where gradients of the weights for each source would cost a backward pass each. The pull of
@@ -191,10 +152,10 @@ def logprob_grad_by_source(sources: Sources, logprobs: Sequence[Tensor]) -> dict
     Args:
         logprobs: ``[n]`` each, with retained gradients; a tensor that no loss reads has none.
     """
-    total = torch.zeros_like(sources.index, dtype=torch.float32)
+    total = torch.zeros_like(source, dtype=torch.float32)
     for x in logprobs:
         total = total if x.grad is None else total + x.grad.abs()
-    return {f"pull_{name.value}": total[sources.index == i].sum() for i, name in enumerate(sources.names)}
+    return {f"pull_{SOURCES[number].value}": total[source == number].sum() for number in source.unique().tolist()}
 
 
 def means(terms: Sequence[LossTerms]) -> dict[str, float]:
@@ -213,8 +174,8 @@ def means(terms: Sequence[LossTerms]) -> dict[str, float]:
         measured = [t for t in terms if key in t.sums]
         total = sum(float(t.sums[key]) for t in measured)
         merged[key] = total if key == count else total / max(sum(float(t.sums[count]) for t in measured), 1.0)
-    for source, found in pulls.items():
-        merged[f"gradient_share_{source}"] = found / (sum(pulls.values()) or 1.0)
+    for source, pull in pulls.items():
+        merged[f"gradient_share_{source}"] = pull / (sum(pulls.values()) or 1.0)
     for key in sorted({key for t in terms for key in t.maxima}):
         merged[key] = max(float(t.maxima[key]) for t in terms if key in t.maxima)
     return merged
@@ -226,10 +187,3 @@ def _split(key: str) -> tuple[str, str]:
         if key.endswith(f"_{source.value}"):
             return key.removesuffix(f"_{source.value}"), source.value
     return key, ""
-
-
-def _only(tokens: Tokens, mine: Tensor) -> Tokens:
-    """The tokens where ``mine``, without gradient."""
-    parts = {f.name: getattr(tokens, f.name) for f in fields(tokens)}
-    only: dict[str, Any] = {name: None if x is None else x.detach()[mine] for name, x in parts.items()}
-    return Tokens(**only)

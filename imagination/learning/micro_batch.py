@@ -15,25 +15,25 @@ from imagination.learning.losses import (
     LossTerms,
     cross_entropy_loss,
     expert_policy_loss,
-    kl_k1,
-    kl_k2,
-    kl_k3,
     replay_loss,
+    row_segments,
     token_entropy,
     token_logprobs,
     turn_segments,
 )
-from imagination.learning.losses.auxiliary import Estimator
-from imagination.learning.metrics import Sources, by_source, logprob_grad_by_source, of_replays
-from imagination.settings import AlgorithmSettings, TrainSettings
-from policy.lm.batch import RowBatch
-from policy.lm.forward import Predictors, hidden_before, split, token_logits
+from imagination.learning.losses.auxiliary import KL
+from imagination.learning.metrics import by_source, logprob_grad_by_source, of_source
+from imagination.settings import TrainSettings
+from imagination.settings.algorithm_parts import Estimator
+from policy.lm.batch import SOURCES, RowBatch
+from policy.lm.forward import Hidden, hidden_before, split, token_logits
 from policy.value import ValueHead
+from real_envs.trajectory import Source
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the losses of an optimiser step are divided by: counts of all its rows, however they are split.
+    """What the micro-batches of an optimiser step share; counts are of all its rows, however they are split.
 
     Attributes:
         rl_tokens: trained by RL.
@@ -41,6 +41,7 @@ class Step:
         value_tokens: with a target of the critic.
         ce_tokens: of experts.
         replay_tokens: of the policy's own earlier episodes.
+        temperature: at which the rollouts were sampled; ratios need the same.
         unchanged: no optimiser step was made since the rows were sampled.
         remembered: all rows have the trainer's log-probs of the policy before any step.
         entropy_history: mean entropy of earlier updates; ``None`` before there are any.
@@ -51,6 +52,7 @@ class Step:
     value_tokens: int
     ce_tokens: int
     replay_tokens: int
+    temperature: float
     unchanged: bool
     remembered: bool
     entropy_history: float | None
@@ -63,17 +65,13 @@ class Losses:
     Attributes:
         value: the critic's head; ``None`` without a critic.
         reference: the frozen starting policy; ``None`` without a KL.
-        settings: those of the algorithm that are the trainer's: masks, and the correction for the engine.
-        temperature: what the rollouts were sampled at.
     """
 
     model: Any
     value: ValueHead | None
     reference: Any
     algorithm: Algorithm
-    settings: AlgorithmSettings
     train: TrainSettings
-    temperature: float
 
     def backward(self, batch: RowBatch, step: Step, backward: Callable[[Tensor], None]) -> LossTerms:
         """Adds the gradient of a micro-batch to that of its optimiser step; what it returns has none.
@@ -83,18 +81,18 @@ class Losses:
             backward: what a trainer calls instead of ``loss.backward()``.
         """
         mask = batch.trained_mask
-        predictors = hidden_before(self.model, batch.input_ids, batch.attention_mask, mask)
+        predictors = hidden_before(self.model, batch.ids, batch.attention_mask, mask)
         logits = token_logits(self.model, predictors.states)  # [m, vocab], what predicts trained tokens, each once
-        ids, ce = batch.input_ids[mask], batch.ce_weight[mask]  # [n]
-        sources = Sources.of(batch.source, mask)
+        ids, ce = batch.ids[mask], batch.ce_weight[mask]  # [n]
+        source = batch.source[:, None].expand_as(mask)[mask]
         loss = predictors.states.new_zeros((), dtype=torch.float32)
         real = batch.attention_mask.sum().float()
         sums = {"real_tokens": real, "packing": torch.full_like(real, predictors.computed)}
         maxima: dict[str, Tensor] = {}
-        logprobs = token_logprobs(logits, ids, self.temperature, which=predictors.which)
+        logprobs = token_logprobs(logits, ids, step.temperature, which=predictors.which)
         pulled = [logprobs]
         rewarded = self.algorithm.entropy.entropy_coef > 0
-        entropy = token_entropy(logits if rewarded else logits.detach(), self.temperature)[predictors.which]
+        entropy = token_entropy(logits if rewarded else logits.detach(), step.temperature)[predictors.which]
         if step.rl_tokens:
             tokens, sums_of_engine, maxima = self._tokens(batch, mask, predictors, logprobs, entropy, step)
             terms = self.algorithm.losses(
@@ -105,31 +103,28 @@ class Losses:
             )
             loss = loss + total(terms)
             sums |= sums_of_engine | self._logged_sums(terms, tokens, step)
-            entropy = entropy.detach()
-            sums |= by_source(
-                sources, self.algorithm, tokens, terms["policy"], entropy, step.denominator, step.rl_tokens
-            )
+            sums |= by_source(source, self.algorithm, tokens, terms["policy"], step.denominator, step.rl_tokens)
             maxima |= {f"{name}_max": value for name, value in terms["policy"].maxima.items()}
+        entropy = entropy.detach()
         if step.replay_tokens:
             recorded, gains, again = (x[mask] for x in (batch.behavior_logprobs, batch.advantages, batch.replay_weight))
-            settings = self.train.self_imitation
-            terms_again = replay_loss(
-                logprobs, recorded, gains, again, denominator=step.replay_tokens, clip_high=settings.clip_high
-            )
-            loss = loss + settings.coef * terms_again.loss
-            sums |= of_replays(terms_again, gains, again, entropy.detach(), step.replay_tokens)
+            settings, n = self.train.self_imitation, step.replay_tokens
+            replayed = replay_loss(logprobs, recorded, gains, again, denominator=n, clip_high=settings.clip_high)
+            loss = loss + settings.coef * replayed.loss
+            read = again != 0
+            sums |= of_source(SOURCES.index(Source.REPLAY), replayed, gains[read], entropy[read], n)
         if step.ce_tokens:
-            if self.temperature != 1.0:
+            if step.temperature != 1.0:
                 logprobs = token_logprobs(logits, ids, which=predictors.which)
                 pulled.append(logprobs)
             expert = self._imitation(logprobs, batch.advantages[mask], ce, step.ce_tokens)
             loss = loss + self.train.expert_coef * expert.loss
             sums |= {"ce_tokens": expert.tokens, "expert_loss": expert.loss.detach() * step.ce_tokens}
-            sums["expert_entropy"] = (entropy.detach() * (ce != 0)).sum()
+            sums["expert_entropy"] = (entropy * (ce != 0)).sum()
         for x in pulled:
             x.retain_grad()
         backward(loss)
-        return LossTerms(loss.detach(), mask.sum().float(), sums | logprob_grad_by_source(sources, pulled), maxima)
+        return LossTerms(loss.detach(), mask.sum().float(), sums | logprob_grad_by_source(source, pulled), maxima)
 
     def _imitation(self, logprobs: Tensor, advantages: Tensor, weight: Tensor, denominator: int) -> LossTerms:
         """Experts have no log-probs of their own, so there is no ratio: cross-entropy, or LUFFY's off-policy form."""
@@ -155,23 +150,22 @@ class Losses:
         return sums
 
     def _tokens(
-        self, batch: RowBatch, mask: Tensor, predictors: Predictors, logprobs: Tensor, entropy: Tensor, step: Step
+        self, batch: RowBatch, mask: Tensor, predictors: Hidden, logprobs: Tensor, entropy: Tensor, step: Step
     ) -> tuple[Tokens, dict[str, Tensor], dict[str, Tensor]]:
         """What the algorithm reads of the masked tokens, and, as sums and maxima, how far engine and trainer differ."""
         engine, rl, remembered = (x[mask] for x in (batch.behavior_logprobs, batch.rl_weight, batch.old_logprobs))
         own = logprobs.detach() if step.unchanged else torch.where(remembered.isnan(), engine, remembered)
-        if not self.settings.loss_mask:  # what the world said was not sampled: no engine has log-probs of it
+        if not self.algorithm.loss_mask:  # what the world said was not sampled: no engine has log-probs of it
             engine = torch.where(engine.isnan(), own, engine)
         sums: dict[str, Tensor] = {}
         maxima: dict[str, Tensor] = {}
         if step.unchanged or step.remembered:
             sums["mismatch_k3"], maxima["mismatch_ratio_max"] = engine_mismatch(own, engine, rl)
         old, importance = engine, None
-        if self.settings.tis_cap:
+        if self.algorithm.tis_cap:
             old = own
-            importance = truncated_importance(old, engine, rl, self.settings.tis_cap)
+            importance = truncated_importance(old, engine, rl, self.algorithm.tis_cap)
             sums["tis_weight"] = (importance * (rl != 0)).sum()
-        row = torch.arange(len(mask), device=mask.device)[:, None].expand_as(mask)
         kl, critic = self.algorithm.kl, self.value is not None
         refer = kl.kl_coef > 0 and kl.kl_in == "loss"
         tokens = Tokens(
@@ -179,10 +173,10 @@ class Losses:
             behavior_logprobs=old,
             advantages=batch.advantages[mask],
             weight=rl,
-            sequences=row[mask],
+            sequences=row_segments(mask)[mask],
             turns=turn_segments(batch.turns)[mask],
             importance=importance,
-            ref_logprobs=logprobs_under(self.reference, batch, mask, self.temperature) if refer else None,
+            ref_logprobs=logprobs_under(self.reference, batch, mask, step.temperature) if refer else None,
             entropy=entropy,
             values=self.value(predictors.states)[predictors.which] if self.value is not None else None,
             old_values=batch.values[mask] if critic else None,
@@ -195,26 +189,20 @@ class Losses:
 @torch.no_grad()
 def logprobs_under(model: Any, batch: RowBatch, mask: Tensor, temperature: float) -> Tensor:
     """``[n]``, nats, of the masked tokens under ``model`` at the sampling temperature."""
-    predictors = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
-    return token_logprobs(
-        token_logits(model, predictors.states), batch.input_ids[mask], temperature, which=predictors.which
-    )
+    predictors = hidden_before(model, batch.ids, batch.attention_mask, mask)
+    return token_logprobs(token_logits(model, predictors.states), batch.ids[mask], temperature, which=predictors.which)
 
 
 @torch.no_grad()
 def reference_kl(batch: RowBatch, reference: Any, estimator: Estimator, temperature: float, max_tokens: int) -> Tensor:
     """An estimate of KL(policy || reference) for each token that RL trains, 0.0 for all others: ``[batch, time]``.
 
-    The policy is the one that acted, by the log-probs that came with its tokens.
-
-    Args:
-        max_tokens: bound of a forward pass.
+    The policy is the one that acted, by the log-probs that came with its tokens. ``max_tokens`` bounds a forward pass.
     """
-    estimate = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator]
     estimates = torch.zeros_like(batch.behavior_logprobs)
     for picked, part in split(reference, batch, max_tokens):
         mask = part.rl_weight != 0
         kl = torch.zeros_like(part.behavior_logprobs)
-        kl[mask] = estimate(part.behavior_logprobs[mask], logprobs_under(reference, part, mask, temperature))
+        kl[mask] = KL[estimator](part.behavior_logprobs[mask], logprobs_under(reference, part, mask, temperature))
         estimates[picked, : kl.shape[1]] = kl.cpu()
     return estimates

@@ -82,14 +82,8 @@ class MuonAdamW(torch.optim.Optimizer):
     Muon (Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks") takes the nearest
     orthogonal matrix of the momentum as the step; ``match_rms_adamw`` scales it so that the learning rate of AdamW
     fits (Liu et al. 2025, arXiv 2502.16982, eq. 4). Embeddings, the output layer, biases and norms are no maps
-    between hidden states and keep AdamW.
-
-    Args:
-        model: embeddings and output layer are recognised by their modules (``get_input_embeddings`` and its kin,
-            ``nn.Embedding``).
-        lr: of both.
-        weight_decay: of both, decoupled.
-        betas: of AdamW.
+    between hidden states and keep AdamW; they are recognised by their modules (``nn.Embedding``,
+    ``get_output_embeddings``).
     """
 
     def __init__(self, model: nn.Module, lr: float, weight_decay: float, betas: tuple[float, float]) -> None:
@@ -116,10 +110,6 @@ class MuonAdamW(torch.optim.Optimizer):
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """
-        Raises:
-            ValueError: the state is of another optimiser or another model.
-        """
         if len(state_dict.get("parts", ())) != len(self._parts):
             raise ValueError("this training state is not one of MuonAdamW for this model")
         for part, state in zip(self._parts, state_dict["parts"], strict=True):

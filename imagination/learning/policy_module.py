@@ -12,18 +12,19 @@ from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor, nn
 
-from imagination.learning.algorithms import build_algorithm
-from imagination.learning.credit import assign_credit, sampled_rows, trained_rows
+from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards, turn_bounds
+from imagination.learning.algorithms import Algorithm
 from imagination.learning.critic import critic_values
+from imagination.learning.experience import assign_credit, sampled_rows, trained_rows
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
-from imagination.learning.progress_attribution import Progress
-from imagination.learning.supervised import Record
-from imagination.settings import AlgorithmSettings, TrainSettings
+from imagination.learning.supervised import BETAS, Record
+from imagination.settings import ProgressSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
-from policy.lm.forward import split
+from policy.lm.forward import encode, split
 from policy.value import ValueHead
 from real_envs.seeding import derive_seed
 
@@ -37,7 +38,6 @@ class Update:
     """The experience of one policy update: rows to learn from and what the rollouts measured.
 
     Attributes:
-        has_credit: rows have their advantages; others are judged by the module's algorithm.
         exact: log-probs came from an engine that computes what the trainer does, up to the rounding of fp32, so a first
             minibatch tells whether that is so. Those of any other engine can be off at any token, so the trainer
             computes its own of all rows before the first step.
@@ -46,7 +46,6 @@ class Update:
     index: int
     rows: list[Row]
     metrics: dict[str, float] = field(default_factory=dict)
-    has_credit: bool = False
     exact: bool = False
 
 
@@ -54,48 +53,37 @@ class PolicyModule(L.LightningModule):
     """Any algorithm of the registry, with imitation of expert rows in the same optimiser step.
 
     Args:
-        model: the policy.
-        algorithm, train: settings.
-        temperature: what the rollouts were sampled at; ratios need the same.
         seed: of the order of rows within an update.
         reference: a frozen copy of the starting policy, needed where ``kl_coef > 0``.
-        max_tokens: most agent tokens of an episode, for algorithms that divide by it or punish length.
         value: the critic to begin with, where the algorithm has one; by default all its values are 0.
 
     Raises:
-        UserError: the settings contradict each other.
         ValueError: there is a KL and no reference.
     """
 
     def __init__(
         self,
         model: Any,
-        algorithm: AlgorithmSettings,
+        algorithm: Algorithm,
         train: TrainSettings,
         record: Record,
         seed: int = 0,
         reference: Any = None,
-        max_tokens: int | None = None,
-        *,
-        temperature: float = 1.0,
         value: ValueHead | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
-        self.algorithm = build_algorithm(algorithm, max_tokens)
-        if self.algorithm.kl.kl_coef and reference is None:
+        if algorithm.kl.kl_coef and reference is None:
             raise ValueError("kl_coef needs the reference: a frozen copy of the starting policy")
-        self.model = model
-        critic = self.algorithm.critic is not None
+        self.model, self.algorithm, self.settings = model, algorithm, train
+        critic = algorithm.critic is not None
         self.value = (value or ValueHead(model.config.hidden_size)) if critic else None
-        self.algorithm_settings = algorithm
-        self.settings = train
-        self.record, self.temperature, self.seed = record, temperature, seed
+        self.record, self.seed = record, seed
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
-        self.losses = Losses(model, self.value, reference, self.algorithm, algorithm, train, temperature)
+        self.losses = Losses(model, self.value, reference, algorithm, train)
         self.entropies = EntropyHistory()
         self.progress = Progress(model, algorithm.progress, seed) if algorithm.progress.enabled else None
-        self.updates_done = 0
+        self.updates_done, self.temperature = 0, 1.0
 
     def done(self) -> int:
         """Updates so far, those before a resume included."""
@@ -106,18 +94,12 @@ class PolicyModule(L.LightningModule):
             self._reference[0].to(self.device)
 
     def transfer_batch_to_device(self, batch: Update, device: torch.device, dataloader_idx: int) -> Update:
-        """Rows are lists until they are collated; Lightning would look at each number for a tensor to move."""
+        """Rows stay where they are until they are split: an update may be larger than the device."""
         return batch
 
     def training_step(self, update: Update, _: int) -> None:
         self.model.eval()  # rollouts are sampled without dropout; with it, ratios of an unchanged policy are not 1
         settings = self.settings
-        for row in update.rows:
-            if any(row.rl_weight) and row.temperature != self.temperature:
-                raise ValueError(
-                    f"an episode of update {update.index} was sampled at temperature {row.temperature:g}, and the "
-                    f"trainer's ratios are of temperature {self.temperature:g}: they would be biased"
-                )
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         if settings.lr_end < 1:
@@ -127,8 +109,8 @@ class PolicyModule(L.LightningModule):
         metrics, terms, norms = dict(update.metrics), list[LossTerms](), list[float]()
         if update.rows:
             batch = collate(update.rows, pad=0)
-            if not update.has_credit:
-                metrics |= self._assign_credit(batch)
+            self.temperature = temperature_of(batch)
+            metrics |= self._assign_credit(batch)
             batch = batch[trained_rows(batch)]
             before = self._weights() if settings.max_kl else []
             terms, norms = self._optimise(batch, update, optimizer)
@@ -161,14 +143,7 @@ class PolicyModule(L.LightningModule):
             batch.kl[own, : penalties.shape[1]] = penalties
         if own and self.progress is not None:
             shaped, metrics = self.progress.turn_rewards(batch[own], limit)
-        assign_credit(
-            batch,
-            self.algorithm,
-            shaped,
-            loss_mask=self.algorithm_settings.loss_mask,
-            advantage_mask=self.algorithm_settings.advantage_mask,
-            process_coef=self.settings.process_coef,
-        )
+        assign_credit(batch, self.algorithm, shaped, self.settings.process_coef)
         return metrics
 
     def _optimise(self, batch: RowBatch, update: Update, optimizer: Any) -> tuple[list[LossTerms], list[float]]:
@@ -201,12 +176,12 @@ class PolicyModule(L.LightningModule):
                 optimizer.step()
         return collected, norms
 
-    def _weights(self) -> list[torch.Tensor]:
+    def _weights(self) -> list[Tensor]:
         """A copy of the trained weights of the policy."""
         return [p.detach().clone() for p in self.model.parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def _within(self, most: float, batch: RowBatch, before: Sequence[torch.Tensor]) -> dict[str, float]:
+    def _within(self, most: float, batch: RowBatch, before: Sequence[Tensor]) -> dict[str, float]:
         """Goes back half of the way, and again, until the policy is at most ``most`` nats a token from the one that
         acted: the backtracking line search of TRPO (Schulman et al. 2015, arXiv 1502.05477, appendix C).
 
@@ -235,11 +210,12 @@ class PolicyModule(L.LightningModule):
             value_tokens=int(batch.learned.sum()),
             ce_tokens=int((batch.ce_weight != 0).sum()),
             replay_tokens=int((batch.replay_weight != 0).sum()),
+            temperature=self.temperature,
             unchanged=unchanged,
             remembered=remembered,
             entropy_history=self.entropies.mean,
         )
-        # the algorithm's weight times the row's own, which is less than 1 where a dream is doubted
+        # the algorithm's weight times the row's own, which is less than 1 where a dream is uncertain
         batch.rl_weight = batch.rl_weight * weights
         return [
             self.losses.backward(micro, step, self.manual_backward)
@@ -248,11 +224,11 @@ class PolicyModule(L.LightningModule):
 
     def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
         """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""
-        if not self.algorithm_settings.loss_mask:
+        if not self.algorithm.loss_mask:
             return True  # what the world said came without any
         ratios = [float(t.maxima["mismatch_ratio_max"]) for t in terms if "mismatch_ratio_max" in t.maxima]
         unknown = math.inf  # a first minibatch of experts alone
-        return self.algorithm_settings.tis_cap > 0 and max(ratios, default=unknown) > _EXACT
+        return self.algorithm.tis_cap > 0 and max(ratios, default=unknown) > _EXACT
 
     @torch.no_grad()
     def _remember_logprobs(self, batch: RowBatch, rows: Sequence[int]) -> None:
@@ -265,12 +241,8 @@ class PolicyModule(L.LightningModule):
             batch.old_logprobs[picked, : old.shape[1]] = old.cpu()
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.settings.lr,
-            weight_decay=self.settings.weight_decay,
-            betas=(0.9, 0.98),
-        )
+        trained, settings = [p for p in self.parameters() if p.requires_grad], self.settings
+        return torch.optim.AdamW(trained, lr=settings.lr, weight_decay=settings.weight_decay, betas=BETAS)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["updates_done"] = self.updates_done
@@ -283,3 +255,102 @@ class PolicyModule(L.LightningModule):
         self.entropies = EntropyHistory(*checkpoint["entropies"])
         if self.progress is not None:
             self.progress.load_state_dict(checkpoint["progress"])
+
+
+def temperature_of(batch: RowBatch) -> float:
+    """At which the rows were sampled that RL or replays read; 1.0 where there are none.
+
+    Raises:
+        ValueError: they were sampled at several temperatures: one denominator cannot serve them all.
+    """
+    sampled = ((batch.rl_weight != 0) | (batch.replay_weight != 0)).any(1)
+    temperatures = batch.temperature[sampled].unique().tolist()
+    if len(temperatures) > 1:
+        raise ValueError(f"episodes of one update were sampled at the temperatures {temperatures}: ratios need one")
+    return float(temperatures[0]) if temperatures else 1.0
+
+
+# --- progress attribution (SPA-RL): an estimator learns, update by update, which turns bring about what is earned ---
+
+
+@torch.no_grad()
+def turn_states(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
+    """The policy's hidden state after each turn's last action token: it has read the action, not yet the answer.
+
+    Args:
+        max_tokens: bound of a forward pass.
+
+    Returns:
+        ``(states [rows, turns, hidden], exists [rows, turns])``, without gradient, fp32; zero where no turn is.
+    """
+    device = next(model.parameters()).device
+    turns = max(int(batch.turns.max()) + 1, 1) if batch.turns.numel() else 1
+    last = turn_bounds(batch.turns, turns)[1].to(device)
+    exists = last >= 0
+    states: Tensor | None = None
+    for picked, part in split(model, batch, max_tokens):
+        encoded = encode(model, part.ids, part.attention_mask)
+        if states is None:
+            states = torch.zeros(len(batch), turns, encoded.states.shape[-1], device=device)
+        for r, i in enumerate(picked):
+            states[i, exists[i]] = encoded.states[encoded.which[r, last[i, exists[i]]]].float()
+    return (torch.zeros(0, turns, 1, device=device) if states is None else states), exists
+
+
+class Progress:
+    """The estimator with its own optimiser, apart from the policy's: neither clips or weighs the other.
+
+    Args:
+        model: the policy, whose hidden states describe turns.
+        seed: of the estimator's first weights.
+    """
+
+    def __init__(self, model: Any, settings: ProgressSettings, seed: int) -> None:
+        self._model, self._settings = model, settings
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed("progress", seed))
+            estimator = ProgressEstimator(model.config.hidden_size, settings.hidden)
+        for parameter in estimator.layers[-1].parameters():
+            nn.init.zeros_(parameter)  # at first no turn contributes anything, instead of anything at random
+        self.estimator = estimator.to(next(model.parameters()).device)
+        self._optimizer = torch.optim.AdamW(self.estimator.parameters(), lr=settings.lr)
+
+    def turn_rewards(self, batch: RowBatch, max_tokens: int) -> tuple[Tensor, dict[str, float]]:
+        """Learns from what the episodes of an update earned, then says what each turn is to be judged by.
+
+        Returns:
+            ``[row, turns]``, zero for turns that the policy did not play; and the mean squared error of
+            an episode's sum before (on episodes that the estimator had not seen) and after it learned from them.
+        """
+        states, exists = turn_states(batch, self._model, max_tokens)
+        earned = torch.tensor([sum(rewards) for rewards in batch.rewards.tolist()], device=states.device)
+        errors = self._learn(states, exists, earned)
+        grounded = torch.zeros_like(exists)
+        if self._settings.carried_out:
+            grounded = batch.per_turn("carried_out", exists.shape[1]).to(exists.device) & exists
+        with torch.no_grad():
+            contributions = self.estimator(states, exists)
+        rewards = progress_rewards(contributions, grounded, exists, self._settings.carried_out)
+        return rewards.cpu(), errors
+
+    def _learn(self, states: Tensor, exists: Tensor, earned: Tensor) -> dict[str, float]:
+        valid, n = torch.ones(len(states), dtype=torch.bool, device=states.device), len(states)
+        errors: list[float] = []
+        with torch.enable_grad():
+            for step in range(self._settings.steps + 1):
+                error = attribution_error(self.estimator(states, exists), earned, valid, denominator=n)
+                errors.append(float(error.detach()))
+                if step == self._settings.steps:
+                    break
+                self._optimizer.zero_grad()
+                error.backward()
+                self._optimizer.step()
+        return {"progress_error": errors[0], "progress_error_fitted": errors[-1]}
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"estimator": self.estimator.state_dict(), "optimizer": self._optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.estimator.load_state_dict(state["estimator"])
+        self._optimizer.load_state_dict(state["optimizer"])

@@ -25,13 +25,7 @@ NEAR = 0.75  # share of the windows that are drawn around an action's element
 
 @dataclass(frozen=True, slots=True)
 class ScreenBatch:
-    """Some turns.
-
-    Attributes:
-        conditions: what their next screens depend on.
-        after: the next screens, as data.
-        noise: what is random about the batch.
-    """
+    """Some turns: what their next screens depend on, the next screens, and what is random about the batch."""
 
     conditions: Conditions
     after: Tensor
@@ -47,8 +41,6 @@ class ScreenBatches:
 
     Args:
         unchanged_share: of the turns that are drawn, those that change nothing; ``None`` as the log has them.
-        settings: of the model; ``batch``, ``crop``, ``bootstrap``, ``whole_share`` and ``whole_batch`` count.
-        steps: of the fit.
 
     Raises:
         UserError: the log has no turn of a kind that should get a share.

@@ -9,15 +9,17 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Generic, TypeVar
 
+import torch
 from lightning.pytorch.callbacks import Callback
 
+from imagination.learning.experience import total_reward
 from imagination.settings import SelfImitationSettings
 from policy.lm.batch import Row
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source
 
 # What a row is in a checkpoint: plain lists of the tokens, who made them, with which log-probs, and what each counts.
-_SAVED = ("ids", "action_mask", "behavior_logprobs", "replay_weight")
+_SAVED = ("ids", "action_mask", "behavior_logprobs", "replay_weight", "temperature")
 
 Episode = TypeVar("Episode")
 
@@ -84,7 +86,7 @@ class SelfImitationBuffer(Generic[Episode]):
 
     def restore(self, kept: Sequence[tuple[Episode, float, int]], returns: Sequence[float]) -> None:
         """Takes over what ``state`` gave, in place of what is here."""
-        self._kept = deque((Kept(*one) for one in kept), maxlen=self._kept.maxlen)
+        self._kept = deque((Kept(*entry) for entry in kept), maxlen=self._kept.maxlen)
         self._returns = deque(returns, maxlen=self._returns.maxlen)
 
     def _baseline(self) -> float:
@@ -101,13 +103,8 @@ def replay_row(row: Row) -> Row:
 
     It keeps the log-probs that were recorded when it was sampled, and a weight for each token that it had then.
     """
-    return Row(
-        ids=list(row.ids),
-        action_mask=list(row.action_mask),
-        source=Source.REPLAY,
-        behavior_logprobs=list(row.behavior_logprobs),
-        replay_weight=list(row.rl_weight),
-    )
+    kept = {"behavior_logprobs": row.behavior_logprobs, "temperature": row.temperature}
+    return Row(row.ids, row.action_mask, Source.REPLAY, **kept, replay_weight=row.rl_weight)
 
 
 class Replays(Callback):
@@ -128,19 +125,19 @@ class Replays(Callback):
         """
         rng = random.Random(derive_seed("replay", self._seed, update))
         return [
-            replace(row, advantages=[advantage if w else 0.0 for w in row.replay_weight])
+            replace(row, advantages=torch.where(row.replay_weight != 0, advantage, 0.0))
             for row, advantage in self._buffer.draw(count, update, rng)
         ]
 
     def add(self, update: int, rows: Sequence[Row]) -> dict[str, float]:
         """Takes in the played rows of an update, none of an outage; returns what is to be logged."""
-        self._buffer.add([replay_row(row) for row in rows], [sum(row.rewards) for row in rows], update)
+        self._buffer.add([replay_row(row) for row in rows], [total_reward(row) for row in rows], update)
         baseline = self._buffer.baseline
         return {"replays_kept": len(self._buffer)} | ({} if baseline is None else {"replay_baseline": baseline})
 
     def state_dict(self) -> dict[str, Any]:
         kept, returns = self._buffer.state()
-        rows = [({name: getattr(row, name) for name in _SAVED}, total, step) for row, total, step in kept]
+        rows = [({name: getattr(row, name).tolist() for name in _SAVED}, total, step) for row, total, step in kept]
         return {"kept": rows, "returns": returns}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -67,7 +67,7 @@ class NextTokenStep:
 
     @property
     def width(self) -> int:
-        return self.batch.input_ids.shape[1]
+        return self.batch.ids.shape[1]
 
     @property
     def count(self) -> int:
@@ -75,9 +75,7 @@ class NextTokenStep:
 
     def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
         """See ``StepLoss``."""
-        ids, present, weight = (
-            x[rows] for x in (self.batch.input_ids, self.batch.attention_mask, self.batch.ce_weight)
-        )
+        ids, present, weight = (x[rows] for x in (self.batch.ids, self.batch.attention_mask, self.batch.ce_weight))
         mask = weight != 0
         # rows of different tasks share little: on a GPU it takes longer to look for it than to compute it
         predictors = hidden_before(model, ids, present, mask, packed=ids.device.type == "cpu")
@@ -114,7 +112,6 @@ class SupervisedModule(L.LightningModule):
 
     Args:
         settings: with an optimiser that is decided, see ``FitSettings.decided``.
-        seed: of dropout and of the objective's randomness.
         on_tokens: called after every pass with its number of tokens, and the share of its step that is done.
         passed: the share of the training's time that is over, see ``schedule``.
     """
@@ -142,7 +139,7 @@ class SupervisedModule(L.LightningModule):
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
         optimizer.zero_grad()
-        count = len(batch.input_ids)
+        count = len(batch.ids)
         loss = self.objective.step(batch, derive_seed("objective", self.seed, step))
         size = max(1, self.settings.micro_tokens // loss.width)
         parts: list[tuple[Tensor, Tensor]] = []
@@ -186,9 +183,7 @@ class SupervisedTrainer:
     """A supervised training of a run, which goes on from its saved training state if it was stopped.
 
     Attributes:
-        stage: name of the training state and the metrics.
         settings: with an optimiser that is decided, see ``FitSettings.decided``.
-        seed: of what is random beside the batches.
         keep_every: steps between two checkpoints in ``models/kept/``; 0 keeps none.
         save_every: steps between two training states; 0 saves five.
         seconds: from its first step, after which it ends, with the rate falling towards that end; 0 ends it after its
@@ -205,11 +200,7 @@ class SupervisedTrainer:
     seconds: float = 0.0
 
     def train(self, model: Any, tokenizer: PreTrainedTokenizerBase, batches: Callable[[int], RowBatch]) -> int:
-        """Trains ``model`` in place on the batch of each step.
-
-        Returns:
-            How many steps are done, those before a stop included.
-        """
+        """Trains ``model`` in place on the batch of each step; how many are done, those before a stop included."""
 
         def passed() -> float:
             return min(1.0, (time.monotonic() - begin) / self.seconds) if self.seconds else 0.0
@@ -274,7 +265,7 @@ def _passes(model: Any, batch: RowBatch) -> Callable[[bool], float]:
     row = int((batch.ce_weight != 0).any(1).nonzero()[0])
     last = int((batch.ce_weight[row] != 0).nonzero()[-1]) + 1
     cut = slice(max(0, last - _MEASURED), last)
-    ids, weight = batch.input_ids[row : row + 1, cut], batch.ce_weight[row : row + 1, cut].clone()
+    ids, weight = batch.ids[row : row + 1, cut], batch.ce_weight[row : row + 1, cut].clone()
     weight[:, 0] = 0.0  # nothing stands before it that could predict it
     mask = weight != 0
 

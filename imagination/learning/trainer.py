@@ -6,9 +6,10 @@ checkpoint of Hugging Face; its ``WeightAveraging`` (2.6) averages in the dtype 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,14 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, Wand
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from imagination.rollout.dream_env import Start
+from imagination.rollout.play import Episode
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
+from real_envs.env import Task
+from real_envs.seeding import derive_seed
+from real_envs.trajectory import Trajectory
 
 
 class _Steps(IterableDataset):
@@ -43,12 +49,10 @@ class _Steps(IterableDataset):
 
 
 class StepStream(L.LightningDataModule):
-    """Serves ``item(step)`` for the steps that are left.
+    """Serves ``item(step)`` for the steps that are left of ``steps``.
 
     Args:
-        steps: of the whole run.
         first: the step to start at; asked when training starts, as after a resume only the trainer knows.
-        item: makes the batch of a step.
         over: whether there is no time for another one.
     """
 
@@ -71,10 +75,7 @@ class WeightAverage(Callback):
     1992; Tarvainen and Valpola 2017, arXiv 1703.01780, section 2). It predicts better than the last weights do.
 
     The weight of the past begins small, ``min(decay, (1 + t) / (10 + t))`` at step ``t``, so that the random start is
-    soon forgotten (as in TensorFlow's ``ExponentialMovingAverage``).
-
-    Args:
-        decay: 0 keeps the last weights.
+    soon forgotten (as in TensorFlow's ``ExponentialMovingAverage``). A ``decay`` of 0 keeps the last weights.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -101,10 +102,6 @@ class WeightAverage(Callback):
             checkpoint["average"] = {"steps": self._steps, "mean": self._mean}
 
     def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
-        """
-        Raises:
-            ValueError: the average is of another model.
-        """
         if not self._decay:
             return
         self._steps, mean = checkpoint["average"]["steps"], checkpoint["average"]["mean"]
@@ -137,9 +134,7 @@ class KeepCheckpoints(Callback):
     Args:
         folder: gets ``<stage>-00050`` and so on; those of an earlier run of the stage are removed.
         every: steps between two; 0 keeps none.
-        total: steps of the stage.
-        done: how many of them are done, those before a resume included.
-        save: writes the model into a folder.
+        total: steps of the stage, of which ``done()`` are done, those before a resume included.
     """
 
     def __init__(
@@ -178,6 +173,80 @@ class _ShowBar(Callback):
         self._bar.stop()
 
 
+# --- the best policy, by dreams that training does not learn from ---
+
+
+def split_starts(starts: Mapping[str, Start], tasks: int, seed: int) -> tuple[dict[str, Start], list[str]]:
+    """Start states to learn from by name, and the names of one of each of ``tasks`` other tasks to validate by: the
+    beginning of its task. Half of the tasks are learned from at least.
+    """
+    names: dict[str, list[str]] = {}
+    for name, start in starts.items():
+        names.setdefault(start.task_id, []).append(name)
+    ranked = sorted(names, key=lambda task: hashlib.sha256(f"{seed}/{task}".encode()).digest())
+    kept = set(ranked[: min(tasks, len(ranked) // 2)])
+    first = [min(names[task], key=lambda name: (len(starts[name].history), name)) for task in sorted(kept)]
+    return {name: start for name, start in starts.items() if start.task_id not in kept}, first
+
+
+class BestPolicy(Callback):
+    """Keeps the policy that did best in validation dreams, which begin in tasks that no update dreams of.
+
+    Args:
+        starts: names of start states, see ``split_starts``.
+        every: updates between two validations.
+        seed: of the dreams, which are the same each time.
+
+    Attributes:
+        best: update and success of the best policy; ``None`` before the first validation.
+    """
+
+    def __init__(self, model: Any, starts: Sequence[str], tasks: Sequence[str], every: int, seed: int) -> None:
+        self._model, self._every = model, every
+        self.episodes = [
+            Episode(
+                f"validation/{k}", Task(task, {"start": name}), f"validation/{k}", derive_seed("validation", seed, k)
+            )
+            for k, (name, task) in enumerate(zip(starts, tasks, strict=True))
+        ]
+        self.best: tuple[int, float] | None = None
+        self._weights: dict[str, torch.Tensor] = {}
+
+    def due(self, update: int, last: bool = False) -> bool:
+        return last or update % self._every == 0
+
+    def consider(self, update: int, played: Sequence[Trajectory]) -> dict[str, float]:
+        """Keeps the policy as it is now if it did at least as well as the best one; what is to be logged."""
+        valid = [t for t in played if not t.stop.is_outage]
+        if not valid:
+            return {}
+        success = sum(t.solved for t in valid) / len(valid)
+        if self.best is None or success >= self.best[1]:
+            self.best = update, success
+            self._weights = {
+                name: p.detach().to("cpu", copy=True) for name, p in self._model.named_parameters() if p.requires_grad
+            }
+        return {"validation_success": success, "validation_dreams": float(len(valid))}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Puts the best policy in place of the last one."""
+        for name, p in self._model.named_parameters():
+            if name in self._weights:
+                p.copy_(self._weights[name])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "weights": self._weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        best = state_dict["best"]
+        self.best = None if best is None else (int(best[0]), float(best[1]))
+        self._weights = dict(state_dict["weights"])
+
+
+# --- the trainer ---
+
+
 def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Literal[False]:
     """Where Lightning logs the metrics of a stage: ``<run>/tensorboard/<stage>``, ``<run>/csv/<stage>``, or wandb.
 
@@ -205,11 +274,7 @@ def make_trainer(
     precision: Literal["bf16", "fp32"] = "fp32",
     callbacks: Sequence[Callback] = (),
 ) -> L.Trainer:
-    """A trainer with logs, a progress bar, and a training state saved after every ``every`` steps.
-
-    Args:
-        done: how many steps of the whole stage are done, those before a resume included.
-    """
+    """A trainer with logs, a progress bar, and a training state saved after every ``every`` steps."""
     save = _SaveState(run.training_state(stage), every, run.settings, done)
     averages = [callback for callback in callbacks if isinstance(callback, WeightAverage)]  # they belong to the state
     others = [callback for callback in callbacks if not isinstance(callback, WeightAverage)]

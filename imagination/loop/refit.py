@@ -67,7 +67,7 @@ def refit(session: Session, own: Collection[str], number: int, candidates: Path)
         torch.manual_seed(noise)  # adapters start at random
         model = adapted(model, settings)
         by_episode = examples.rows(chat)
-        length = sum(len(row.ids) for rows in by_episode for row in rows) / len(by_episode)
+        length = sum(len(row) for rows in by_episode for row in rows) / len(by_episode)
         draws = random.Random(derive_seed("loop refit", seed, number))
         order = shares(is_own, loop.own_share, math.ceil(steps * fit.batch_tokens / length), draws)
         rows = [row for i in order for row in by_episode[i]]
@@ -147,16 +147,16 @@ def log_likelihood(
         weights = [0.0 if turn.reward is None else 1.0 for turn in episode.turns]
         turns += int(sum(weights))
         rows += [truncate(row, context) for row in world_model_rows(chat, episode, weights, form)]
-    rows = [row for row in rows if any(row.ce_weight)]
+    rows = [row for row in rows if row.ce_weight.any()]
     if not turns:
         return None
     model.eval()
-    for batch in by_length([len(row.ids) for row in rows], micro_tokens):
+    for batch in by_length([len(row) for row in rows], micro_tokens):
         tokens = collate([rows[i] for i in batch], pad=0).to(model.device)
         mask = tokens.ce_weight != 0
-        predictors = hidden_before(model, tokens.input_ids, tokens.attention_mask, mask)
+        predictors = hidden_before(model, tokens.ids, tokens.attention_mask, mask)
         logits = token_logits(model, predictors.states)
-        total += float(token_logprobs(logits, tokens.input_ids[mask], which=predictors.which).double().sum())
+        total += float(token_logprobs(logits, tokens.ids[mask], which=predictors.which).double().sum())
     return total / turns
 
 

@@ -1,10 +1,10 @@
-"""``Row``: one sequence as plain lists. ``RowBatch``: rows as padded tensors, what judges, models and losses read."""
+"""The columns of a sequence on its way to its gradient, declared once: of one (``Row``) or of many (``RowBatch``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -12,59 +12,95 @@ from torch import Tensor
 from real_envs.trajectory import Source
 
 NAN = float("nan")
+SOURCES = tuple(Source)
+_ABSENT = torch.empty(0)
 
 
-@dataclass(slots=True)
-class Row:
-    """One sequence on its way into a batch; per token unless said otherwise.
+class Column(NamedTuple):
+    """Of a column: its dtype, what stands where a row says nothing, and what it has an entry for."""
 
-    ``rl_weight``, ``ce_weight`` and ``replay_weight`` route a token to a loss component (0 = not at all);
-    ``behavior_logprobs`` is NaN where the policy did not sample the token: absent, not zero.
+    dtype: torch.dtype
+    pad: float
+    per: Literal["token", "turn", "row"] = "token"
+
+
+@dataclass(slots=True, eq=False)
+class Columns:
+    """What a row may have.
+
+    ``rl_weight``, ``ce_weight`` and ``replay_weight`` route a token to a loss component (0 = not at all).
 
     Attributes:
-        rewards: on the last token of the action that earned them.
-        turns: the turn that a token acts in, -1 for tokens of no action. Empty where nothing is judged.
-        replay_weight: of an episode of an earlier update; ``behavior_logprobs`` are those of the policy that acted
-            then, and ``advantages`` are given.
-        anchors: per turn, a number for the observation that was answered, equal where the observations are.
-        process: per turn, a judgement of it apart from what it earned, NaN for turns that the policy did not play.
-        carried_out: per turn, whether the world did what the action said.
-        group: of the row; episodes of one number share a start and are compared with each other.
+        ids: tokens.
+        action_mask: tokens that the model made, or is to make.
+        source: number in ``SOURCES``.
+        behavior_logprobs: nats, of the policy that acted; NaN where it did not sample the token: absent, not zero.
+        advantages: given for what is replayed, otherwise the algorithm's.
+        replay_weight: of an episode of an earlier update.
+        turns: the turn that a token acts in, -1 for tokens of no action.
+        rewards: of each turn, 0.0 where the policy did not play it.
+        anchors: of each turn, a number for the observation that was answered, equal where the observations are.
+        process: of each turn, a judgement of it apart from what it earned; NaN where the policy did not play it.
+        carried_out: of each turn, whether the world did what the action said.
+        group: episodes of one number share a start and are compared with each other.
         truncated: a limit of ours cut the episode, and the state after the last token has a value.
-        given_up: turns that the episode could still have had when a doubt ended it.
+        turns_lost: that the episode could still have had when the world model's uncertainty ended it.
         temperature: at which it was sampled.
     """
 
-    ids: Sequence[int]
-    action_mask: Sequence[bool]
-    source: Source
-    behavior_logprobs: Sequence[float] = ()
-    advantages: Sequence[float] = ()
-    rl_weight: Sequence[float] = ()
-    ce_weight: Sequence[float] = ()
-    replay_weight: Sequence[float] = ()
-    rewards: Sequence[float] = ()
-    turns: Sequence[int] = ()
-    anchors: Sequence[int] = ()
-    process: Sequence[float] = ()
-    carried_out: Sequence[bool] = ()
-    group: int = 0
-    truncated: bool = False
-    given_up: int = 0
-    temperature: float = 1.0
+    ids: Annotated[Tensor, Column(torch.long, 0)]
+    action_mask: Annotated[Tensor, Column(torch.bool, False)]
+    source: Annotated[Tensor, Column(torch.long, 0, "row")]
+    behavior_logprobs: Annotated[Tensor, Column(torch.float32, NAN)]
+    advantages: Annotated[Tensor, Column(torch.float32, 0.0)]
+    rl_weight: Annotated[Tensor, Column(torch.float32, 0.0)]
+    ce_weight: Annotated[Tensor, Column(torch.float32, 0.0)]
+    replay_weight: Annotated[Tensor, Column(torch.float32, 0.0)]
+    turns: Annotated[Tensor, Column(torch.long, -1)]
+    rewards: Annotated[Tensor, Column(torch.float32, 0.0, "turn")]
+    anchors: Annotated[Tensor, Column(torch.long, -1, "turn")]
+    process: Annotated[Tensor, Column(torch.float32, NAN, "turn")]
+    carried_out: Annotated[Tensor, Column(torch.bool, False, "turn")]
+    group: Annotated[Tensor, Column(torch.long, 0, "row")]
+    truncated: Annotated[Tensor, Column(torch.bool, False, "row")]
+    turns_lost: Annotated[Tensor, Column(torch.float32, 0.0, "row")]
+    temperature: Annotated[Tensor, Column(torch.float64, 1.0, "row")]
 
 
-def _column(dtype: torch.dtype, pad: float, per: Literal["token", "turn", "row"] = "token") -> dict[str, Any]:
-    return {"dtype": dtype, "pad": pad, "per": per}
+@dataclass(slots=True, eq=False, init=False)
+class Row(Columns):
+    """One sequence: columns are ``[time]``, ``[turns]`` or scalars; a column that is left out is empty.
+
+    Example::
+
+        Row([5, 6, 7], [False, True, True], Source.EXPERT, ce_weight=[0.0, 1.0, 1.0])
+    """
+
+    def __init__(self, ids: Any, action_mask: Any, source: Any, **columns: Any) -> None:
+        """
+        Raises:
+            ValueError: a column of tokens has another length than ``ids``, or there is no such column.
+        """
+        number = SOURCES.index(source) if isinstance(source, Source) else source
+        given = {"ids": ids, "action_mask": action_mask, "source": number, **columns}
+        for name, column in _OF_ROWS.items():
+            value = given.pop(name, column.pad if column.per == "row" else _ABSENT)
+            value = value if isinstance(value, Tensor) else torch.tensor(value, dtype=column.dtype)
+            if column.per == "token" and len(value) not in (0, len(ids)):
+                raise ValueError(f"{name} has {len(value)} entries for {len(ids)} tokens")
+            setattr(self, name, value)
+        if given:
+            raise ValueError(f"a row has no column {', '.join(given)}")
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
-@dataclass(slots=True)
-class RowBatch:
-    """Rows side by side, padded on the right. Each column is declared once: its dtype, its padding, and what it is of.
+@dataclass(slots=True, eq=False)
+class RowBatch(Columns):
+    """Rows side by side, padded on the right: columns are ``[batch, time]``, ``[batch, turns]`` or ``[batch]``.
 
-    Columns are ``[batch, time]``, of turns ``[batch, turns]``, of rows ``[batch]``. Those that ``Row`` has are
-    explained there; the trainer fills in the others: log-probs and values are of the policy and the critic before the
-    update.
+    The trainer fills in what rows lack; log-probs and values are of the policy and the critic before the update.
 
     Attributes:
         attention_mask: true on real tokens.
@@ -74,63 +110,45 @@ class RowBatch:
         learned: where the critic has a target.
         kl: an estimate of the KL to the reference, where that is a reward.
         bootstrap: the critic's value of the state after the last token, 0.0 where the episode ended.
-        source: of each row.
     """
 
-    input_ids: Tensor = field(metadata=_column(torch.long, 0))
-    attention_mask: Tensor = field(metadata=_column(torch.bool, False))
-    action_mask: Tensor = field(metadata=_column(torch.bool, False))
-    behavior_logprobs: Tensor = field(metadata=_column(torch.float32, NAN))
-    advantages: Tensor = field(metadata=_column(torch.float32, 0.0))
-    rl_weight: Tensor = field(metadata=_column(torch.float32, 0.0))
-    ce_weight: Tensor = field(metadata=_column(torch.float32, 0.0))
-    replay_weight: Tensor = field(metadata=_column(torch.float32, 0.0))
-    rewards: Tensor = field(metadata=_column(torch.float32, 0.0))
-    turns: Tensor = field(metadata=_column(torch.long, -1))
-    old_logprobs: Tensor = field(metadata=_column(torch.float32, NAN))
-    values: Tensor = field(metadata=_column(torch.float32, NAN))
-    returns: Tensor = field(metadata=_column(torch.float32, NAN))
-    learned: Tensor = field(metadata=_column(torch.bool, False))
-    kl: Tensor = field(metadata=_column(torch.float32, 0.0))
-    anchors: Tensor = field(metadata=_column(torch.long, -1, per="turn"))
-    process: Tensor = field(metadata=_column(torch.float32, NAN, per="turn"))
-    carried_out: Tensor = field(metadata=_column(torch.bool, False, per="turn"))
-    group: Tensor = field(metadata=_column(torch.long, 0, per="row"))
-    truncated: Tensor = field(metadata=_column(torch.bool, False, per="row"))
-    given_up: Tensor = field(metadata=_column(torch.float32, 0.0, per="row"))
-    bootstrap: Tensor = field(metadata=_column(torch.float32, 0.0, per="row"))
-    source: list[Source] = field(default_factory=list)
+    attention_mask: Annotated[Tensor, Column(torch.bool, False)]
+    old_logprobs: Annotated[Tensor, Column(torch.float32, NAN)]
+    values: Annotated[Tensor, Column(torch.float32, NAN)]
+    returns: Annotated[Tensor, Column(torch.float32, NAN)]
+    learned: Annotated[Tensor, Column(torch.bool, False)]
+    kl: Annotated[Tensor, Column(torch.float32, 0.0)]
+    bootstrap: Annotated[Tensor, Column(torch.float32, 0.0, "row")]
 
     def __post_init__(self) -> None:
-        for column in _COLUMNS:
-            if column.metadata["per"] == "token" and getattr(self, column.name).shape != self.input_ids.shape:
-                shape = tuple(getattr(self, column.name).shape)
-                raise ValueError(f"{column.name} is {shape} but input_ids is {tuple(self.input_ids.shape)}")
-        if len(self.source) != len(self):
-            raise ValueError(f"{len(self.source)} sources for {len(self)} rows")
+        for name, column in _OF_BATCHES.items():
+            shape = getattr(self, name).shape
+            if column.per == "token" and shape != self.ids.shape:
+                raise ValueError(f"{name} is {tuple(shape)} but ids is {tuple(self.ids.shape)}")
 
     def __len__(self) -> int:
-        return len(self.input_ids)
+        return len(self.ids)
 
     def __getitem__(self, rows: Sequence[int]) -> RowBatch:
         """A copy of some rows, in this order and no wider than the longest of them."""
-        chosen = torch.tensor(rows, dtype=torch.long, device=self.input_ids.device)
+        chosen = torch.tensor(rows, dtype=torch.long, device=self.ids.device)
         width = int(self.attention_mask[chosen].sum(1).amax()) if len(rows) else 0
-        columns = {
-            c.name: getattr(self, c.name)[chosen][:, :width] if c.metadata["per"] == "token"
-            else getattr(self, c.name)[chosen]
-            for c in _COLUMNS
-        }  # fmt: skip
-        return RowBatch(**columns, source=[self.source[i] for i in rows])
+        cut = {"token": (chosen, slice(width)), "turn": (chosen,), "row": (chosen,)}
+        return RowBatch(**{name: getattr(self, name)[cut[column.per]] for name, column in _OF_BATCHES.items()})
 
     def to(self, device: torch.device) -> RowBatch:
         """The same batch with its tensors on ``device``."""
-        return RowBatch(**{c.name: getattr(self, c.name).to(device) for c in _COLUMNS}, source=self.source)
+        return RowBatch(**{name: getattr(self, name).to(device) for name in _OF_BATCHES})
 
     def token_ids(self) -> list[list[int]]:
         """Each row's tokens, without padding."""
         lengths = self.attention_mask.sum(1).tolist()
-        return [ids[:n] for ids, n in zip(self.input_ids.tolist(), lengths, strict=True)]
+        return [ids[:n] for ids, n in zip(self.ids.tolist(), lengths, strict=True)]
+
+    def per_turn(self, name: str, turns: int) -> Tensor:
+        """``[batch, turns]``: a column of turns without what lies beyond, padded where it is narrower."""
+        column: Tensor = getattr(self, name)[:, :turns]
+        return torch.nn.functional.pad(column, (0, turns - column.shape[1]), value=_OF_BATCHES[name].pad)
 
     @property
     def trained_mask(self) -> Tensor:
@@ -138,44 +156,43 @@ class RowBatch:
         return (self.rl_weight != 0) | (self.ce_weight != 0) | (self.replay_weight != 0) | self.learned
 
 
-_COLUMNS = tuple(f for f in fields(RowBatch) if f.metadata)
-_OF_ROWS = {"input_ids": "ids"}  # what ``Row`` calls it
+def _declared(cls: type) -> dict[str, Column]:
+    return {name: hint.__metadata__[0] for name, hint in get_type_hints(cls, include_extras=True).items()}
+
+
+_OF_ROWS, _OF_BATCHES = _declared(Columns), _declared(RowBatch)
 
 
 def collate(rows: Sequence[Row], pad: int) -> RowBatch:
     """Pads on the right to the longest row.
 
     Raises:
-        ValueError: no rows, or a row whose lists differ in length.
+        ValueError: no rows.
     """
     if not rows:
         raise ValueError("cannot make a batch of no rows")
-    width = max(len(row.ids) for row in rows)
+    width = max(map(len, rows))
     columns: dict[str, Tensor] = {}
-    for column in _COLUMNS:
-        name, dtype, missing, per = column.name, *(column.metadata[key] for key in ("dtype", "pad", "per"))
-        if name == "attention_mask":
-            values: list[Any] = [[True] * len(row.ids) for row in rows]
+    for name, column in _OF_BATCHES.items():
+        missing = pad if name == "ids" else column.pad
+        if name not in _OF_ROWS:
+            shape = (len(rows),) if column.per == "row" else (len(rows), width)
+            columns[name] = torch.full(shape, missing, dtype=column.dtype)
+        elif column.per == "row":
+            columns[name] = torch.stack([getattr(row, name) for row in rows])
         else:
-            absent = missing if per == "row" else ()
-            values = [getattr(row, _OF_ROWS.get(name, name), absent) for row in rows]
-        if per == "row":
-            columns[name] = torch.tensor(values, dtype=dtype)
-            continue
-        if per == "token":
-            for i, (row, value) in enumerate(zip(rows, values, strict=True)):
-                if len(value) not in (0, len(row.ids)):
-                    raise ValueError(f"row {i}: {len(value)} values for {len(row.ids)} tokens")
-        columns[name] = padded(values, pad if name == "input_ids" else missing, dtype, width if per == "token" else 0)
-    return RowBatch(**columns, source=[row.source for row in rows])
+            values = [getattr(row, name) for row in rows]
+            columns[name] = padded(values, missing, column.dtype, width if column.per == "token" else 0)
+    columns["attention_mask"] = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    return RowBatch(**columns)
 
 
-def padded(lists: Sequence[Sequence[float]], missing: float, dtype: torch.dtype, width: int = 0) -> torch.Tensor:
+def padded(lists: Sequence[Sequence[float] | Tensor], missing: float, dtype: torch.dtype, width: int = 0) -> Tensor:
     """``[len(lists), longest]``, or wider if ``width`` is; what a list does not reach is ``missing``."""
     out = torch.full((len(lists), max([width, *map(len, lists)])), missing, dtype=dtype)
     for row, values in enumerate(lists):
         if len(values):
-            out[row, : len(values)] = torch.tensor(values, dtype=dtype)
+            out[row, : len(values)] = torch.as_tensor(values, dtype=dtype)
     return out
 
 

@@ -29,42 +29,12 @@ def decoder(model: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """What a decoder made of a batch.
+class Hidden:
+    """Final hidden states of a decoder.
 
     Attributes:
-        states: ``[m, hidden]``, each computed once.
-        index: ``[batch, time]``, which state stands after each token; anything on padding.
-    """
-
-    states: Tensor
-    index: Tensor
-
-
-def encode(model: Any, input_ids: Tensor, attention_mask: Tensor, packed: bool = True) -> Encoded:
-    """Final hidden states of all tokens.
-
-    Args:
-        model: a causal LM of transformers.
-        input_ids, attention_mask: ``[batch, time]``, padded on the right.
-        packed: a prefix that rows share is computed once, where the model allows it.
-    """
-    packing = _packed(model, input_ids, attention_mask) if packed else None
-    if packing is not None:
-        return Encoded(_packed_states(model, packing), packing.index)
-    # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
-    hidden = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
-    everything = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
-    return Encoded(hidden.flatten(0, 1), everything)
-
-
-@dataclass(frozen=True, slots=True)
-class Predictors:
-    """Hidden states that predict chosen tokens.
-
-    Attributes:
-        states: ``[m, hidden]``, each once although several rows may predict from it.
-        which: ``[n]``, the state that predicts each chosen token.
+        states: ``[m, hidden]``, each once although it may stand for several tokens.
+        which: the state of each token: ``[batch, time]``, anything on padding, or ``[n]`` of those that were asked for.
         computed: how many tokens went through the model for them.
     """
 
@@ -73,16 +43,26 @@ class Predictors:
     computed: int
 
 
-def hidden_before(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, packed: bool = True
-) -> Predictors:
-    """Final hidden states that predict the masked tokens; what stands behind a row's last one is not computed.
+def encode(model: Any, input_ids: Tensor, attention_mask: Tensor, packed: bool = True) -> Hidden:
+    """The states after all tokens of rows ``[batch, time]`` that are padded on the right.
 
     Args:
-        model: a causal LM of transformers.
-        input_ids, attention_mask: ``[batch, time]``, padded on the right.
-        mask: ``[batch, time]``; true on tokens to be predicted, at their own position. Position 0 has no past.
         packed: a prefix that rows share is computed once, where the model allows it.
+    """
+    packing = _packed(model, input_ids, attention_mask) if packed else None
+    if packing is not None:
+        return Hidden(_packed_states(model, packing), packing.index, len(packing.ids))
+    # Causal attention: right padding is never seen by real tokens, so no attention mask is needed.
+    hidden = decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
+    everything = torch.arange(input_ids.numel(), device=input_ids.device).view(input_ids.shape)
+    return Hidden(hidden.flatten(0, 1), everything, input_ids.numel())
+
+
+def hidden_before(model: Any, input_ids: Tensor, attention_mask: Tensor, mask: Tensor, packed: bool = True) -> Hidden:
+    """The states that predict the masked tokens; what stands behind a row's last one is not computed.
+
+    Args:
+        mask: ``[batch, time]``; true on tokens to be predicted, at their own position. Position 0 has no past.
 
     Returns:
         One entry of ``which`` for each true entry of the mask, in row-major order.
@@ -102,9 +82,9 @@ def hidden_before(
         states = encode(model, input_ids, position < read, packed=False).states
         row, place = mask[:, 1:].nonzero(as_tuple=True)
         which = torch.arange(len(row), device=mask.device)
-        return Predictors(states.index_select(0, row * mask.shape[1] + place), which, len(states))
+        return Hidden(states.index_select(0, row * mask.shape[1] + place), which, len(states))
     wanted, which = packing.index[:, :-1][mask[:, 1:]].unique(return_inverse=True)
-    return Predictors(_packed_states(model, packing, wanted), which, len(packing.ids))
+    return Hidden(_packed_states(model, packing, wanted), which, len(packing.ids))
 
 
 def token_logits(model: Any, hidden: Tensor) -> Tensor:

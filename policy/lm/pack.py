@@ -161,15 +161,15 @@ def pack(rows: Sequence[Sequence[int]], width: int | None = None, block: int | N
 
 def _within(path: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]:
     """The first tokens of a path, in as few runs as they are."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for start, count in path:
         count = min(count, tokens)
-        if count and found and sum(found[-1]) == start:
-            found[-1] = (found[-1][0], found[-1][1] + count)
+        if count and runs and sum(runs[-1]) == start:
+            runs[-1] = (runs[-1][0], runs[-1][1] + count)
         elif count:
-            found.append((start, count))
+            runs.append((start, count))
         tokens -= count
-    return found
+    return runs
 
 
 def _laid_out(packing: Pack) -> Layout:
@@ -191,8 +191,8 @@ def _laid_out(packing: Pack) -> Layout:
         keys.append(extended[inside, :stop].flatten())
         begins = torch.full((len(lengths),), -1)
         begins[inside] = done + (stop - start) * torch.arange(len(inside))
-        mine = (place >= start) & (place < stop) & (begins[owner] >= 0)
-        results[mine] = begins[owner[mine]] + place[mine] - start
+        owned = (place >= start) & (place < stop) & (begins[owner] >= 0)
+        results[owned] = begins[owner[owned]] + place[owned] - start
         done += len(inside) * (stop - start)
     device = packing.index.device
     return Layout(parts, *(x.to(device) for x in (torch.cat(queries), torch.cat(keys), results)))
@@ -253,9 +253,7 @@ def packed_attention(
     attention_mask: Tensor | None,
     *,
     packing: Pack,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **_: Any,
+    **rest: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of every token to its own past, for decoders that ask transformers' ``AttentionInterface``.
 
@@ -263,11 +261,13 @@ def packed_attention(
         query, key, value: ``[1, heads, n, dim]`` of the packed tokens; fewer heads of keys and values are allowed.
         attention_mask: not needed and not read.
         packing: where the tokens stand; reaches this function as an argument of the decoder.
+        rest: what else a decoder says; ``dropout`` and ``scaling`` are read.
 
     Returns:
         ``[1, n, heads, dim]`` and no attention weights.
     """
     sdpa, layout = AttentionInterface()["sdpa"], packing.layout
+    options = {"dropout": rest.get("dropout", 0.0), "scaling": rest.get("scaling"), "is_causal": True}
 
     def lay_out(x: Tensor, tokens: Tensor, widths: list[int]) -> list[Tensor]:
         """Per part ``[rows, heads, width, dim]``. Gathered as a matrix: torch is ten times slower with 3 axes."""
@@ -285,9 +285,7 @@ def packed_attention(
     for i, (_rows, start, stop) in enumerate(layout.parts):
         # from the beginning it is plain causal attention, which needs no mask
         mask = torch.ones(1, 1, stop - start, stop, dtype=torch.bool, device=query.device).tril(start)
-        output, _weights = sdpa(
-            module, q[i], k[i], v[i], mask if start else None, dropout=dropout, scaling=scaling, is_causal=True
-        )
+        output, _weights = sdpa(module, q[i], k[i], v[i], mask if start else None, **options)
         outputs.append(rearrange(output, "rows width heads dim -> (rows width) (heads dim)"))
     attended = torch.cat(outputs).index_select(0, layout.results)
     return rearrange(attended, "n (heads dim) -> 1 n heads dim", heads=query.shape[1]), None

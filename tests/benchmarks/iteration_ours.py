@@ -11,12 +11,11 @@ from typing import Any
 import lightning as L
 
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.credit import assign_credit, trained_rows
-from imagination.learning.experience import policy_rows
+from imagination.learning.experience import assign_credit, policy_rows, trained_rows
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
 from imagination.rollout.play import Episode, Provenance, play_all
-from imagination.settings import AlgorithmSettings, TrainSettings
+from imagination.settings import TrainSettings
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import load_checkpoint
 from policy.lm.batch import collate
@@ -93,7 +92,7 @@ def main() -> None:
     player = Player(spec, LanguageModelAgent(engine, chat, MAX_ACTION_TOKENS))
     clock = Stopwatch()
     settings = TrainSettings(epochs=1, minibatches=1, lr=spec["lr"], expert_share=0.0)
-    module = PolicyModule(model, AlgorithmSettings(), settings, lambda *_: clock.lap(), seed=spec["seed"])
+    module = PolicyModule(model, ALGORITHMS["grpo"], settings, lambda *_: clock.lap(), seed=spec["seed"])
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="cpu",

@@ -18,11 +18,12 @@ from lightning.pytorch.callbacks import Callback
 from transformers import AutoModelForCausalLM
 
 from imagination.learning.advantages import group_relative
+from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.losses import token_logprobs
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
-from imagination.settings import AlgorithmSettings, TrainSettings
-from policy.lm.batch import Row
+from imagination.settings import TrainSettings
+from policy.lm.batch import Row, RowBatch
 from real_envs.trajectory import Source
 from tests.benchmarks.machine import synchronize
 from tests.benchmarks.measure import worker_files
@@ -130,10 +131,16 @@ def rows_to_learn_from(data: list[dict[str, Any]]) -> list[Row]:
             behavior_logprobs=[x if mine else float("nan") for x, mine in zip(row["old"], row["made"], strict=True)],
             advantages=[advantage * mine for mine in row["made"]],
             rl_weight=[float(mine) for mine in row["made"]],
-            rewards=[0.0] * len(row["ids"]),
         )
         for row, advantage in zip(data, advantages.tolist(), strict=True)
     ]
+
+
+class GivenAdvantages(PolicyModule):
+    """Rows keep the advantages that they came with."""
+
+    def _assign_credit(self, batch: RowBatch) -> dict[str, float]:
+        return {}
 
 
 def learn(
@@ -144,7 +151,7 @@ def learn(
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     clock = Clock(keep_gradients)
     records: list[dict[str, float]] = []
-    module = PolicyModule(model, AlgorithmSettings(), settings, lambda _, metrics: records.append(dict(metrics)))
+    module = GivenAdvantages(model, ALGORITHMS["grpo"], settings, lambda _, metrics: records.append(dict(metrics)))
     trainer = L.Trainer(
         max_epochs=1,
         accelerator="gpu" if model.device.type == "cuda" else "cpu",
@@ -156,7 +163,7 @@ def learn(
         enable_progress_bar=False,
     )
     # the rows' log-probs are the model's own
-    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, has_credit=True, exact=True))
+    stream = StepStream(updates, lambda: module.updates_done, lambda i: Update(i, rows, exact=True))
     trainer.fit(module, stream)
     return clock, records
 
@@ -170,7 +177,7 @@ def main() -> None:
     if spec.get("gradients"):
         torch.save(clock.gradients, spec["gradients"])
     losses = [record["policy_loss"] for record in records]
-    advantages = [max(row.advantages, key=abs) for row in rows]
+    advantages = [max(row.advantages.tolist(), key=abs) for row in rows]
     out.write_text(json.dumps({"seconds": clock.seconds, "losses": losses, "advantages": advantages}))
 
 

@@ -22,6 +22,7 @@ from imagination.learning.policy_module import Update
 from imagination.report.run_page import write_report
 from imagination.session import Session
 from imagination.settings import Config
+from policy.lm.batch import SOURCES
 from real_envs.trajectory import Source, StopReason, Trajectory
 from real_envs.worker_pool import SyncEnv
 from tests.support.faults import Corridor, Faults, PlantedTasks
@@ -123,11 +124,11 @@ def test_training_goes_on_where_a_third_of_the_real_steps_break(
     # nothing of what broke is learned from
     for number, update in enumerate(seen.updates):
         whole = [t for t in seen.episodes(number, Source.REAL) if not t.stop.is_failure]
-        rows = [row for row in update.rows if row.source is Source.REAL]
+        rows = [row for row in update.rows if row.source == SOURCES.index(Source.REAL)]
         assert len(rows) == len(whole)
         for row, episode in zip(rows, whole, strict=True):
             assert episode.trace is not None
-            assert tuple(row.ids) == episode.trace.ids[: len(row.ids)]
+            assert tuple(row.ids.tolist()) == episode.trace.ids[: len(row)]
 
     # and nobody else was disturbed: until something was learned, all others are what they are without faults
     honest = train(copied(cloned, tmp_path / "honest"), mixed, replace(faults, share=0.0))

@@ -124,7 +124,7 @@ def check_policy(config: Config, run: Path, trajectory: Trajectory) -> None:
     assert MARK not in chat.decode([id for id, owner in owned if owner != Owner.AGENT])
     row = policy_row(trajectory, 1.0)
     assert row is not None
-    assert list(row.ids) == list(trace.ids)[: len(row.ids)]
+    assert row.ids.tolist() == list(trace.ids)[: len(row.ids)]
 
 
 def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, pensive: Path) -> None:
@@ -140,7 +140,7 @@ def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, p
     assert rows
     assert any(row.rewards[-1] == 1 for row in rows)
     for row in rows:
-        first = list(row.action_mask).index(True)
+        first = row.action_mask.tolist().index(True)
         prompt, said = chat.tokenizer.decode(row.ids[:first]), chat.tokenizer.decode(row.ids[first:])
         assert MARK not in prompt
         assert all(row.action_mask[first:])
@@ -148,10 +148,10 @@ def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, p
         assert not any(math.isnan(p) for p in row.behavior_logprobs[first:])
         if row.rewards[-1]:
             assert "\n[prediction]\n" in said
-    thoughts = [chat.tokenizer.decode(row.ids[list(row.action_mask).index(True) :]) for row in rows]
+    thoughts = [chat.tokenizer.decode(row.ids[row.action_mask]) for row in rows]
     assert sum(MARK in thought for thought in thoughts) > len(rows) / 2
     thinking.refine.supervised_share = 0.5
-    logged = [row for row in answers.update(0).rows if any(row.ce_weight)]
+    logged = [row for row in answers.update(0).rows if row.ce_weight.any()]
     assert logged
     assert any(MARK in chat.tokenizer.decode(row.ids) for row in logged)
 

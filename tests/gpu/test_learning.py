@@ -65,7 +65,7 @@ def test_packed_hidden_states_are_those_of_each_row_alone(
     assert packs(model, ids.shape[1]), "padded rows would be compared with themselves"
     with torch.no_grad():
         encoded = encode(model, ids, real)
-        got = torch.cat([encoded.states[encoded.index[r, : len(row)]] for r, row in enumerate(rows)]).float()
+        got = torch.cat([encoded.states[encoded.which[r, : len(row)]] for r, row in enumerate(rows)]).float()
         alone = [decoder(model)(ids[r : r + 1, : len(row)], use_cache=False) for r, row in enumerate(rows)]
         expected = torch.cat([a.last_hidden_state[0] for a in alone]).float()
     assert len(encoded.states) == len({tuple(row[: t + 1]) for row in rows for t in range(len(row))})

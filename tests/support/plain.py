@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import Algorithm, build_algorithm
-from imagination.learning.credit import assign_credit
+from imagination.learning.experience import assign_credit
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.learning.trainer import StepStream
 from imagination.settings import AlgorithmSettings, TrainSettings
@@ -68,7 +68,7 @@ def rl_row(
     with torch.no_grad():
         scores = scored(model, ids, temperature)
     drift = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed)) - 0.5
-    last = max(i for i, m in enumerate(mine) if m)
+    turns = [len(re.findall("A+", mask[: i + 1])) - 1 if m else -1 for i, m in enumerate(mine)]
     return Row(
         ids=ids,
         action_mask=mine,
@@ -76,10 +76,10 @@ def rl_row(
         behavior_logprobs=[float(scores[i] + drift[i]) if m else math.nan for i, m in enumerate(mine)],
         advantages=[advantage if m else 0.0 for m in mine],
         rl_weight=[float(m) for m in mine],
-        rewards=[reward if i == last else 0.0 for i in range(len(ids))],
+        rewards=[*[0.0] * max(turns), reward],
         truncated=truncated,
         temperature=temperature,
-        turns=[len(re.findall("A+", mask[: i + 1])) - 1 if m else -1 for i, m in enumerate(mine)],
+        turns=turns,
     )
 
 
@@ -115,8 +115,9 @@ def credited(rows: Sequence[Row], algorithm: Algorithm, value: float | None = No
 # --- the plain loop ---
 
 
-def scored(model: PreTrainedModel, ids: Sequence[int], temperature: float) -> list[Tensor]:
+def scored(model: PreTrainedModel, ids: Sequence[int] | Tensor, temperature: float) -> list[Tensor]:
     """Log-prob of each token given those before it; of the first there is none."""
+    ids = list(map(int, ids))
     logits = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
     table = (logits / temperature).log_softmax(-1)
     return [torch.tensor(0.0), *(table[t - 1, token] for t, token in enumerate(ids) if t > 0)]
@@ -215,6 +216,10 @@ class Notes(torch.optim.Optimizer):
 
 class Noted(PolicyModule):
     nudge = 0.0
+    judges = True  # otherwise rows bring the advantages that they are to be learned from
+
+    def _assign_credit(self, batch: RowBatch) -> dict[str, float]:
+        return super()._assign_credit(batch) if self.judges else {}
 
     def configure_optimizers(self) -> Any:
         self.notes = Notes(self, self.nudge)
@@ -247,6 +252,7 @@ def update(
     tis_cap: float = 0.0,
     judge: bool = False,
     exact: bool = True,
+    max_tokens: int | None = None,
     **rest: Any,
 ) -> tuple[list[Gradients], Mapping[str, float]]:
     """The gradient of every optimiser step of one update, by the names of ``model``, and the metrics.
@@ -255,16 +261,15 @@ def update(
     Without correction for the engine by default: ``rl_row`` makes log-probs that are off on purpose, for the ratios.
     """
     recorded: list[tuple[int, Mapping[str, float]]] = []
-    algorithm = replace(algorithm or AlgorithmSettings(), tis_cap=tis_cap)
-    module = Noted(model, algorithm, train, lambda i, m: recorded.append((i, m)), **rest)
-    module.nudge = nudge
+    chosen = build_algorithm(replace(algorithm or AlgorithmSettings(), tis_cap=tis_cap), max_tokens)
+    module = Noted(model, chosen, train, lambda i, m: recorded.append((i, m)), **rest)
+    module.nudge, module.judges = nudge, judge or chosen.critic is not None
     if value is not None:
         assert module.value is not None
         with torch.no_grad():
             module.value.linear.weight.copy_(value[None, :-1])
             module.value.linear.bias.copy_(value[-1:])
-    critic = build_algorithm(algorithm, rest.get("max_tokens")).critic is not None
-    fit(module, Update(index, list(rows), has_credit=not (judge or critic), exact=exact))
+    fit(module, Update(index, list(rows), exact=exact))
     ((at, metrics),) = recorded
     assert at == index
     return [{name.removeprefix("model."): g for name, g in step.items()} for step in module.notes.seen], metrics

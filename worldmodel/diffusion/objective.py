@@ -267,7 +267,7 @@ class DiffusionStep:
 
     def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
         """The share of some rows in the loss, and how many of their hidden tokens are the likeliest."""
-        ids = self.batch.input_ids[rows]
+        ids = self.batch.ids[rows]
         first, last = rows.start, rows.start + len(ids)
         own = [i for i, canvas in enumerate(self.canvases) if first <= canvas.row < last]
         if not own:
@@ -292,7 +292,7 @@ class DiffusionStep:
 
     def _next_token_loss(self, model: Any, states: Tensor, rows: slice) -> Tensor:
         """The share of some rows in the mean cross-entropy of the text's next tokens."""
-        ids, weight = self.batch.input_ids[rows], self.batch.ce_weight[rows]
+        ids, weight = self.batch.ids[rows], self.batch.ce_weight[rows]
         predicted = weight[:, 1:] != 0
         logits = without_mask(token_logits(model, states[:, : ids.shape[1] - 1][predicted]), self.mask)
         logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:][predicted][:, None])[:, 0]
@@ -323,7 +323,7 @@ class MaskedDiffusion:
 
     def canvases(self, batch: RowBatch) -> list[Canvas]:
         """All that the batch has, row by row: the tokens with a ``ce_weight``."""
-        ids, weights = batch.input_ids.tolist(), batch.ce_weight.tolist()
+        ids, weights = batch.ids.tolist(), batch.ce_weight.tolist()
         return [
             canvas
             for row, (one, weight) in enumerate(zip(ids, weights, strict=True))
@@ -335,7 +335,7 @@ class MaskedDiffusion:
         if self.inverse is None:
             return []
         asked: list[Canvas] = []
-        for row, (ids, weights) in enumerate(zip(batch.input_ids.tolist(), batch.ce_weight.tolist(), strict=True)):
+        for row, (ids, weights) in enumerate(zip(batch.ids.tolist(), batch.ce_weight.tolist(), strict=True)):
             asked += self.inverse.canvases(row, ids, weights, self.stop, self.context)
         drawn = torch.rand(len(asked), generator=generator) < self.inverse_share
         return [canvas for canvas, taken in zip(asked, drawn.tolist(), strict=True) if taken]
@@ -359,7 +359,7 @@ class MaskedDiffusion:
             hidden,
             shares,
             self.mask,
-            batch.input_ids.shape[1] + max(beside.values(), default=0),
+            batch.ids.shape[1] + max(beside.values(), default=0),
             max(1e-9, sum(canvas.weight * canvas.asked for canvas in drawn)),
             self.causal_weight,
         )

@@ -232,7 +232,7 @@ class AnswerStates:
                     last = len(episodes[i].turns) - 1
                     owners = zip(tokens[i].owners, tokens[i].turns, strict=True)
                     own = [at for at, (owner, turn) in enumerate(owners) if owner == Owner.ENV and turn == last]
-                    states = encoded.states[encoded.index[row, own]].float().cpu()
+                    states = encoded.states[encoded.which[row, own]].float().cpu()
                     states_of[i] = torch.cat([states[-1], states.mean(0)])
         return torch.stack([states_of[i] for i in range(len(tokens))])
 

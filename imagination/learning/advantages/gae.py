@@ -1,10 +1,8 @@
-"""Advantages with a critic: GAE over agent tokens, over turns, and over both.
-
-Rows are episodes, so compute advantages before rows are packed. Everything returned is a constant: no gradient flows
-into values or rewards.
-"""
+"""Advantages with a critic: GAE over agent tokens, over turns, and over both."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,21 +32,14 @@ def masked_gae(
     agent token however many observation tokens lie between. Discounts therefore count agent tokens.
 
     Args:
-        rewards: ``[batch, time]``, as ``place_turn_rewards`` returns it.
-        values: ``[batch, time]``, the critic before each token; read at agent tokens only.
-        mask: ``[batch, time]`` bool, true on agent tokens. A row without any is a row that is left out: all of it is
-            ignored and it gets zeros.
-        gamma, lam: in [0, 1].
-        bootstrap_value: ``[batch]``, the critic's value of the state in which the row stops. Give it for truncated rows
-            and 0.0 for terminated ones, after which nothing follows. ``None``: all rows terminated.
+        mask: a row without any agent token is left out: all of it is ignored and it gets zeros.
 
     Returns:
         ``(advantages, returns)``, both ``[batch, time]``, exactly zero outside ``mask``; ``returns`` are the targets of
         the critic, ``advantages + values``.
 
     Raises:
-        ValueError: shapes disagree, ``mask`` is not bool, ``gamma`` or ``lam`` is outside [0, 1], or a row has a reward
-            on a token that is not the agent's, where it would be lost.
+        ValueError: a row has a reward on a token that is not the agent's, where it would be lost.
 
     Example::
 
@@ -96,19 +87,9 @@ def turn_gae(
     tokens, so discounts count turns. The value of a turn is the critic's before the turn's first action token, when the
     policy has read the observation and said nothing. A turn without an action token is not there.
 
-    Args:
-        turn_rewards: ``[batch, turns]``, as ``place_turn_rewards`` takes them.
-        values: ``[batch, time]``, the critic before each token; read at first action tokens only.
-        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
-        gamma, lam: in [0, 1], per turn.
-        bootstrap_value: ``[batch]``, as in ``masked_gae``.
-
     Returns:
         ``(advantages, returns, learned)``, all ``[batch, time]``. ``returns`` are the critic's targets and ``learned``,
         bool, the first action tokens, the only ones that have one: the critic is trained there and nowhere else.
-
-    Raises:
-        ValueError: as ``place_turn_rewards`` and ``masked_gae``.
 
     Example::
 
@@ -123,17 +104,21 @@ def turn_gae(
     return broadcast_over_turns(gains, action_turn_index), returns, learned
 
 
+class _Discounts(NamedTuple):
+    turn_gamma: float
+    turn_lam: float
+    token_gamma: float
+    token_lam: float
+
+
 @torch.no_grad()
 def bilevel_gae(
     turn_rewards: Tensor,
     values: Tensor,
     action_turn_index: Tensor,
     *,
-    turn_gamma: float,
-    turn_lam: float,
-    token_gamma: float,
-    token_lam: float,
     bootstrap_value: Tensor | None = None,
+    **discounts: float,
 ) -> tuple[Tensor, Tensor]:
     """GAE over turns, then GAE over the tokens of each turn, whose terminal reward is the turn's return.
 
@@ -141,16 +126,10 @@ def bilevel_gae(
     the turn's return (its advantage plus its value) and nothing follows. The ends of turns come from the index.
 
     Args:
-        turn_rewards, values, action_turn_index, bootstrap_value: as in ``turn_gae``; values are read at all agent
-            tokens.
-        turn_gamma, turn_lam: in [0, 1], per turn.
-        token_gamma, token_lam: in [0, 1], per token of a turn.
+        discounts: ``turn_gamma`` and ``turn_lam``, per turn; ``token_gamma`` and ``token_lam``, per token of a turn.
 
     Returns:
         ``(advantages, returns)``, both ``[batch, time]``, exactly zero on tokens that are not the agent's.
-
-    Raises:
-        ValueError: as ``turn_gae``.
 
     Example::
 
@@ -158,6 +137,7 @@ def bilevel_gae(
         bilevel_gae(tensor([[0.0, 1.0]]), values, turn, turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0, token_lam=0.5)
         # the first turn's return is 0.8, as in turn_gae: advantages [[0.25, 0.1, 0, 0.4]]
     """
+    turn_gamma, turn_lam, token_gamma, token_lam = _Discounts(**discounts)
     check_unit("bilevel_gae", token_gamma=token_gamma, token_lam=token_lam)
     _, last, _, targets = _over_turns(turn_rewards, values, action_turn_index, turn_gamma, turn_lam, bootstrap_value)
     mask = action_turn_index >= 0

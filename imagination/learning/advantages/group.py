@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,11 +57,7 @@ class Groups:
 
 
 def checked_returns(where: str, returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
-    """``returns`` in fp32 or better.
-
-    Raises:
-        ValueError: not three tensors ``[n]`` of floats, integers and bools, or a valid return is not finite.
-    """
+    """``returns`` in fp32 or better."""
     if returns.ndim != 1 or not returns.shape == group_ids.shape == valid.shape:
         raise ValueError(
             f"{where} needs returns, group_ids and valid of one shape [n], "
@@ -93,20 +90,12 @@ def group_relative(
     rest of their group is normalised as if they had never been started.
 
     Args:
-        returns: ``[n]``, one number per episode; read where ``valid``.
-        group_ids: ``[n]`` integers, equal within a group; neither sorted nor dense, groups may differ in size.
-        valid: ``[n]`` bool.
         std_eps: in units of reward; keeps nearly equal groups finite.
         normalise_std: divide by the deviation; without it the advantage stays in units of reward.
 
     Returns:
-        ``(advantages, counts)``, both ``[n]``. ``counts`` is false where the advantage is no statement about the
-        episode and its tokens belong in no loss and no denominator: it is invalid, or the only valid one of its group.
-        Episodes of a group with equal returns do count, with advantage exactly zero.
-
-    Raises:
-        ValueError: shapes disagree, ``valid`` is not bool, ``group_ids`` are not integers, ``std_eps`` is not positive,
-            or a valid return is not finite.
+        ``(advantages, counts)``, both ``[n]``. Episodes of a group with equal returns do count, with advantage exactly
+        zero.
 
     Example::
 
@@ -131,14 +120,8 @@ def leave_one_out(returns: Tensor, group_ids: Tensor, valid: Tensor) -> tuple[Te
     Ahmadian et al. 2024 (arXiv 2402.14740, section 3.2). The baseline does not depend on the episode itself, so the
     policy gradient stays unbiased, and no deviation is divided by.
 
-    Args:
-        returns, group_ids, valid: as in ``group_relative``.
-
     Returns:
-        ``(advantages, counts)``, both ``[n]``, in units of reward, as in ``group_relative``.
-
-    Raises:
-        ValueError: as ``group_relative``.
+        ``(advantages, counts)``, both ``[n]``, in units of reward.
 
     Example::
 
@@ -158,14 +141,8 @@ def informative(returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     Yu et al. 2025 (arXiv 2503.14476, section 3.2): a group of equal returns has no gradient, so it is resampled, and
     the denominators count only what is left.
 
-    Args:
-        returns, group_ids, valid: as in ``group_relative``.
-
     Returns:
         ``[n]`` bool, false for failed episodes and for groups of one.
-
-    Raises:
-        ValueError: as ``group_relative``.
 
     Example::
 
@@ -186,16 +163,11 @@ def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, *, fractio
     the least bad failures of the hard ones. What is kept is learned by cross-entropy: no ratio, no advantage.
 
     Args:
-        returns, group_ids, valid: as in ``group_relative``. A group of one is a group: nothing is compared but rank.
         fraction: in (0, 1]; ``ceil(fraction * n)`` of the ``n`` valid episodes of a group. Ties with the last of them
-            are kept as well, so the order of episodes decides nothing.
-        min_return: in units of return.
+            are kept as well, so the order of episodes decides nothing. A group of one is a group.
 
     Returns:
         ``[n]`` bool.
-
-    Raises:
-        ValueError: as ``group_relative``, or ``fraction`` is out of range.
 
     Example::
 
@@ -225,8 +197,7 @@ def gigpo(
     *,
     gamma: float = 0.95,
     step_weight: float = 1.0,
-    normalise_std: bool = True,
-    std_eps: float = 1e-4,
+    **scaling: Any,
 ) -> tuple[Tensor, Tensor]:
     """Group-in-group advantages: ``A_episode + step_weight A_step`` (Feng et al. 2025, arXiv 2505.10978, eq. 3 to 8).
 
@@ -236,19 +207,12 @@ def gigpo(
     turn of the group has answered says nothing about the step, and adds exactly zero.
 
     Args:
-        turn_rewards: ``[batch, turns]``, as ``place_turn_rewards`` takes them.
-        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
         anchors: ``[batch, turns]`` integers, equal where the same was observed; read for turns with an action token.
-        group_ids, valid: ``[batch]``, as in ``group_relative``.
-        gamma: in [0, 1], per turn.
         step_weight: of the step's advantage, w in the paper.
-        normalise_std, std_eps: of both levels, as in ``group_relative``.
+        scaling: ``normalise_std`` and ``std_eps`` of both levels, as in ``group_relative``.
 
     Returns:
         ``(advantages [batch, time], counts [batch])``.
-
-    Raises:
-        ValueError: shapes disagree, a number is out of range, or as ``group_relative``.
 
     Example::
 
@@ -264,32 +228,18 @@ def gigpo(
         )
     returns = step_returns(turn_rewards, gamma)
     first, _ = turn_bounds(action_turn_index, turn_rewards.shape[1])
-    episode, counts = group_relative(
-        turn_rewards.sum(1), group_ids, valid, std_eps=std_eps, normalise_std=normalise_std
-    )
+    episode, counts = group_relative(turn_rewards.sum(1), group_ids, valid, **scaling)
     acted = (first >= 0) & counts[:, None]
     pairs = torch.stack([group_ids[:, None].expand_as(anchors), anchors], dim=-1).reshape(-1, 2)
     step_groups = torch.unique(pairs, dim=0, return_inverse=True)[1] if len(pairs) else pairs[:, 0]
-    step, _ = group_relative(
-        returns.reshape(-1), step_groups, acted.reshape(-1), std_eps=std_eps, normalise_std=normalise_std
-    )
+    step, _ = group_relative(returns.reshape(-1), step_groups, acted.reshape(-1), **scaling)
     per_turn = episode[:, None] + step_weight * step.view_as(returns)
     return broadcast_over_turns(torch.where(acted, per_turn, 0.0), action_turn_index), counts
 
 
 @torch.no_grad()
 def step_returns(turn_rewards: Tensor, gamma: float) -> Tensor:
-    """``sum_k gamma^k r_{t+k}`` over the turns of each episode.
-
-    Args:
-        turn_rewards: ``[batch, turns]``; 0.0 for padding.
-        gamma: in [0, 1], per turn.
-
-    Returns:
-        ``[batch, turns]``.
-
-    Raises:
-        ValueError: ``gamma`` is outside [0, 1].
+    """``sum_k gamma^k r_{t+k}`` over the turns of each episode, ``[batch, turns]``.
 
     Example::
 

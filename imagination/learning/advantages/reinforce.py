@@ -17,16 +17,8 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
 
     A trainer that resets the sum where the mask is 0 loses, at each observation, all that the later turns earn.
 
-    Args:
-        rewards: ``[batch, time]``, as ``place_turn_rewards`` returns it.
-        mask: ``[batch, time]`` bool, agent tokens.
-        gamma: in [0, 1], per agent token.
-
     Returns:
         ``[batch, time]``, exactly zero outside ``mask``.
-
-    Raises:
-        ValueError: as ``masked_gae``.
 
     Example::
 
@@ -44,15 +36,11 @@ def whiten(x: Tensor, mask: Tensor, size: float | None = None) -> Tensor:
     rounding would look like a difference.
 
     Args:
-        x: any shape; all episodes of the update, not a micro-batch.
-        mask: bool, of the same shape.
+        x: all episodes of the update, not a micro-batch; of any shape, which ``mask`` has, too.
         size: of the numbers whose differences ``x`` are, such as returns less values; by default of ``x`` itself.
 
     Returns:
-        of that shape and of ``x``'s dtype (fp32 at least), exactly zero outside ``mask``.
-
-    Raises:
-        ValueError: shapes disagree or ``mask`` is not bool.
+        of ``x``'s dtype (fp32 at least), exactly zero outside ``mask``.
 
     Example::
 
@@ -78,7 +66,6 @@ def whiten_by(x: Tensor, mask: Tensor, sources: Tensor | None, size: float | Non
     Over all rows together, what dreams pay more than the real world would be an advantage of every dreamed action.
 
     Args:
-        x, mask, size: as in ``whiten``; ``x`` is ``[batch, time]``.
         sources: ``[batch]`` integers, equal for rows of one world; ``None``: all are of one.
 
     Example::
@@ -87,33 +74,32 @@ def whiten_by(x: Tensor, mask: Tensor, sources: Tensor | None, size: float | Non
     """
     if sources is None:
         return whiten(x, mask, size)
-    found = torch.zeros_like(at_least_fp32(x))
+    whitened = torch.zeros_like(at_least_fp32(x))
     for source in sources.unique():
-        found += whiten(x, mask & (sources == source)[:, None], size)
-    return found
+        whitened += whiten(x, mask & (sources == source)[:, None], size)
+    return whitened
 
 
 @torch.no_grad()
-def reinforce_pp(rewards: Tensor, mask: Tensor, valid: Tensor, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
+def reinforce_pp(
+    rewards: Tensor, mask: Tensor, valid: Tensor, gamma: float = 1.0, sources: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """REINFORCE++: returns to go, whitened over all agent tokens of the batch (Hu 2025, arXiv 2501.03262).
 
     Args:
-        rewards, mask: as in ``returns_to_go``; rewards may contain a KL penalty.
-        valid: ``[batch]`` bool; failed episodes enter neither mean nor deviation.
-        gamma: in [0, 1], per agent token.
+        rewards: may contain a KL penalty.
+        valid: failed episodes enter neither mean nor deviation.
+        sources: as in ``whiten_by``.
 
     Returns:
         ``(advantages [batch, time], counts [batch])``; ``counts`` is ``valid``, as no group is compared.
-
-    Raises:
-        ValueError: as ``returns_to_go``, or ``valid`` is not bool ``[batch]``.
 
     Example::
 
         reinforce_pp(tensor([[1.0], [0.0]]), tensor([[True], [True]]), tensor([True, True]))[0]  # [[0.7071], [-0.7071]]
     """
     mask = _of_valid("reinforce_pp", mask, valid)
-    return whiten(returns_to_go(rewards, mask, gamma), mask), valid
+    return whiten_by(returns_to_go(rewards, mask, gamma), mask, sources), valid
 
 
 @torch.no_grad()
@@ -124,16 +110,8 @@ def reinforce_pp_baseline(
 
     The deviation is that of the batch, not of the group, so nearly equal groups are not blown up (arXiv 2501.03262).
 
-    Args:
-        returns, group_ids, valid: as in ``group_relative``.
-        mask: ``[n, time]`` bool, agent tokens.
-        sources: as in ``whiten_by``.
-
     Returns:
         ``(advantages [n, time], counts [n])``.
-
-    Raises:
-        ValueError: as ``group_relative`` and ``broadcast_over_tokens``.
 
     Example::
 

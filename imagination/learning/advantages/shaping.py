@@ -23,12 +23,6 @@ def tiered_rewards(scores: Tensor, tiers: Sequence[tuple[float, float]]) -> Tens
         scores: any shape, for instance the share of subgoals reached by an episode.
         tiers: ``(threshold, reward)``, both rising strictly. Below the first threshold the reward is 0.
 
-    Returns:
-        of the shape of ``scores``.
-
-    Raises:
-        ValueError: no tiers, they do not rise, or a score is not finite.
-
     Example::
 
         tiered_rewards(tensor([0.2, 0.5, 1.0]), [(0.5, 0.3), (1.0, 1.0)])  # [0.0, 0.3, 1.0]
@@ -46,19 +40,12 @@ def tiered_rewards(scores: Tensor, tiers: Sequence[tuple[float, float]]) -> Tens
 
 @torch.no_grad()
 def with_process_rewards(turn_rewards: Tensor, process: Tensor, exists: Tensor, coef: float) -> Tensor:
-    """Outcome plus ``coef`` times a judgement of each turn.
+    """Outcome plus ``coef`` times a judgement of each turn, exactly zero where ``exists`` is false.
 
-    Args:
-        turn_rewards: ``[batch, turns]``, what the environment paid.
-        process: ``[batch, turns]``, the judgement; may be anything where ``exists`` is false.
-        exists: ``[batch, turns]`` bool.
-        coef: in units of reward per unit of judgement.
-
-    Returns:
-        ``[batch, turns]``, exactly zero where ``exists`` is false.
+    All are ``[batch, turns]``; ``process`` may be anything where ``exists`` is false.
 
     Raises:
-        ValueError: shapes disagree, or a turn that exists was not judged (NaN): unmeasured is not zero.
+        ValueError: a turn that exists was not judged (NaN): unmeasured is not zero.
 
     Example::
 
@@ -79,15 +66,10 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, penalty: flo
 
     Args:
         lengths: ``[n]``, agent tokens of an episode.
-        max_length: the limit at which generation is cut.
-        buffer: where the punishment begins, before the limit; in tokens.
-        penalty: at the limit, in units of reward.
+        max_length: the limit at which generation is cut; no length may be above it.
 
     Returns:
         ``[n]``, between ``-penalty`` and 0, to be added to the returns.
-
-    Raises:
-        ValueError: the buffer is empty or larger than the limit, or a length is above the limit.
 
     Example::
 
@@ -109,16 +91,11 @@ def with_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> T
     sum over an episode is the episode's KL); as a loss it is the wrong one (``kl_loss``).
 
     Args:
-        rewards: ``[batch, time]``, as ``place_turn_rewards`` returns it.
         kl: ``[batch, time]``, ``kl_k1`` and its kin of the policy that acted against the reference.
-        mask: ``[batch, time]`` bool, agent tokens.
         coef: in units of reward per nat.
 
     Returns:
         ``[batch, time]``; tokens outside ``mask`` keep their reward.
-
-    Raises:
-        ValueError: shapes disagree or ``coef`` is negative.
 
     Example::
 
@@ -136,9 +113,6 @@ class ProgressEstimator(nn.Module):
     The vectors are the caller's: hidden states of the policy at the turn's last action token, say. Trained with
     ``attribution_error``, so that the contributions of an episode add up to its final reward.
 
-    Args:
-        features: size of a turn's vector.
-        hidden: width of the one hidden layer.
     """
 
     def __init__(self, features: int, hidden: int = 64) -> None:
@@ -146,13 +120,9 @@ class ProgressEstimator(nn.Module):
         self.layers = nn.Sequential(nn.Linear(features, hidden), nn.GELU(), nn.Linear(hidden, 1))
 
     def forward(self, turns: Tensor, exists: Tensor) -> Tensor:
-        """
-        Args:
-            turns: ``[batch, turns, features]``; may be anything where ``exists`` is false.
-            exists: ``[batch, turns]`` bool.
+        """Contributions ``[batch, turns]``, in units of the final reward, of turns ``[batch, turns, features]``.
 
-        Returns:
-            contributions ``[batch, turns]``, in units of the final reward, exactly zero where ``exists`` is false.
+        Exactly zero where ``exists [batch, turns]`` is false; turns may be anything there.
         """
         turns = turns.masked_fill(~exists[..., None], 0.0)
         scores: Tensor = self.layers(turns)[..., 0]
@@ -167,14 +137,10 @@ def attribution_error(contributions: Tensor, final_rewards: Tensor, valid: Tenso
     Args:
         contributions: ``[batch, turns]``, zero where there is no turn.
         final_rewards: ``[batch]``, constants.
-        valid: ``[batch]`` bool, false for failed episodes.
         denominator: number of valid episodes of the global batch.
 
     Returns:
         scalar with a gradient.
-
-    Raises:
-        ValueError: shapes disagree, ``valid`` is not bool, or ``denominator`` is not positive.
 
     Example::
 
@@ -202,17 +168,11 @@ def progress_rewards(contributions: Tensor, grounded: Tensor, exists: Tensor, gr
     the other turns' predictions) nor scaled by the turn's position: what a turn is worth is what was predicted for it.
 
     Args:
-        contributions: ``[batch, turns]``, as ``ProgressEstimator`` gives them.
         grounded: ``[batch, turns]`` bool, whether the environment could execute the turn's action.
-        exists: ``[batch, turns]`` bool.
-        grounded_weight: of an executable action, in units of reward.
 
     Returns:
         ``[batch, turns]`` for ``place_turn_rewards``, in place of the environment's rewards; exactly zero where
         ``exists`` is false.
-
-    Raises:
-        ValueError: shapes disagree or a mask is not bool.
 
     Example::
 

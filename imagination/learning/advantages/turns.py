@@ -1,4 +1,4 @@
-"""Between turns and tokens: where a turn ends, what it earned, and what all of its tokens are told.
+"""Between turns and tokens: where a turn ends, and numbers of turns on their tokens.
 
 A turn is found by its index, never by ``reward != 0``: turns that earned nothing must not vanish.
 """
@@ -17,21 +17,13 @@ def place_turn_rewards(turn_rewards: Tensor, action_turn_index: Tensor) -> Tenso
     """Put each turn's reward on the last action token of that turn.
 
     A reward arrives together with the observation that follows the action. Left on that observation (the trailing one
-    above all) it would sit on a masked token and be lost; on the last action token it cannot be. Turns are found by
-    their index, never by ``reward != 0``, so turns that earned nothing do not vanish.
-
-    Args:
-        turn_rewards: ``[batch, turns]``; 0.0 for padding and for turns copied from a log, whose reward the policy did
-            not earn. An unmeasured reward (``None`` in a ``Turn``) is the caller's decision, so NaN is refused.
-        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others, as in
-            ``Trace.turns``.
+    above all) it would sit on a masked token and be lost; on the last action token it cannot be.
 
     Returns:
         ``[batch, time]`` rewards, zero on every token that is not the last of its turn's action.
 
     Raises:
-        ValueError: shapes disagree, an index is out of range, a reward is not finite, or a turn earned a reward but has
-            no action token to put it on.
+        ValueError: a reward is not finite, or a turn earned a reward but has no action token to put it on.
 
     Example::
 
@@ -56,17 +48,7 @@ def place_turn_rewards(turn_rewards: Tensor, action_turn_index: Tensor) -> Tenso
 
 
 def broadcast_over_tokens(per_row: Tensor, mask: Tensor) -> Tensor:
-    """Give each row's number to all of its agent tokens, and exactly zero to the others.
-
-    Args:
-        per_row: ``[batch]``.
-        mask: ``[batch, time]`` bool.
-
-    Returns:
-        ``[batch, time]``.
-
-    Raises:
-        ValueError: shapes disagree or ``mask`` is not bool.
+    """Give each row's number ``[batch]`` to all of its agent tokens ``[batch, time]``, and exactly zero to the others.
 
     Example::
 
@@ -80,17 +62,8 @@ def broadcast_over_tokens(per_row: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def broadcast_over_turns(per_turn: Tensor, action_turn_index: Tensor) -> Tensor:
-    """Give each turn's number to all of its action tokens, and exactly zero to the others.
-
-    Args:
-        per_turn: ``[batch, turns]``; read where a token belongs to the turn.
-        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
-
-    Returns:
-        ``[batch, time]``.
-
-    Raises:
-        ValueError: shapes disagree or an index is out of range.
+    """Give each turn's number ``[batch, turns]`` to all of its action tokens ``[batch, time]``, and exactly zero to the
+    others.
 
     Example::
 
@@ -105,18 +78,11 @@ def broadcast_over_turns(per_turn: Tensor, action_turn_index: Tensor) -> Tensor:
 
 @torch.no_grad()
 def turn_bounds(action_turn_index: Tensor, turns: int) -> tuple[Tensor, Tensor]:
-    """The first and the last action token of each turn.
-
-    Args:
-        action_turn_index: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
-        turns: how many turns there are at most.
+    """The first and the last action token of each of at most ``turns`` turns.
 
     Returns:
         ``(first, last)``, both ``[batch, turns]`` positions; -1 for a turn that has no action token: padding, a turn
         copied from a log, an action that never came.
-
-    Raises:
-        ValueError: an index is out of range.
 
     Example::
 
@@ -135,10 +101,7 @@ def turn_bounds(action_turn_index: Tensor, turns: int) -> tuple[Tensor, Tensor]:
 
 
 def check_turn_index(where: str, per_turn: Tensor, action_turn_index: Tensor) -> None:
-    """
-    Raises:
-        ValueError: not ``[batch, turns]`` and integers ``[batch, time]`` in [-1, turns).
-    """
+    """Refuses what is not ``[batch, turns]`` and integers ``[batch, time]`` in [-1, turns)."""
     if per_turn.ndim != 2 or action_turn_index.ndim != 2 or len(per_turn) != len(action_turn_index):
         raise ValueError(
             f"{where} needs turn_rewards [batch, turns] and action_turn_index [batch, time], "

@@ -1,12 +1,12 @@
-"""The advantage part of an algorithm: what it reads of episodes, and how it compares them.
+"""What an algorithm reads of episodes, and how each advantage part compares them.
 
-Plain tensors, so that anyone's episodes can be judged. Settings are explained once, in ``AlgorithmSettings``.
+Plain tensors, so that anyone's episodes can be judged. Settings are explained once, in ``settings/algorithm_parts.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from functools import singledispatch
 
 import torch
 from torch import Tensor
@@ -21,14 +21,27 @@ from imagination.learning.advantages import (
     masked_gae,
     overlong_penalty,
     place_turn_rewards,
+    reinforce_pp,
     reinforce_pp_baseline,
     returns_to_go,
     turn_gae,
     whiten_by,
     with_kl_penalty,
 )
-from imagination.learning.algorithms.loss import Kl, Sampling
-from imagination.learning.shapes import check_positive, check_unit
+from imagination.settings.algorithm_parts import (
+    AdvantagePart,
+    BestOfGroups,
+    BilevelGae,
+    GiGpo,
+    GroupBaseline,
+    GroupRelative,
+    Kl,
+    LeaveOneOut,
+    ReturnsToGo,
+    Sampling,
+    TokenGae,
+    TurnGae,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,217 +158,101 @@ def with_penalties(episodes: Episodes, kl: Kl, sampling: Sampling) -> Episodes:
     return replace(episodes, turn_rewards=turns, token_rewards=tokens)
 
 
-class AdvantagePart:
-    """Frozen settings that, called with the episodes of ``with_penalties``, estimate their advantages.
+@singledispatch
+def estimate(part: AdvantagePart, episodes: Episodes) -> Advantages:
+    """Advantages of the episodes of ``with_penalties`` by the settings of a part.
 
-    Attributes:
-        needs_critic, needs_groups: values, and several episodes of one start.
-        judges_turns: turns are judged, for which no mask is read.
-        adds_up: only the sum of an episode's rewards is read, so how they are spread over its turns changes nothing.
+    Raises:
+        ValueError: episodes lack what the part reads, or shapes disagree.
     """
-
-    __slots__ = ()
-    needs_critic: ClassVar[bool] = False
-    needs_groups: ClassVar[bool] = False
-    judges_turns: ClassVar[bool] = False
-    adds_up: ClassVar[bool] = False
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        raise NotImplementedError
+    raise NotImplementedError(f"nobody has registered how {type(part).__name__} judges episodes")
 
 
 # --- with a critic ---
 
 
-@dataclass(frozen=True, slots=True)
-class TokenGae(AdvantagePart):
-    """GAE over agent tokens; ``gamma`` is per token."""
-
-    gamma: float = 1.0
-    lam: float = 0.95
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_unit("GAE", gamma=self.gamma, lam=self.lam)
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        mask, values = episodes.judged_tokens, _values(episodes)
-        gains, returns = masked_gae(
-            _given_rewards(episodes), values, mask, self.gamma, self.lam, episodes.bootstrap_value
-        )
-        return Advantages(_whitened(episodes, gains, mask, self.whiten, returns), episodes.acted, returns, mask)
+@estimate.register
+def _(part: TokenGae, episodes: Episodes) -> Advantages:
+    mask, follows = episodes.judged_tokens, episodes.bootstrap_value
+    gains, returns = masked_gae(_rewards(episodes), _values(episodes), mask, part.gamma, part.lam, follows)
+    return Advantages(_whitened(episodes, gains, mask, part.whiten, returns), episodes.acted, returns, mask)
 
 
-@dataclass(frozen=True, slots=True)
-class TurnGae(AdvantagePart):
-    """GAE over turns, one advantage for all tokens of a turn; ``gamma`` and ``lam`` are per turn."""
-
-    gamma: float = 1.0
-    lam: float = 0.95
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-    judges_turns: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_unit("turn_ppo", gamma=self.gamma, lam=self.lam)
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        _refuse_advantage_mask("turn_ppo", episodes)
-        acted = episodes.acted
-        gains, returns, learned = turn_gae(
-            episodes.turn_rewards,
-            _values(episodes),
-            episodes.valid_turns,
-            self.gamma,
-            self.lam,
-            episodes.bootstrap_value,
-        )
-        return Advantages(_whitened(episodes, gains, acted, self.whiten, returns), acted, returns, learned)
+@estimate.register
+def _(part: TurnGae, episodes: Episodes) -> Advantages:
+    _refuse_advantage_mask("turn_ppo", episodes)
+    acted, rewards, follows = episodes.acted, episodes.turn_rewards, episodes.bootstrap_value
+    gains, returns, learned = turn_gae(rewards, _values(episodes), episodes.valid_turns, part.gamma, part.lam, follows)
+    return Advantages(_whitened(episodes, gains, acted, part.whiten, returns), acted, returns, learned)
 
 
-@dataclass(frozen=True, slots=True)
-class BilevelGae(AdvantagePart):
-    """GAE over turns, then over the tokens of each; RAGEN's 0.95 discounts turns."""
-
-    turn_gamma: float = 0.95
-    turn_lam: float = 0.95
-    token_gamma: float = 1.0
-    token_lam: float = 1.0
-    whiten: bool = True
-    needs_critic: ClassVar[bool] = True
-    judges_turns: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_unit("bilevel_ppo", turn_gamma=self.turn_gamma, turn_lam=self.turn_lam)
-        check_unit("bilevel_ppo", token_gamma=self.token_gamma, token_lam=self.token_lam)
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        _refuse_advantage_mask("bilevel_ppo", episodes)
-        acted = episodes.acted
-        gains, returns = bilevel_gae(
-            episodes.turn_rewards,
-            _values(episodes),
-            episodes.valid_turns,
-            turn_gamma=self.turn_gamma,
-            turn_lam=self.turn_lam,
-            token_gamma=self.token_gamma,
-            token_lam=self.token_lam,
-            bootstrap_value=episodes.bootstrap_value,
-        )
-        return Advantages(_whitened(episodes, gains, acted, self.whiten, returns), acted, returns, acted)
+@estimate.register
+def _(part: BilevelGae, episodes: Episodes) -> Advantages:
+    _refuse_advantage_mask("bilevel_ppo", episodes)
+    acted = episodes.acted
+    gains, returns = bilevel_gae(
+        episodes.turn_rewards,
+        _values(episodes),
+        episodes.valid_turns,
+        bootstrap_value=episodes.bootstrap_value,
+        **{key: getattr(part, key) for key in ("turn_gamma", "turn_lam", "token_gamma", "token_lam")},
+    )
+    return Advantages(_whitened(episodes, gains, acted, part.whiten, returns), acted, returns, acted)
 
 
 # --- without a critic ---
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRelative(AdvantagePart):
-    """GRPO's comparison within a group; Dr.GRPO's without the deviation."""
-
-    normalise_std: bool = True
-    std_eps: float = 1e-4
-    needs_groups: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_positive("grpo", std_eps=self.std_eps)
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        return _per_episode(
-            episodes, *group_relative(*episodes.groups, std_eps=self.std_eps, normalise_std=self.normalise_std)
-        )
+@estimate.register
+def _(part: GroupRelative, episodes: Episodes) -> Advantages:
+    gains, counts = group_relative(*episodes.groups, std_eps=part.std_eps, normalise_std=part.normalise_std)
+    return _per_episode(episodes, gains, counts)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaveOneOut(AdvantagePart):
-    """RLOO: against the mean of the other episodes of the group. It has no settings."""
-
-    needs_groups: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = True
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        return _per_episode(episodes, *leave_one_out(*episodes.groups))
+@estimate.register
+def _(part: LeaveOneOut, episodes: Episodes) -> Advantages:
+    return _per_episode(episodes, *leave_one_out(*episodes.groups))
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnsToGo(AdvantagePart):
-    """REINFORCE and, whitened, REINFORCE++: what is still to be earned; ``gamma`` is per agent token."""
-
-    gamma: float = 1.0
-    whiten: bool = False
-
-    def __post_init__(self) -> None:
-        check_unit("reinforce", gamma=self.gamma)
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        mask = episodes.judged_tokens
-        gains = returns_to_go(_given_rewards(episodes), mask, self.gamma)
-        return Advantages(_whitened(episodes, gains, mask, self.whiten), episodes.acted)
+@estimate.register
+def _(part: ReturnsToGo, episodes: Episodes) -> Advantages:
+    mask, rewards = episodes.judged_tokens, _rewards(episodes)
+    if part.whiten:
+        gains = reinforce_pp(rewards, mask, episodes.valid, part.gamma, episodes.sources)[0]
+    else:
+        gains = returns_to_go(rewards, mask, part.gamma)
+    return Advantages(gains, episodes.acted)
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBaseline(AdvantagePart):
-    """REINFORCE++ with baseline: less the group's mean, whitened over the update. It has no settings."""
-
-    needs_groups: ClassVar[bool] = True
-    adds_up: ClassVar[bool] = True
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        gains, counts = reinforce_pp_baseline(*episodes.groups, episodes.judged_tokens, episodes.sources)
-        return Advantages(gains, episodes.acted & counts[:, None])
+@estimate.register
+def _(part: GroupBaseline, episodes: Episodes) -> Advantages:
+    gains, counts = reinforce_pp_baseline(*episodes.groups, episodes.judged_tokens, episodes.sources)
+    return Advantages(gains, episodes.acted & counts[:, None])
 
 
-@dataclass(frozen=True, slots=True)
-class GiGpo(AdvantagePart):
-    """Episodes compared within the group, and turns that answered the same observation; ``gamma`` is per turn."""
-
-    gamma: float = 0.95
-    step_weight: float = 1.0
-    normalise_std: bool = True
-    std_eps: float = 1e-4
-    needs_groups: ClassVar[bool] = True
-    judges_turns: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_unit("gigpo", gamma=self.gamma)
-        check_positive("gigpo", std_eps=self.std_eps)
-        if self.step_weight < 0.0:
-            raise ValueError(f"gigpo: step_weight must be at least 0, got {self.step_weight}")
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        _refuse_advantage_mask("gigpo", episodes)
-        if episodes.anchors is None:
-            raise ValueError("gigpo compares turns that answered the same observation: give Episodes.anchors")
-        gains, counts = gigpo(
-            episodes.turn_rewards,
-            episodes.valid_turns,
-            episodes.anchors,
-            episodes.group_ids,
-            episodes.valid,
-            gamma=self.gamma,
-            step_weight=self.step_weight,
-            normalise_std=self.normalise_std,
-            std_eps=self.std_eps,
-        )
-        return Advantages(gains, episodes.acted & counts[:, None])
+@estimate.register
+def _(part: GiGpo, episodes: Episodes) -> Advantages:
+    _refuse_advantage_mask("gigpo", episodes)
+    if episodes.anchors is None:
+        raise ValueError("gigpo compares turns that answered the same observation: give Episodes.anchors")
+    gains, counts = gigpo(
+        episodes.turn_rewards,
+        episodes.valid_turns,
+        episodes.anchors,
+        episodes.group_ids,
+        episodes.valid,
+        gamma=part.gamma,
+        step_weight=part.step_weight,
+        normalise_std=part.normalise_std,
+        std_eps=part.std_eps,
+    )
+    return Advantages(gains, episodes.acted & counts[:, None])
 
 
-@dataclass(frozen=True, slots=True)
-class BestOfGroups(AdvantagePart):
-    """Filtered behaviour cloning: keep the best episodes, with advantage 1, and drop the others."""
-
-    keep_fraction: float = 0.25
-    keep_min_return: float = 0.99
-    adds_up: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.keep_fraction <= 1.0:
-            raise ValueError(f"filtered_bc: keep_fraction must lie in (0, 1], got {self.keep_fraction}")
-
-    def __call__(self, episodes: Episodes) -> Advantages:
-        kept = best_of_groups(*episodes.groups, fraction=self.keep_fraction, min_return=self.keep_min_return)
-        return _per_episode(episodes, kept.to(episodes.turn_rewards.dtype), kept)
+@estimate.register
+def _(part: BestOfGroups, episodes: Episodes) -> Advantages:
+    kept = best_of_groups(*episodes.groups, fraction=part.keep_fraction, min_return=part.keep_min_return)
+    return _per_episode(episodes, kept.to(episodes.turn_rewards.dtype), kept)
 
 
 def _per_episode(episodes: Episodes, per_row: Tensor, counts: Tensor) -> Advantages:
@@ -364,15 +261,12 @@ def _per_episode(episodes: Episodes, per_row: Tensor, counts: Tensor) -> Advanta
     return Advantages(broadcast_over_tokens(per_row, episodes.judged_tokens & chosen), episodes.acted & chosen)
 
 
-def _whitened(episodes: Episodes, gains: Tensor, mask: Tensor, wanted: bool, targets: Tensor | None = None) -> Tensor:
-    """Whitened over the mask of each source if that is wanted; zero outside the mask in any case.
-
-    Args:
-        targets: returns that ``gains`` are what is left of after values were taken off, where that is so.
-    """
+def _whitened(episodes: Episodes, gains: Tensor, mask: Tensor, wanted: bool, returns: Tensor) -> Tensor:
+    """Whitened over the mask of each source if that is wanted; zero outside the mask in any case."""
     if not wanted:
         return torch.where(mask, gains, 0.0)
-    size = None if targets is None else float(torch.where(mask, targets, 0.0).abs().amax()) if mask.any() else 0.0
+    # the gains are what is left of returns after values were taken off: rounding is relative to the former
+    size = float(torch.where(mask, returns, 0.0).abs().amax()) if mask.any() else 0.0
     return whiten_by(gains, mask, episodes.sources, size)
 
 
@@ -387,6 +281,6 @@ def _values(episodes: Episodes) -> Tensor:
     return episodes.values
 
 
-def _given_rewards(episodes: Episodes) -> Tensor:
+def _rewards(episodes: Episodes) -> Tensor:
     assert episodes.token_rewards is not None, "with_penalties comes first"
     return episodes.token_rewards

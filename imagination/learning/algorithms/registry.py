@@ -1,6 +1,4 @@
-"""The seventeen algorithms by name, what an algorithm is, and how settings choose one.
-
-An algorithm is a choice of parts: how advantages are estimated, which ratio is clipped how, how tokens are averaged,
+"""Algorithms by name. Each is a choice of parts: how episodes are judged, which ratio is clipped, what is averaged how,
 and what is added. Pure: tensors and numbers in, tensors and numbers out. The caller plays, computes log-probs, steps
 the optimiser, logs.
 """
@@ -16,37 +14,41 @@ import torch
 from torch import Tensor
 
 from imagination.learning.advantages import informative
-from imagination.learning.algorithms.advantage import (
+from imagination.learning.algorithms.advantage import Advantages, Episodes, estimate, with_penalties
+from imagination.learning.algorithms.loss import Tokens, policy_loss
+from imagination.learning.losses import (
+    LossTerms,
+    entropy_loss,
+    kl_loss,
+    token_weights,
+    value_loss,
+)
+from imagination.settings import AlgorithmSettings, ProgressSettings, UserError
+from imagination.settings.algorithm_parts import (
     AdvantagePart,
-    Advantages,
+    Aggregation,
     BestOfGroups,
     BilevelGae,
-    Episodes,
+    Critic,
+    Entropy,
     GiGpo,
     GroupBaseline,
     GroupRelative,
-    LeaveOneOut,
-    ReturnsToGo,
-    TokenGae,
-    TurnGae,
-    with_penalties,
-)
-from imagination.learning.algorithms.loss import (
-    Critic,
-    Entropy,
     Imitate,
     Kl,
+    LeaveOneOut,
     LossPart,
+    Part,
     PolicyGradient,
     PpoClip,
+    ReturnsToGo,
     Sampling,
     SequenceClip,
-    Tokens,
+    TokenGae,
     TurnClip,
+    TurnGae,
     WeightClip,
 )
-from imagination.learning.losses import Aggregation, LossTerms, entropy_loss, kl_loss, token_weights, value_loss
-from imagination.settings import AlgorithmSettings, UserError
 
 # Settings that belong to the trainer, whatever the algorithm.
 TRAINERS = ("name", "progress", "tis_cap", "loss_mask", "advantage_mask")
@@ -59,12 +61,10 @@ class Algorithm:
     """One member of the family.
 
     Attributes:
-        name: in the registry.
-        advantage: settings of the advantage part.
-        surrogate: settings of the ratio and its clip.
         aggregation: how tokens are averaged, see ``token_weights``.
         critic: ``None`` for algorithms without one.
-        kl, entropy, sampling: what is added; by default nothing.
+        progress, tis_cap, loss_mask, advantage_mask: what the trainer does whatever the algorithm; see
+            ``AlgorithmSettings``.
 
     Raises:
         ValueError: parts contradict each other.
@@ -78,6 +78,10 @@ class Algorithm:
     kl: Kl = field(default_factory=Kl)
     entropy: Entropy = field(default_factory=Entropy)
     sampling: Sampling = field(default_factory=Sampling)
+    progress: ProgressSettings = field(default_factory=ProgressSettings)
+    tis_cap: float = 2.0
+    loss_mask: bool = True
+    advantage_mask: bool = True
 
     def __post_init__(self) -> None:
         if self.advantage.needs_critic and self.critic is None:
@@ -140,10 +144,8 @@ class Algorithm:
                 f"{self.name} has no importance ratio, so only the first of {steps_per_update} steps an update would "
                 "be right: set train.epochs=1 and train.minibatches=1, or choose reinforce_pp"
             )
-        needs = [key for key, wanted in (
-            ("aggregation=constant", self.aggregation == "constant"),
-            ("overlong_buffer", self.sampling.overlong_buffer > 0),
-        ) if wanted]  # fmt: skip
+        needs = ["aggregation=constant"] * (self.aggregation == "constant")
+        needs += ["overlong_buffer"] * (self.sampling.overlong_buffer > 0)
         if needs and self.sampling.max_tokens is None:
             raise ValueError(
                 f"{self.name} with {' and '.join(needs)} needs max_tokens, the most agent tokens an episode can have: "
@@ -156,7 +158,7 @@ class Algorithm:
         Raises:
             ValueError: episodes lack what the algorithm reads, or shapes disagree.
         """
-        judged = self.advantage(with_penalties(episodes, self.kl, self.sampling))
+        judged = estimate(self.advantage, with_penalties(episodes, self.kl, self.sampling))
         trained = judged.trained
         if episodes.loss_mask is not None:
             # The observations of an episode that counts may be trained on too, if that is what is ablated.
@@ -199,13 +201,11 @@ class Algorithm:
         Raises:
             ValueError: tokens lack what the algorithm reads, or shapes disagree.
         """
-        terms = {"policy": self.surrogate(tokens, denominator)}
+        terms = {"policy": policy_loss(self.surrogate, tokens, denominator)}
         kl, entropy, critic = self.kl, self.entropy, self.critic
         if kl.kl_coef and kl.kl_in == "loss":
-            reference = tokens.given("ref_logprobs", "kl_coef=0")
-            part = kl_loss(
-                tokens.logprobs, reference, tokens.weight, denominator=denominator, estimator=kl.kl_estimator
-            )
+            logprobs = tokens.logprobs, tokens.given("ref_logprobs", "kl_coef=0")
+            part = kl_loss(*logprobs, tokens.weight, denominator=denominator, estimator=kl.kl_estimator)
             terms["kl"] = replace(part, loss=kl.kl_coef * part.loss)
         if entropy.entropy_coef:
             terms["entropy"] = entropy_loss(
@@ -222,19 +222,14 @@ class Algorithm:
             instead = "an algorithm without a critic"
             if critic_denominator is None:
                 raise ValueError(f"{self.name} has a critic: give critic_denominator, or choose {instead}")
-            part = value_loss(
-                *(tokens.given(name, instead) for name in ("values", "old_values", "returns", "learned")),
-                denominator=critic_denominator,
-                clip=critic.value_clip,
-            )
+            read = [tokens.given(name, instead) for name in ("values", "old_values", "returns", "learned")]
+            part = value_loss(*read, denominator=critic_denominator, clip=critic.value_clip)
             terms["critic"] = replace(part, loss=critic.value_coef * part.loss)
         return terms
 
     def _parts(self) -> dict[str, Any]:
-        parts: Mapping[str, Any] = {
-            name: getattr(self, name) for name in ("advantage", "surrogate", "critic", "kl", "entropy", "sampling")
-        }
-        return {name: part for name, part in parts.items() if part is not None}
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: part for name, part in parts.items() if isinstance(part, Part)}
 
 
 # Defaults are those of the papers; where this project chose otherwise, a comment says so.
@@ -324,7 +319,7 @@ def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) 
             "algorithm.loss_mask=false trains more tokens than algorithm.aggregation=constant divides by: set "
             "algorithm.aggregation=token_mean"
         )
-    return chosen
+    return replace(chosen, **{name: getattr(settings, name) for name in TRAINERS})
 
 
 def changed(settings: AlgorithmSettings) -> dict[str, Any]:

@@ -1,17 +1,18 @@
-"""Losses that may be added to that of the policy: KL to a reference, an entropy bonus, the error of the critic."""
+"""Losses beside that of the policy: KL to a reference, entropy, the error of the critic, and imitation of experts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from imagination.learning.losses.terms import LossTerms, difference, weighted_sum
-from imagination.learning.shapes import at_least_fp32, check_shapes
+from imagination.learning.losses.terms import LossTerms, constant, difference, loss_terms
+from imagination.learning.shapes import at_least_fp32, check_positive, check_shapes
+from imagination.settings.algorithm_parts import Estimator
 
-Estimator = Literal["k1", "k2", "k3"]
+# --- KL ---
 
 
 def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -19,26 +20,36 @@ def kl_k1(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) ->
 
     Estimators k1, k2, k3 of Schulman 2020, "Approximating KL Divergence" (joschu.net/blog/kl-approx.html). k1 is
     unbiased and may be negative; as a loss its gradient is zero in expectation, so it serves logs and rewards only.
-    All three take tensors of one shape and give that shape in nats, exactly 0 where ``mask`` is false.
-
-    Raises:
-        ValueError: shapes disagree.
+    All three give nats, exactly 0 where ``mask`` is false.
 
     Example::
 
         kl_k1(tensor([-1.0]), tensor([-1.5]))  # [0.5]; kl_k2 gives [0.125], kl_k3 gives [0.1065]
     """
-    return _masked_log_ratio("kl_k1", logprobs, ref_logprobs, mask)
+    return _log_ratio("kl_k1", logprobs, ref_logprobs, mask)
 
 
 def kl_k2(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
     """``d^2 / 2``: biased, never negative; as a loss its gradient is that of the KL. See ``kl_k1``."""
-    return 0.5 * _masked_log_ratio("kl_k2", logprobs, ref_logprobs, mask).square()
+    return 0.5 * _log_ratio("kl_k2", logprobs, ref_logprobs, mask).square()
 
 
 def kl_k3(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None = None) -> Tensor:
     """``exp(-d) + d - 1``: unbiased, never negative; overflows to inf where ``d < -88``. See ``kl_k1``."""
-    return k3_of(_masked_log_ratio("kl_k3", logprobs, ref_logprobs, mask))
+    return k3_of(_log_ratio("kl_k3", logprobs, ref_logprobs, mask))
+
+
+def k3_of(d: Tensor) -> Tensor:
+    return torch.expm1(-d) + d  # expm1 keeps the digits that exp(-d) - 1 loses where d is small
+
+
+def _log_ratio(where: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
+    active = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
+    check_shapes(where, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=active)
+    return difference(logprobs, ref_logprobs, active)
+
+
+KL = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 
 def kl_loss(
@@ -46,19 +57,11 @@ def kl_loss(
 ) -> LossTerms:
     """KL to a frozen reference as a term of the loss, to be multiplied by its coefficient.
 
-    Args:
-        logprobs: ``[batch, time]``, nats, of the policy that is trained.
-        ref_logprobs: ``[batch, time]``, of the reference, at the same temperature; constants.
-        weight: ``[batch, time]``, 0 on every token that RL does not train.
-        denominator: weight of the global batch.
-        estimator: k2 has the gradient of the KL of an on-policy batch, k3 that of GRPO (Shao et al. 2024, eq. 4).
+    k2 has the gradient of the KL of an on-policy batch, k3 that of GRPO (Shao et al. 2024, eq. 4). k1 is refused: its
+    gradient is zero in expectation, so it would pull the policy nowhere.
 
     Returns:
-        sums ``kl``, nats, unweighted; no maxima.
-
-    Raises:
-        ValueError: shapes disagree, or the estimator is k1, whose gradient as a loss is zero in expectation: it pulls
-            the policy nowhere.
+        sums ``kl``, nats, unweighted.
 
     Example::
 
@@ -69,24 +72,11 @@ def kl_loss(
     if estimator not in ("k2", "k3"):
         raise ValueError(f"estimator must be k2 or k3, got {estimator!r}")
     check_shapes("kl_loss", logprobs=logprobs, ref_logprobs=ref_logprobs, weight=weight)
-    active = weight != 0
-    per_token = (kl_k2 if estimator == "k2" else kl_k3)(logprobs, ref_logprobs.detach(), active)
-    return LossTerms(
-        loss=weighted_sum(per_token, weight, denominator),
-        tokens=active.sum().to(per_token.dtype),
-        sums={"kl": per_token.detach().sum()},
-        maxima={},
-    )
+    per_token = KL[estimator](logprobs, ref_logprobs.detach(), weight != 0)
+    return loss_terms(per_token, weight, denominator, {"kl": per_token})
 
 
-def k3_of(d: Tensor) -> Tensor:
-    return torch.expm1(-d) + d  # expm1 keeps the digits that exp(-d) - 1 loses where d is small
-
-
-def _masked_log_ratio(where: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor | None) -> Tensor:
-    active = torch.ones_like(logprobs, dtype=torch.bool) if mask is None else mask
-    check_shapes(where, logprobs=logprobs, ref_logprobs=ref_logprobs, mask=active)
-    return difference(logprobs, ref_logprobs, active)
+# --- entropy ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +100,14 @@ class EntropyHistory:
         return EntropyHistory(self.total + entropy, self.updates + 1)
 
 
+class _Band(NamedTuple):
+    smoothing: float = 0.0
+    low: float = 0.8
+    high: float = 1.2
+
+
 def entropy_loss(
-    entropy: Tensor,
-    weight: Tensor,
-    *,
-    denominator: float,
-    coef: float,
-    history: float | None = None,
-    smoothing: float = 0.0,
-    low: float = 0.8,
-    high: float = 1.2,
+    entropy: Tensor, weight: Tensor, *, denominator: float, coef: float, history: float | None = None, **band: float
 ) -> LossTerms:
     """``-coef (H - smoothing P)``, where ``P`` is how far each token's entropy lies outside a band.
 
@@ -132,25 +120,19 @@ def entropy_loss(
     with slope -1 below the band and +1 above. The numbers of the band are this project's choice.
 
     Args:
-        entropy: ``[batch, time]`` with a gradient, nats, as ``token_entropy`` gives it; anything where the weight is 0.
-        weight: ``[batch, time]``, 0 on every token that RL does not train.
-        denominator: weight of the global batch.
-        coef: of the entropy, at least 0.
-        history: mean entropy of earlier updates, a constant; ``None`` for none, then ``P`` is 0.
-        smoothing: of the penalty, at least 0; 0 for the plain entropy bonus.
-        low, high: the band, ``low <= 1 <= high``.
+        entropy: with a gradient, nats, as ``token_entropy`` gives it; anything where the weight is 0.
+        history: ``h``, mean entropy of earlier updates; ``None`` for none, then ``P`` is 0.
+        band: ``smoothing`` (0 or more; by default 0, the plain bonus), ``low`` (0.8) and ``high`` (1.2).
 
     Returns:
-        sums ``entropy``, ``entropy_penalty`` and ``outside_fraction``, unweighted; no maxima.
-
-    Raises:
-        ValueError: shapes disagree, or a number is outside its range.
+        sums ``entropy``, ``entropy_penalty`` and ``outside_fraction``, unweighted.
 
     Example::
 
         entropy_loss(tensor([0.5, 2.0]), tensor([1.0, 1.0]), denominator=2, coef=0.1, history=1.0, smoothing=1.0)
         # H = 1.25, P = (0.3 + 0.8) / 2 = 0.55: loss -0.07
     """
+    smoothing, low, high = _Band(**band)
     check_shapes("entropy_loss", entropy=entropy, weight=weight)
     if coef < 0.0 or smoothing < 0.0:
         raise ValueError(f"coef and smoothing must be at least 0, got {coef} and {smoothing}")
@@ -162,16 +144,11 @@ def entropy_loss(
     if history is not None:
         below, above = (low * history - entropy).clamp(min=0.0), (entropy - high * history).clamp(min=0.0)
         penalty = (below + above).masked_fill(~active, 0.0)
-    return LossTerms(
-        loss=weighted_sum(-coef * (entropy - smoothing * penalty), weight, denominator),
-        tokens=active.sum().to(entropy.dtype),
-        sums={
-            "entropy": entropy.detach().sum(),
-            "entropy_penalty": penalty.detach().sum(),
-            "outside_fraction": (penalty > 0).sum().to(entropy.dtype),
-        },
-        maxima={},
-    )
+    sums = {"entropy": entropy, "entropy_penalty": penalty, "outside_fraction": penalty > 0}
+    return loss_terms(-coef * (entropy - smoothing * penalty), weight, denominator, sums)
+
+
+# --- the critic ---
 
 
 def value_loss(
@@ -188,16 +165,13 @@ def value_loss(
     ``1/2 max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2)`` as in OpenAI baselines ``ppo2/model.py``.
 
     Args:
-        values, old_values, returns: ``[batch, time]``, in units of return; the last two are constants.
-        mask: ``[batch, time]`` bool, agent tokens; the tokens that ``masked_gae`` read values of.
+        values, old_values, returns: in units of return; only the first has a gradient.
+        mask: bool, the tokens that have a target.
         denominator: number of such tokens in the global batch.
         clip: largest step that still pays, in units of return; ``None`` for the plain squared error.
 
     Returns:
-        sums ``clip_fraction`` and ``squared_error`` (without the 1/2 and the clip); no maxima.
-
-    Raises:
-        ValueError: shapes disagree, ``mask`` is not bool, or a number is outside its range.
+        sums ``clip_fraction`` and ``squared_error`` (without the 1/2 and the clip).
 
     Example::
 
@@ -209,7 +183,6 @@ def value_loss(
         raise ValueError(f"value_loss needs a bool mask, got {mask.dtype}")
     if clip is not None and clip <= 0.0:
         raise ValueError(f"clip must be positive or None, got {clip}")
-
     error = difference(values, returns.detach(), mask)
     squared = error.square()
     worst, clipped = squared, torch.zeros_like(mask)
@@ -219,9 +192,48 @@ def value_loss(
         squared_clipped = (error + (step.clamp(-clip, clip) - step)).square()
         clipped = squared_clipped > squared
         worst = torch.maximum(squared, squared_clipped)
-    return LossTerms(
-        loss=weighted_sum(0.5 * worst, mask, denominator),
-        tokens=mask.sum().to(squared.dtype),
-        sums={"clip_fraction": clipped.sum().to(squared.dtype), "squared_error": squared.detach().sum()},
-        maxima={},
-    )
+    return loss_terms(0.5 * worst, mask, denominator, {"clip_fraction": clipped, "squared_error": squared})
+
+
+# --- imitation: an expert's tokens have no behaviour log-probs, so they never get an importance ratio ---
+
+
+def cross_entropy_loss(logprobs: Tensor, weight: Tensor, *, denominator: float) -> LossTerms:
+    """Negative log-likelihood at temperature 1: clones experts, fits world models.
+
+    Returns:
+        sums ``nll``, nats, unweighted.
+
+    Example::
+
+        cross_entropy_loss(tensor([[-1.0, -3.0, nan]]), tensor([[1.0, 0.5, 0.0]]), denominator=1.5)
+        # loss 1.6667 = (1 + 0.5 * 3) / 1.5
+    """
+    check_shapes("cross_entropy_loss", logprobs=logprobs, weight=weight)
+    nll = -at_least_fp32(logprobs).masked_fill(weight == 0, 0.0)
+    return loss_terms(nll, weight, denominator, {"nll": nll})
+
+
+def expert_policy_loss(
+    logprobs: Tensor, advantages: Tensor, weight: Tensor, *, denominator: float, gamma: float = 0.1
+) -> LossTerms:
+    """Off-policy learning from expert tokens: ``-A f(pi)`` with ``f(pi) = pi / (pi + gamma)``, at temperature 1.
+
+    LUFFY (Yan et al. 2025, arXiv 2504.14945, section 3.3). The expert's own probability is taken as 1, and the shaping
+    gives unlikely tokens more gradient than ``-A pi`` would: the slope by the log-prob is
+    ``-A gamma pi / (pi + gamma)^2``, largest at ``pi = gamma``.
+
+    Returns:
+        sums ``probability``, unweighted.
+
+    Example::
+
+        expert_policy_loss(tensor([log(0.3)]), tensor([1.0]), tensor([1.0]), denominator=1)  # loss -0.75 = -0.3 / 0.4
+    """
+    check_shapes("expert_policy_loss", logprobs=logprobs, advantages=advantages, weight=weight)
+    check_positive("expert_policy_loss", gamma=gamma)
+    active = weight != 0
+    probability = at_least_fp32(logprobs).masked_fill(~active, 0.0).exp()
+    shaped = probability / (probability + gamma)
+    probabilities = {"probability": probability.masked_fill(~active, 0.0)}
+    return loss_terms(-constant(advantages, active) * shaped, weight, denominator, probabilities)

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from imagination.learning.shapes import at_least_fp32, check_mask
-
-Aggregation = Literal["token_mean", "sequence_mean", "constant"]
+from imagination.settings.algorithm_parts import Aggregation
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +42,32 @@ class LossTerms:
         return {name: total / self.tokens.clamp(min=1) for name, total in self.sums.items()}
 
 
+def loss_terms(
+    per_token: Tensor,
+    weight: Tensor,
+    denominator: float,
+    sums: Mapping[str, Tensor],
+    maxima: Mapping[str, Tensor] | None = None,
+) -> LossTerms:
+    """The terms of a loss.
+
+    Args:
+        per_token: finite where the weight is 0, too.
+        sums: of each token, numbers or whether something holds; 0 where the weight is.
+    """
+    if not (denominator > 0 and math.isfinite(denominator)):
+        raise ValueError(
+            f"denominator is the global number of tokens and must be positive, got {denominator}; "
+            "leave a loss out of a step in which nothing has weight"
+        )
+    return LossTerms(
+        loss=(per_token * weight.to(per_token.dtype)).sum() / denominator,
+        tokens=(weight != 0).sum().to(per_token.dtype),
+        sums={name: x.detach().sum().to(per_token.dtype) for name, x in sums.items()},
+        maxima=maxima or {},
+    )
+
+
 def difference(a: Tensor, b: Tensor, active: Tensor) -> Tensor:
     """``a - b`` where active, else 0. Subtraction is linear: a junk operand cannot turn a zero gradient into NaN."""
     return (at_least_fp32(a) - at_least_fp32(b)).masked_fill(~active, 0.0)
@@ -52,16 +76,6 @@ def difference(a: Tensor, b: Tensor, active: Tensor) -> Tensor:
 def constant(x: Tensor, active: Tensor) -> Tensor:
     """``x`` without gradient, exactly 0 where not active."""
     return at_least_fp32(x.detach()).masked_fill(~active, 0.0)
-
-
-def weighted_sum(per_token: Tensor, weight: Tensor, denominator: float) -> Tensor:
-    """``per_token`` must already be finite where the weight is 0."""
-    if not (denominator > 0 and math.isfinite(denominator)):
-        raise ValueError(
-            f"denominator is the global number of tokens and must be positive, got {denominator}; "
-            "leave a loss out of a step in which nothing has weight"
-        )
-    return (per_token * weight.to(per_token.dtype)).sum() / denominator
 
 
 def largest(x: Tensor) -> Tensor:
@@ -79,7 +93,6 @@ def token_weights(mask: Tensor, aggregation: Aggregation, *, max_tokens: int | N
 
     Args:
         mask: ``[batch, time]`` bool, trained tokens; a row is an episode. All rows of the optimiser step.
-        aggregation: which average.
         max_tokens: the constant of ``constant``, the most agent tokens that an episode can have. It is a setting, never
             the longest of the batch: that would make the gradient depend on who is in the batch.
 
@@ -120,21 +133,19 @@ def token_logprobs(
 
     Args:
         logits: ``[batch, time, vocab]`` or ``[n, vocab]``, already shifted: ``logits[:, t]`` predicts ``ids[:, t]``.
-        ids: ``[batch, time]`` integers.
-        temperature: the T the tokens were sampled at.
-        mask: ``[batch, time]`` bool; where false, logits and ids may be anything and the result is 0.
+        ids: integers, of the shape of the result.
+        mask: bool; where false, logits and ids may be anything and the result is 0.
         which: ``[n]``, where several of the ids ``[n]`` are predicted by the same logits ``[m, vocab]``: which of the
             ``m``. Without a mask.
 
     Returns:
-        of the shape of ``ids``, nats, fp32 or better.
+        nats, fp32 or better.
 
     Raises:
         ValueError: shapes disagree or ``temperature`` is not positive (greedy tokens have no log-prob).
 
     Example::
 
-        token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]))  # [[log(3/4)]]
         token_logprobs(tensor([[[0.0, log(3.0)]]]), tensor([[1]]), temperature=0.5)  # [[log(9/10)]]
         token_logprobs(tensor([[0.0, log(3.0)]]), tensor([1, 0]), which=tensor([0, 0]))  # [log(3/4), log(1/4)]
     """
@@ -155,18 +166,9 @@ def token_logprobs(
 
 
 def token_entropy(logits: Tensor, temperature: float = 1.0, mask: Tensor | None = None) -> Tensor:
-    """Entropy of the distribution each token was sampled from, ``-sum p log p``.
+    """Entropy of the distribution each token was sampled from, ``-sum p log p``, in nats, with a gradient.
 
-    Args:
-        logits: ``[batch, time, vocab]`` or ``[n, vocab]``; -inf marks tokens that cannot be sampled, they add nothing.
-        temperature: as in ``token_logprobs``.
-        mask: ``[batch, time]`` bool; where false, logits may be anything and the result is 0.
-
-    Returns:
-        ``[batch, time]``, nats, with a gradient, fp32 or better.
-
-    Raises:
-        ValueError: shapes disagree or ``temperature`` is not positive.
+    Arguments and errors are those of ``token_logprobs``; a logit of -inf is a token that cannot be sampled.
 
     Example::
 

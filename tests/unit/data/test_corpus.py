@@ -180,7 +180,7 @@ def test_only_shards_that_are_missing_are_made_and_they_are_the_same(small: Pret
     make(small, tmp_path / "corpus")
     assert files[0].stat().st_mtime_ns == first
     after = load_corpus(tmp_path / "corpus", {"baby": BABY})
-    assert [list(row.ids) for row in after[0]] == [list(row.ids) for row in before[0]]
+    assert [row.ids.tolist() for row in after[0]] == [row.ids.tolist() for row in before[0]]
     assert after[1] == before[1]
     make(replace(small, shards=3), tmp_path / "corpus")  # a corpus may grow
     assert len(load_corpus(tmp_path / "corpus", {"baby": BABY})[0]) > len(before[0])
@@ -192,10 +192,11 @@ def test_rows_are_what_was_saved(tmp_path: Path) -> None:
     counted = {"episodes": 2, "real_steps": 7, "broken": 1, "left_out": 3, "fruitless": 0}
     Shard.of(rows, counted).save(tmp_path / "w" / "00000.npz")
     loaded, counts = load_corpus(tmp_path, {"w": BABY})
-    assert [(list(row.ids), list(row.ce_weight)) for row in loaded] == [(r.ids, r.ce_weight) for r in rows]
+    for read, row in zip(loaded, rows, strict=True):
+        assert (read.ids.tolist(), read.ce_weight.tolist()) == (row.ids.tolist(), row.ce_weight.tolist())
     assert {what: of["w"] for what, of in counts.items()} == {**counted, "tokens": 4}
     batch = collate(loaded, pad=9)
-    assert batch.input_ids.tolist() == [[1, 70_000, 3], [4, 9, 9]]
+    assert batch.ids.tolist() == [[1, 70_000, 3], [4, 9, 9]]
     assert batch.ce_weight.tolist() == [[0.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
 
 

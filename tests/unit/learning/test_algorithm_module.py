@@ -67,9 +67,7 @@ def plain_gradient(
         with torch.no_grad():
             before[r, :n] = torch.stack(scored(reference, row.ids, 1.0))
             follows[r] = value[-1] if row.truncated else 0.0
-        for t, reward in enumerate(row.rewards):
-            if reward:
-                paid[r, row.turns[t]] += reward
+        paid[r, : len(row.rewards)] = row.rewards
     engine = padded([row.behavior_logprobs for row in rows], 0.0, torch.float32)
     critic = algorithm.critic is not None
     judged = algorithm.judge(

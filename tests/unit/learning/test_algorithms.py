@@ -9,9 +9,9 @@ import torch
 
 from imagination.learning import advantages, losses
 from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Tokens, algorithm, total
-from imagination.learning.algorithms.advantage import GroupRelative, TokenGae, with_penalties
-from imagination.learning.algorithms.loss import Critic, Entropy, Kl, PpoClip, Sampling
+from imagination.learning.algorithms.advantage import with_penalties
 from imagination.settings import AlgorithmSettings
+from imagination.settings.algorithm_parts import Critic, Entropy, GroupRelative, Kl, PpoClip, Sampling, TokenGae
 
 INDEX = torch.tensor([[0, 0, -1, 1, -1, -1], [0, -1, -1, 1, 1, -1], [0, 0, -1, -1, -1, -1], [0, -1, 1, 1, 1, -1]])
 EPISODES = Episodes(
@@ -117,7 +117,7 @@ def test_settings_reach_their_part():
         ("epo", {"entropy_coef": -1.0}, "at least 0"),
         ("cispo", {"ratio_max": 0.5}, "ratio_min <= 1 <= ratio_max"),
         ("gigpo", {"step_weight": -1.0}, "step_weight must be at least 0"),
-        ("gspo", {"clip_low": 1.5}, "eps_low must lie"),
+        ("gspo", {"clip_low": 1.5}, "clip_low must lie"),
         ("turn_ppo", {"gamma": 2.0}, "turn_ppo: gamma and lam"),
         ("bilevel_ppo", {"token_lam": 2.0}, "token_gamma and token_lam"),
         ("dapo", {"overlong_buffer": 9, "max_tokens": 8}, "at most max_tokens = 8"),

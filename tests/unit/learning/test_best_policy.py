@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imagination.learning.best_policy import BestPolicy, split_starts
+from imagination.learning.trainer import BestPolicy, split_starts
 from imagination.rollout.dream_env import Start, dream_starts
 from real_envs.trajectory import StopReason, Turn
 from tests.support.rooms_world import rooms_log

@@ -26,7 +26,7 @@ from imagination.settings.compose import load_config
 
 
 def test_the_settings_know_every_algorithm_and_every_setting_of_the_registry() -> None:
-    """Settings are declared by hand, as a command line must answer before torch is loaded."""
+    """Names and parts are declared where torch is not loaded, as a command line must answer before that."""
     assert set(get_args(AlgorithmName)) == set(ALGORITHMS)
     of_algorithms = {key for member in ALGORITHMS.values() for key in member.settings}
     assert {f.name for f in fields(AlgorithmSettings)} == of_algorithms | set(TRAINERS)
@@ -60,7 +60,7 @@ def test_zero_is_none_where_nothing_else_can_be_typed() -> None:
     [
         ({"name": "grpo", "value_coef": 1.0}, r"algorithm\.value_coef is no setting of grpo: .* ppo, st_ppo, turn_ppo"),
         ({"name": "ppo", "normalise_std": False}, r"normalise_std is no setting of ppo: .* one of grpo, dr_grpo"),
-        ({"name": "grpo", "clip_low": 1.5}, r"algorithm: eps_low must lie in \[0, 1\]"),
+        ({"name": "grpo", "clip_low": 1.5}, r"algorithm: clip_low must lie in \[0, 1\]"),
         ({"name": "grpo", "tis_cap": 0.5}, r"tis_cap must be 1 or more, or 0"),
         ({"name": "gigpo", "advantage_mask": False}, r"gigpo judges turns: leave it out"),
         ({"name": "turn_ppo", "advantage_mask": False}, r"turn_ppo judges turns"),

@@ -62,7 +62,7 @@ def test_the_mismatch_is_that_of_the_first_minibatch_before_any_step() -> None:
     rows = grpo_rows(model)
     with torch.no_grad():
         scores = [scored(model, row.ids, 1.0) for row in rows]
-    d = [rows[r].behavior_logprobs[t] - float(scores[r][t]) for r, t in own_tokens(rows)]
+    d = [float(rows[r].behavior_logprobs[t] - scores[r][t]) for r, t in own_tokens(rows)]
     for cap, epochs in ((0.0, 1), (CAP, 1), (CAP, 3)):
         train = replace(DEFAULTS, epochs=epochs)
         _, metrics = update(copy.deepcopy(model), [*rows, *EXPERTS], train=train, tis_cap=cap, nudge=0.3)

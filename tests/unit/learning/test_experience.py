@@ -18,14 +18,14 @@ from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.experience import (
     anchors,
     compared_expert_row,
+    informative_groups,
     policy_row,
     policy_rows,
-    telling_groups,
     turn_weights,
 )
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.settings import AlgorithmSettings
-from policy.lm.batch import collate
+from policy.lm.batch import SOURCES, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
@@ -133,10 +133,10 @@ def test_a_malformed_prediction_costs_the_action_that_provoked_it() -> None:
     """What was earned before it stays earned; the last action, which nothing answered, is trained, and ends at 0."""
     row = policy_row(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])), 1.0)
     assert row is not None
-    assert list(row.rewards) == [0, 0.5, 0, 0, 0, 0]
+    assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
     assert not row.truncated
-    assert telling_groups([episode([], INVALID, trace=ONE), episode([1.0], trace=ONE)]) == 1
+    assert informative_groups([episode([], INVALID, trace=ONE), episode([1.0], trace=ONE)]) == 1
 
 
 def test_truncated_episodes_are_episodes() -> None:
@@ -194,8 +194,8 @@ def test_groups_that_tell_something_are_counted() -> None:
     broken = [episode([1.0], group="broken", trace=ONE), episode([0.0], CRASH, group="broken", trace=ONE)]
     copied = [episode([r, 0.0], group="copied", trace=trace("SSA", [1]), prefix=1) for r in (0.0, 0.75)]
     different = [episode([r], group="different", trace=ONE) for r in (1.0, 1.0, 0.0)]
-    assert telling_groups([*same, *broken, *copied]) == 0
-    assert telling_groups([*different, *same, *broken, *copied]) == 1
+    assert informative_groups([*same, *broken, *copied]) == 0
+    assert informative_groups([*different, *same, *broken, *copied]) == 1
 
 
 def test_turns_of_equal_observations_have_equal_anchors() -> None:
@@ -220,19 +220,23 @@ def test_a_row_by_hand() -> None:
     s = [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
     assert batch.action_mask[0].long().tolist() == batch.rl_weight[0].tolist() == s
     assert batch.advantages[0].tolist() == [2.0 * x for x in s]
-    assert batch.rewards[0].tolist() == [0] * 10 + [1.0]
+    assert batch.rewards[0].tolist() == [0, 1.0, 0]
+    assert batch.turns[0].tolist() == [-1, -1, -1, 0, 0, -1, -1, -1, 1, 1, 1]
     expected = [-(i + 1) / 10 if mine else math.nan for i, mine in enumerate(s)]
     assert batch.behavior_logprobs[0].tolist() == pytest.approx(expected, nan_ok=True)
     assert not batch.ce_weight.any()
     assert not batch.truncated.any()
-    assert batch.source == [Source.DREAM]
+    assert batch.source.tolist() == [SOURCES.index(Source.DREAM)]
 
 
 def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
-    """Not on an end token that the loop forced, not on the observation that brought it, and not on another turn's."""
+    """Not on an end token that the loop forced, not on the observation that brought it, and not on another turn's: with
+    no discount to come, the return of the last token of a turn is what is earned from there on."""
     row = policy_row(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])), 0.0)
     assert row is not None
-    assert list(row.rewards) == [0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0.25, 0]
+    assert row.rewards.tolist() == [0.5, 0, 0.25, 0]
+    batch = credited([row], build_algorithm(AlgorithmSettings("reinforce", gamma=0.5)))
+    assert batch.advantages[0].tolist() == [0, 0.25 + 1 / 64, 0.5 + 1 / 32, *[0] * 3, 1 / 16, *[0] * 3, 0.125, 0.25, 0]
 
 
 @pytest.mark.parametrize(
@@ -242,8 +246,8 @@ def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, 
     """A critic bootstraps from it. After the world's end there is no state to keep."""
     row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])), 1.0)
     assert row is not None
-    assert len(row.ids) == len(row.rl_weight) == len(row.rewards) == length
-    assert row.truncated is truncated
+    assert len(row.ids) == len(row.rl_weight) == length
+    assert bool(row.truncated) is truncated
     assert sum(row.rl_weight) == 2
 
 
@@ -252,7 +256,7 @@ def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed
     row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])), 1.0)
     assert row is not None
     assert list(row.ids) == [100, 101, 102, 103]
-    assert list(row.rewards) == [0, 0.5, 0, 0]
+    assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0]
     assert row.truncated
     assert policy_row(episode([], C, trace=trace("SESAA", [0, 0])), 1.0) is None  # there was no action but that
@@ -282,11 +286,11 @@ def test_to_end_a_dream_by_doubt_is_no_way_to_save_costs(stop: StopReason) -> No
     """Eight turns of -0.1 are what the log knows: doubt costs as much from wherever it comes."""
     worst = worst_returns([[-0.1] * 8, [-0.1, 0.9]], 8)
     assert worst == pytest.approx([-0.1 * n for n in range(9)])
-    pay = RewardShaping(worst=worst, longest=8)
+    shaping = RewardShaping(worst=worst, longest=8)
     honest = costly(8, L)
     for k in range(1, 9):
         doubted = costly(k - (stop is not U), stop)
-        rows = policy_rows([doubted, honest, honest], pay=pay)
+        rows = policy_rows([doubted, honest, honest], shaping=shaping)
         assert sum(rows[0].rewards) <= sum(rows[1].rewards) + 1e-6
         found = credited(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)))
         assert found.advantages[0].max() <= 1e-6
@@ -295,8 +299,8 @@ def test_to_end_a_dream_by_doubt_is_no_way_to_save_costs(stop: StopReason) -> No
 
 
 def test_judgements_that_cost_something_cost_it_for_the_turns_given_up_too() -> None:
-    pay = RewardShaping(process="confidence", longest=8)
-    rows = policy_rows([costly(1, U, 0.0, confidence=0.5), costly(8, L, 0.0, confidence=1.0)], pay=pay)
+    shaping = RewardShaping(process="confidence", longest=8)
+    rows = policy_rows([costly(1, U, 0.0, confidence=0.5), costly(8, L, 0.0, confidence=1.0)], shaping=shaping)
     algorithm = build_algorithm(AlgorithmSettings("reinforce"))
     doubted, honest = credited(rows, algorithm, process_coef=-0.1).advantages.tolist()
     assert max(doubted, key=abs) == pytest.approx(-0.05 - 7 * 0.1)  # its own, and seven of the worst
@@ -307,7 +311,8 @@ def test_judgements_that_cost_something_cost_it_for_the_turns_given_up_too() -> 
 
 def test_a_dream_that_breaks_at_its_first_action_has_judgements_as_the_others_do() -> None:
     """There is no turn to judge; without an entry for the action that broke it, the update would end in an error."""
-    rows = policy_rows([costly(0, INVALID), costly(8, L, 0.0, confidence=1.0)], pay=RewardShaping(process="confidence"))
+    shaping = RewardShaping(process="confidence")
+    rows = policy_rows([costly(0, INVALID), costly(8, L, 0.0, confidence=1.0)], shaping=shaping)
     found = credited(rows, build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
     assert found.advantages.amax(1).tolist() == pytest.approx([0.0, 0.8])
 
@@ -330,7 +335,7 @@ def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
     """The log's actions are scaffold there: their rewards have no token to stand on, and were not earned."""
     row = policy_row(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])), 1.0)
     assert row is not None
-    assert list(row.rewards) == [0, 0, 0, 0, 0, 0.25]
+    assert row.rewards.tolist() == [0, 0, 0.25, 0]
 
 
 @pytest.mark.parametrize("failure", OUTAGES)
@@ -376,7 +381,7 @@ def test_an_expert_row_by_hand() -> None:
     for absent in (batch.rl_weight, batch.advantages, batch.rewards):
         assert not absent.any()
     assert not batch.truncated.any()
-    assert batch.source == [Source.EXPERT]
+    assert batch.source.tolist() == [SOURCES.index(Source.EXPERT)]
 
 
 @pytest.mark.parametrize(
@@ -401,8 +406,9 @@ def test_an_expert_is_judged_within_the_group_of_its_task(own: list[float], judg
 
 def test_a_solved_episode_of_any_source_can_be_imitated_as_an_experts() -> None:
     """Shares of the batch are counted by source, so the row says in which role it is there."""
-    assert imitation_row(CHAT, episode([1.0], source=Source.REAL)).source is Source.REAL
-    assert imitation_row(CHAT, episode([1.0], source=Source.REAL), Source.EXPERT).source is Source.EXPERT
+    played = episode([1.0], source=Source.REAL)
+    assert imitation_row(CHAT, played).source == SOURCES.index(Source.REAL)
+    assert imitation_row(CHAT, played, Source.EXPERT).source == SOURCES.index(Source.EXPERT)
 
 
 # --- doubt ---
@@ -433,8 +439,8 @@ def test_only_the_weights_of_a_row_change() -> None:
     plain, weighed = policy_row(episode_, 2.0), policy_row(episode_, 2.0, min_weight=0.3)
     assert plain is not None
     assert weighed is not None
-    assert plain.rl_weight == [0, 1, 0, 1, 0, 1, 0]
-    assert weighed.rl_weight == pytest.approx([0, 1, 0, 0.5, 0, 0.3, 0])
+    assert plain.rl_weight.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    assert weighed.rl_weight.tolist() == pytest.approx([0, 1, 0, 0.5, 0, 0.3, 0])
     assert str(replace(weighed, rl_weight=plain.rl_weight)) == str(plain)  # as text: NaN is not NaN
     surest = policy_row(doubtful([1.0, 1.0, 1.0]), 2.0, min_weight=0.3)
     assert surest is not None

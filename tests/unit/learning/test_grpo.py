@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from imagination.learning.algorithms import algorithm
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
@@ -54,7 +55,7 @@ def test_the_gradient_is_that_of_the_plain_loop(temperature: float) -> None:
     model = make_model()
     rows = grpo_rows(model, temperature)
     loss = plain_rl(model, rows, temperature) + 0.3 * plain_imitation(model, EXPERTS)
-    assert_same(gradient(model, [*rows, *EXPERTS], temperature=temperature), gradients_of(loss, model))
+    assert_same(gradient(model, [*rows, *EXPERTS]), gradients_of(loss, model))
 
 
 @pytest.mark.parametrize(("micro_tokens", "batches"), [(1, 7), (36, 3), (10**6, 1)])
@@ -88,7 +89,7 @@ def test_masked_tokens_have_exactly_no_gradient() -> None:
 
     def junk(row: Row, number: float) -> Row:
         hidden = [not m for m in row.action_mask]
-        if not row.rl_weight:
+        if not len(row.rl_weight):
             return row
         return replace(
             row,
@@ -113,7 +114,6 @@ def test_tokens_after_the_last_trained_one_change_nothing() -> None:
             behavior_logprobs=[*row.behavior_logprobs, *[math.nan] * 9],
             advantages=[*row.advantages, *[0.0] * 9],
             rl_weight=[*row.rl_weight, *[0.0] * 9],
-            rewards=[*row.rewards, *[0.0] * 9],
             turns=[*row.turns, *[-1] * 9],
         )
         for row in rows
@@ -150,8 +150,8 @@ def test_the_kl_term_holds_the_policy_to_its_reference() -> None:
     """Its gradient is that of the plain loop, over the trained tokens only, at the sampling temperature."""
     model, reference = make_model(), make_model(seed=1).requires_grad_(False)
     rows = grpo_rows(model, 1.3)
-    algorithm = AlgorithmSettings(kl_coef=0.4)
-    (got,), metrics = update(model, [*rows, *EXPERTS], algorithm, temperature=1.3, reference=reference)
+    settings = AlgorithmSettings(kl_coef=0.4)
+    (got,), metrics = update(model, [*rows, *EXPERTS], settings, reference=reference)
     kl = plain_kl(model, reference, rows, 1.3)
     loss = plain_rl(model, rows, 1.3) + 0.4 * kl + 0.3 * plain_imitation(model, EXPERTS)
     assert_same(got, gradients_of(loss, model))
@@ -170,7 +170,7 @@ def test_a_policy_that_is_its_reference_feels_no_kl() -> None:
 def test_the_reference_is_neither_trained_nor_saved() -> None:
     """As a submodule it would be in the optimiser and in every checkpoint."""
     model, reference = make_model(), make_model(seed=1)
-    module = PolicyModule(model, AlgorithmSettings(kl_coef=1.0), DEFAULTS, lambda i, m: None, reference=reference)
+    module = PolicyModule(model, algorithm("grpo", kl_coef=1.0), DEFAULTS, lambda i, m: None, reference=reference)
     mine = {id(p) for p in module.parameters()}
     assert mine == {id(p) for p in model.parameters()}
     assert set(module.state_dict()) == {f"model.{name}" for name in model.state_dict()}

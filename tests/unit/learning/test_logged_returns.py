@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from imagination.learning.algorithms import ALGORITHMS, Algorithm
-from imagination.learning.critic import critic_values
-from imagination.learning.logged_returns import logged_rows, logged_transitions, with_returns
+from imagination.learning.critic import critic_values, logged_rows, logged_transitions, with_returns
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import RowBatch
 from policy.lm.render import ChatFormat, policy_prompt

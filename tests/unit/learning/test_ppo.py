@@ -40,7 +40,9 @@ def plain_critic(
         after = (hidden @ value[:-1] + value[-1]).tolist()
         own = [t for t, m in enumerate(row.action_mask) if m]
         v = [after[t - 1] for t in own] + [after[-1] if row.truncated else 0.0]
-        delta = [row.rewards[t] + gamma * v[i + 1] - v[i] for i, t in enumerate(own)]
+        last = {int(row.turns[t]): t for t in own}  # of each turn
+        earned = [float(row.rewards[row.turns[t]]) if last[int(row.turns[t])] == t else 0.0 for t in own]
+        delta = [earned[i] + gamma * v[i + 1] - v[i] for i in range(len(own))]
         a = [sum((gamma * lam) ** k * d for k, d in enumerate(delta[i:])) for i in range(len(own))]
         advantages.append(dict(zip(own, a, strict=True)))
         returns.append({t: a[i] + v[i] for i, t in enumerate(own)})

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.learning.algorithms import ALGORITHMS, build_algorithm
-from imagination.learning.progress_attribution import Progress, turn_states
+from imagination.learning.policy_module import Progress, turn_states
 from imagination.settings import AlgorithmSettings, ProgressSettings
 from policy.lm.batch import Row, collate
+from real_envs.trajectory import Source
 from tests.support.plain import DEFAULTS, EXPERTS, assert_same, credited, make_model, random_ids, rl_row, update
 
 ON = ProgressSettings(enabled=True, hidden=8, lr=0.02, steps=30)
@@ -38,7 +39,7 @@ def plain_states(model: Any, rows: list[Row]) -> dict[tuple[int, int], torch.Ten
     for r, row in enumerate(rows):
         with torch.no_grad():
             hidden = model.model(torch.tensor([list(row.ids)])).last_hidden_state[0]
-        for position, turn in enumerate(row.turns):
+        for position, turn in enumerate(row.turns.tolist()):
             if turn >= 0:
                 found[r, turn] = hidden[position]
     return found
@@ -63,12 +64,9 @@ def test_what_follows_an_episodes_last_action_describes_no_turn(extra: int, seed
     """The answer to the last action is not in the state that is to say what the action was worth; nor is padding."""
     model = make_model()
     rows = rows_of(model)
-    longer = [
-        replace(row, ids=[*row.ids, *random_ids(extra, seed)], turns=[*row.turns, *[-1] * extra],
-                action_mask=[*row.action_mask, *[False] * extra]) if r == 0 else row
-        for r, row in enumerate(rows)
-    ]  # fmt: skip
-    longer = [Row(row.ids, row.action_mask, row.source, turns=row.turns) for row in longer]
+    first, *others = rows
+    ids, turns = [*first.ids, *random_ids(extra, seed)], [*first.turns, *[-1] * extra]
+    longer = [Row(ids, [*first.action_mask, *[False] * extra], Source.DREAM, turns=turns), *others]
     got, plain = (turn_states(collate(one, pad=0), model, 10**6)[0] for one in (longer, rows))
     torch.testing.assert_close(got, plain, atol=1e-5, rtol=1e-5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from imagination.learning.recorded import Recorded
+from imagination.learning.experience import Recorded
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
 
 TRACE = Trace((1,), (Owner.AGENT,), (-0.5,), (0,), 1.0)

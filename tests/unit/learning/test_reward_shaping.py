@@ -10,10 +10,10 @@ import torch
 
 from imagination.learning.algorithms import Episodes, algorithm, build_algorithm
 from imagination.learning.algorithms.advantage import with_penalties
-from imagination.learning.algorithms.loss import Kl, Sampling
-from imagination.learning.experience import policy_row, policy_rows, telling_groups
+from imagination.learning.experience import informative_groups, policy_row, policy_rows
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
+from imagination.settings.algorithm_parts import Kl, Sampling
 from real_envs.trajectory import StopReason
 from tests.support.dreamed import dream
 from tests.support.plain import credited
@@ -52,18 +52,18 @@ def test_an_episode_adds_up_to_the_tier_of_its_outcome_by_a_plain_loop() -> None
 
 def test_equal_outcomes_are_equal_to_the_bit_however_they_were_climbed() -> None:
     """By rounding alone a group of equals would look informative, and its advantages would be noise over noise."""
-    pay = RewardShaping(((0.2, 0.1), (0.4, 0.4), (0.9, 1.1)))
+    shaping = RewardShaping(((0.2, 0.1), (0.4, 0.4), (0.9, 1.1)))
     ways = [[1.0], [0.2, 0.2, 0.5], [0.4, 0.6], [0.3, 0.0, 0.7], [0.2, 0.75]]
     episodes = [dream(rewards) for rewards in ways]
-    assert telling_groups(episodes) == 1
-    assert telling_groups(episodes, pay) == 0
+    assert informative_groups(episodes) == 1
+    assert informative_groups(episodes, shaping) == 0
     grpo = build_algorithm(AlgorithmSettings())
-    assert not credited(policy_rows(episodes, pay=pay), grpo).rl_weight.any()
-    assert credited(policy_rows([*episodes, dream([0.3])], pay=pay), grpo).rl_weight.any()
+    assert not credited(policy_rows(episodes, shaping=shaping), grpo).rl_weight.any()
+    assert credited(policy_rows([*episodes, dream([0.3])], shaping=shaping), grpo).rl_weight.any()
 
 
 def test_a_failed_episode_has_no_row_whatever_it_reached() -> None:
-    assert policy_row(dream([1.0], stop=StopReason.ENGINE_FAILED), pay=RewardShaping(TIERS)) is None
+    assert policy_row(dream([1.0], stop=StopReason.ENGINE_FAILED), shaping=RewardShaping(TIERS)) is None
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_judgements_are_added_to_what_turns_earned() -> None:
     """Two own turns after one of the log, and an action that broke the dream: 0.2 * judgement, each on its turn."""
     info: list[dict[str, float | str | bool]] = [{}, {"confidence": 0.5}, {"confidence": 1.0, "outcome_by": "model"}]
     played = dream([0.9, 0.0, 1.0], info, prefix=1, stop=StopReason.PREDICTION_INVALID, unanswered=True)
-    row = policy_row(played, pay=RewardShaping(process="confidence"))
+    row = policy_row(played, shaping=RewardShaping(process="confidence"))
     assert row is not None
     assert list(row.process) == pytest.approx([math.nan, 0.5, 1.0, 0.0], nan_ok=True)
     reinforce = build_algorithm(AlgorithmSettings("reinforce"))
@@ -103,11 +103,11 @@ def test_judgements_are_added_to_what_turns_earned() -> None:
 
 def test_what_was_not_judged_is_not_zero() -> None:
     with pytest.raises(UserError, match=r"turn 1 of episode e has no such number, only confidence; set train\.process"):
-        policy_row(dream([0, 0], [{"x": 1.0}, {"confidence": 0.5, "by": "me"}]), pay=RewardShaping(process="x"))
+        policy_row(dream([0, 0], [{"x": 1.0}, {"confidence": 0.5, "by": "me"}]), shaping=RewardShaping(process="x"))
     with pytest.raises(UserError, match="none at all"):
-        policy_row(dream([0.0], [{"x": "words"}]), pay=RewardShaping(process="x"))
+        policy_row(dream([0.0], [{"x": "words"}]), shaping=RewardShaping(process="x"))
     with pytest.raises(UserError, match="no such number"):
-        policy_row(dream([0.0], [{"x": math.nan}]), pay=RewardShaping(process="x"))
+        policy_row(dream([0.0], [{"x": math.nan}]), shaping=RewardShaping(process="x"))
     with pytest.raises(ValueError, match="no finite process reward"):
         credited(policy_rows([dream([0.0])]), build_algorithm(AlgorithmSettings("reinforce")), process_coef=0.1)
 
@@ -115,7 +115,7 @@ def test_what_was_not_judged_is_not_zero() -> None:
 def test_judgements_do_not_make_a_group_of_equals_informative() -> None:
     """What a group teaches is decided by what the environment paid, as with a penalty for length."""
     info: list[dict[str, float | str | bool]] = [{"confidence": 0.3}, {"confidence": 0.9}]
-    rows = policy_rows([dream([1.0], info[k:]) for k in range(2)], pay=RewardShaping(process="confidence"))
+    rows = policy_rows([dream([1.0], info[k:]) for k in range(2)], shaping=RewardShaping(process="confidence"))
     assert not credited(rows, build_algorithm(AlgorithmSettings()), process_coef=0.5).rl_weight.any()
     kept = credited(rows, build_algorithm(AlgorithmSettings(drop_equal_groups=False)), process_coef=0.5)
     assert [max(gains, key=abs) for gains in kept.advantages.tolist()] == pytest.approx([-0.7068, 0.7068], abs=1e-3)
@@ -143,7 +143,7 @@ def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:
 def test_refusals_are_told_by_their_words() -> None:
     said = ["You can't go that way.", "A hall.", "That's not a verb."]
     played = dream([0, 0, 0], said=said, stop=StopReason.CONTEXT_LIMIT, unanswered=True)
-    row = policy_row(played, pay=RewardShaping(refusals="^(You can't|That's not)"))
+    row = policy_row(played, shaping=RewardShaping(refusals="^(You can't|That's not)"))
     assert row is not None
     assert list(row.carried_out) == [False, True, False, False]
     assert RewardShaping().carried_out(dream([0.0])) == []

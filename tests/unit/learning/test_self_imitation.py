@@ -20,14 +20,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import build_algorithm
-from imagination.learning.credit import trained_rows
-from imagination.learning.experience import policy_rows
+from imagination.learning.experience import policy_rows, trained_rows
 from imagination.learning.losses import replay_loss
 from imagination.learning.metrics import realised_shares
 from imagination.learning.self_imitation import Replays, SelfImitationBuffer, replay_row
 from imagination.rollout.schedules import added_episodes
 from imagination.settings import AlgorithmSettings, SelfImitationSettings, TrainSettings
-from policy.lm.batch import Row, collate
+from policy.lm.batch import SOURCES, Row, collate
 from real_envs.trajectory import Source, StopReason
 from tests.support.dreamed import dream
 from tests.support.plain import (
@@ -53,8 +52,8 @@ TRAIN = replace(DEFAULTS, self_imitation=SelfImitationSettings(**AGAIN))
 
 def replayed(model: PreTrainedModel, temperature: float = 1.0) -> list[Row]:
     """Ratios to the recorded log-probs lie on both sides of the clip."""
-    rows = [rl_row(model, "..AAA.AA", 0.0, 11, temperature=temperature), rl_row(model, ".A..AAAA", 0.0, 12)]
-    again = [replay_row(row) for row in rows]
+    masks = (("..AAA.AA", 11), (".A..AAAA", 12))
+    again = [replay_row(rl_row(model, mask, 0.0, seed, temperature=temperature)) for mask, seed in masks]
     return [
         replace(row, advantages=[gain * w for w in row.replay_weight])
         for row, gain in zip(again, (0.5, 0.9), strict=True)
@@ -127,7 +126,7 @@ def test_the_gradient_is_that_of_the_plain_loop(temperature: float, micro_tokens
     loss = loss + 0.6 * plain_replay(model, again, temperature)
     train = replace(TRAIN, micro_tokens=micro_tokens)
     assert_same(
-        gradient(model, [*rows, again[0], *EXPERTS, again[1]], train=train, temperature=temperature),
+        gradient(model, [*rows, again[0], *EXPERTS, again[1]], train=train),
         gradients_of(loss, model),
     )
 
@@ -167,14 +166,13 @@ def test_a_replay_is_not_judged_again() -> None:
     """It enters no mean of a group, and has no log-probs of the policy before the update."""
     model = make_model()
     rows = [replace(row, group=k % 2) for k, row in enumerate(grpo_rows(model))]
-    rows = [replace(row, rewards=[float(k == 0)] * len(row.ids)) for k, row in enumerate(rows)]
-    rows = [replace(r, rewards=[x * (t >= 0) for x, t in zip(r.rewards, r.turns, strict=True)]) for r in rows]
+    rows = [replace(row, rewards=torch.full_like(row.rewards, float(k == 0))) for k, row in enumerate(rows)]
     grpo = build_algorithm(AlgorithmSettings())
     again = replayed(model)
     alone, mixed, batch = credited(rows, grpo), credited([*again, *rows], grpo), collate(again, pad=0)
     assert trained_rows(mixed)[:2] == [0, 1]
     for name in ("advantages", "rl_weight", "returns", "learned"):
-        column, width = getattr(mixed, name), batch.input_ids.shape[1]
+        column, width = getattr(mixed, name), batch.ids.shape[1]
         torch.testing.assert_close(column[2:], getattr(alone, name), rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(column[:2, :width], getattr(batch, name), rtol=0, atol=0, equal_nan=True)
     assert not batch.rl_weight.any()
@@ -270,11 +268,11 @@ def test_what_is_replayed_by_hand() -> None:
     assert replays.draw(0, 9) == []
     assert replays.add(0, played([0.0, 0.25, 1.0])) == {"replays_kept": 1, "replay_baseline": 0.25}
     (row,) = replays.draw(1, 9)
-    assert row.source is Source.REPLAY
+    assert row.source == SOURCES.index(Source.REPLAY)
     assert list(row.replay_weight) == [0, 1, 0, 1]
     assert list(row.advantages) == [0, 0.75, 0, 0.75]
     assert list(row.behavior_logprobs) == pytest.approx([math.nan, -0.5, math.nan, -0.5], nan_ok=True)
-    assert not any(row.rl_weight)
+    assert not row.rl_weight.any()
     assert replays.add(1, played([0.5, 0.5, 0.5])) == {"replays_kept": 1, "replay_baseline": 0.5}
     assert [max(row.advantages) for row in replays.draw(2, 9)] == [0.5]  # against the median of now
     assert replays.draw(3, 9) == []

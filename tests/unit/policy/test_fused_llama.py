@@ -74,7 +74,7 @@ def test_wanted_states_are_those_of_all() -> None:
     mask[0, 9], mask[1, 3], mask[4, 17] = True, True, True
     found = hidden_before(model, ids, real, mask)
     everything = encode(model, ids, real)
-    expected = torch.stack([everything.states[everything.index[r, t - 1]] for r, t in ((0, 9), (1, 3), (4, 17))])
+    expected = torch.stack([everything.states[everything.which[r, t - 1]] for r, t in ((0, 9), (1, 3), (4, 17))])
     torch.testing.assert_close(found.states[found.which], expected, rtol=1e-10, atol=1e-12)
 
 

@@ -126,11 +126,11 @@ def test_states_of_all_tokens_for_a_critic() -> None:
     model, rows = make_model("llama"), ROWS["a group"]
     ids, real = batch_of(rows, width=40)
     encoded = encode(model, ids, real)
-    assert encoded.index.shape == (5, 40)
+    assert encoded.which.shape == (5, 40)
     for r, row in enumerate(rows):
         with torch.no_grad():
             expected = decoder(model)(torch.tensor([row]), use_cache=False).last_hidden_state[0]
-        torch.testing.assert_close(encoded.states[encoded.index[r, : len(row)]], expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(encoded.states[encoded.which[r, : len(row)]], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_is_computed_twice() -> None:

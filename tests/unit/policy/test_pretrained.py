@@ -88,7 +88,7 @@ def test_an_episode_is_rendered_as_its_own_template_does(loaded: tuple[Any, PreT
     whole = tokenizer.apply_chat_template(messages, tokenize=False)
     assert isinstance(whole, str)
     assert whole.startswith(read)
-    made = [tokenizer.decode([i for i, m in zip(row.ids, row.action_mask, strict=True) if m])]
+    made = [tokenizer.decode([i for i, m in zip(row.ids.tolist(), row.action_mask.tolist(), strict=True) if m])]
     assert made == ["".join(turn.action + "<|im_end|>" for turn in episode.turns)]
     texts = [episode.start, *(prediction_text(turn) for turn in episode.turns), "Ünïcode → 12.50 €, two  spaces ."]
     assert [chat.decode(chat.encode(text)) for text in texts] == texts

@@ -13,7 +13,7 @@ import torch
 
 from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
-from imagination.learning.metrics import lost_to_doubt, useful_turns
+from imagination.learning.metrics import turns_lost, useful_turns
 from imagination.rollout.play import Episode, Provenance
 from imagination.settings import Config, UserError
 from imagination.settings.compose import load_config
@@ -31,7 +31,7 @@ def test_turns_lost_by_hand() -> None:
     """Of ten turns: three of which the last is doubted, so eight are missing; the others end as they should."""
     played = [dream(3, UNSURE), dream(3, LIMIT), dream(1, UNSURE, prefix=4), dream(2, StopReason.TERMINATED)]
     assert [useful_turns(t) for t in played] == [2, 3, 0, 2]
-    assert lost_to_doubt(played, 10) == 8 + 10
+    assert turns_lost(played, 10) == 8 + 10
 
 
 class Scripted(ExperienceCollector):
@@ -61,7 +61,7 @@ class Scripted(ExperienceCollector):
 
     def rounds(self, missing: int) -> list[tuple[int, int, float]]:
         played = [dream(11 - min(missing - 10 * k, 10), UNSURE) for k in range(-(-missing // 10))]
-        assert lost_to_doubt(played, 10) == missing
+        assert turns_lost(played, 10) == missing
         asyncio.run(self._branches(0, random.Random(0), Provenance(Source.DREAM), 10, played))
         return self.asked
 

@@ -32,9 +32,12 @@ EPISODE = Trajectory(
 
 def test_the_env_owned_tokens_of_a_row_are_the_edits() -> None:
     row = world_model_row(CHAT, EPISODE, [1.0, 2.0, 0.0, 4.0], EditFormat())
-    trained = [i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight]
+    trained = row.ids[row.ce_weight != 0].tolist()
     assert CHAT.decode(trained) == "".join(ANSWERS[:2] + ANSWERS[3:])
-    by_weight = {w: CHAT.decode([i for i, x in zip(row.ids, row.ce_weight, strict=True) if x == w]) for w in (2.0, 4.0)}
+    by_weight = {
+        w: CHAT.decode([i for i, x in zip(row.ids.tolist(), row.ce_weight.tolist(), strict=True) if x == w])
+        for w in (2.0, 4.0)
+    }
     assert by_weight == {2.0: ANSWERS[1], 4.0: ANSWERS[3]}
     assert EditFormat().answers(EPISODE.start, TURNS) == ANSWERS
 
@@ -53,7 +56,7 @@ def test_a_dream_reads_what_a_row_trained_on() -> None:
     asyncio.run(play())
     for asked, answer in zip(engine.prompts, ANSWERS, strict=True):
         whole = [*asked, *CHAT.encode(answer), CHAT.stop]
-        assert list(row.ids[: len(whole)]) == whole
+        assert row.ids[: len(whole)].tolist() == whole
 
 
 def test_what_an_edit_made_stands_in_the_prompt_in_full_and_is_trained_by_nobody() -> None:
@@ -65,7 +68,10 @@ def test_what_an_edit_made_stands_in_the_prompt_in_full_and_is_trained_by_nobody
     brief = CHAT.decode(prompt_tokens(CHAT, EditFormat(in_full=False), EPISODE.start, TURNS[:3], "go east").ids)
     assert "Go east.\n> " not in brief.replace(HALL, "")
     full, short = (world_model_row(CHAT, EPISODE, [1.0] * 4, EditFormat(kind)) for kind in (True, False))
-    trained = [[i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight] for row in (full, short)]
+    trained = [
+        [i for i, weight in zip(row.ids.tolist(), row.ce_weight.tolist(), strict=True) if weight]
+        for row in (full, short)
+    ]
     assert trained[0] == trained[1]
 
 

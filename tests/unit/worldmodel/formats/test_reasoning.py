@@ -93,7 +93,7 @@ def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
     episode, first, last = world_model_rows(BYTES, EPISODE, weights, ReasoningFormat(FullObservation(), 60))
 
     def trained(row: Row) -> dict[float, str]:
-        weighed = list(zip(row.ids, row.ce_weight, strict=True))
+        weighed = list(zip(row.ids.tolist(), row.ce_weight.tolist(), strict=True))
         return {w: BYTES.tokenizer.decode([id for id, v in weighed if v == w]) for _, w in weighed if w}
 
     assert trained(episode) == {3.0: "-= Hall =-\n[reward=0]<|end|>"}  # the line before it is not taught
@@ -111,7 +111,8 @@ def test_a_row_for_each_thought_and_one_for_the_turns_without() -> None:
 def test_turns_that_weigh_nothing_have_no_row_and_without_reasoning_all_is_as_before() -> None:
     assert len(world_model_rows(BYTES, EPISODE, [0.0, 1.0, 0.0], ReasoningFormat(FullObservation(), 60))) == 1
     (row,) = world_model_rows(BYTES, EPISODE, [1.0, 2.0, 3.0])
-    assert row == world_model_row(BYTES, EPISODE, [1.0, 2.0, 3.0])
+    alone = world_model_row(BYTES, EPISODE, [1.0, 2.0, 3.0])
+    assert (row.ids.tolist(), row.ce_weight.tolist()) == (alone.ids.tolist(), alone.ce_weight.tolist())
     assert DELIMITER not in BYTES.tokenizer.decode(row.ids)
     assert answers_with_reasoning(FullObservation(), HALL, TURNS) == FullObservation().answers(HALL, TURNS)
 

@@ -118,7 +118,7 @@ def test_training_and_dreams_read_the_same_prompt() -> None:
     mine = episode("mine", ("take lamp", "Gone."), ("sing", "Silence."), start="A dark hall with a lamp")
     form = RetrievalFormat(TransitionIndex(LOG), 2)
     row = world_model_row(CHAT, mine, [1.0, 1.0], form)
-    trained = [i for i, weight in zip(row.ids, row.ce_weight, strict=True) if weight]
+    trained = [i for i, weight in zip(row.ids.tolist(), row.ce_weight.tolist(), strict=True) if weight]
     assert CHAT.decode(trained) == "Gone.\n[reward=0]Silence.\n[reward=0]"
     answers = ["Gone.\n[reward=0]", "Silence.\n[reward=0]"]
     engine = Says(*answers)
@@ -127,7 +127,7 @@ def test_training_and_dreams_read_the_same_prompt() -> None:
         told = asyncio.run(model.predict(mine.start, mine.turns[:k], turn.action, 0))
         assert told.observation == turn.observation
         whole = [*engine.prompts[k], *CHAT.encode(answers[k]), CHAT.stop]
-        assert list(row.ids[: len(whole)]) == whole
+        assert row.ids[: len(whole)].tolist() == whole
     tokens = episode_tokens(CHAT, mine, form)
     scaffold = CHAT.decode([i for i, o in zip(tokens.ids, tokens.owners, strict=True) if o == Owner.SCAFFOLD])
     assert "[seen] take lamp: Taken: the brass lamp.\n[reward=0]\n" in scaffold
