@@ -15,8 +15,6 @@ class LanguageModelAgent:
     """A causal LM in a chat: observations are the user's turns, actions are the assistant's.
 
     Args:
-        engine: where tokens are sampled.
-        chat: the model's chat template, cut into token ids.
         max_action_tokens: an action that does not end by then is ended by force; the forced end token belongs to the
             scaffold and is not trained.
         temperature: 0 plays greedily.

@@ -95,25 +95,16 @@ def import_logs(config: Config, folder: Path) -> None:
 
 @dataclass(slots=True)
 class ImportReport:
-    """What an import did.
+    """What an import did."""
 
-    Attributes:
-        added, known: episodes that the log did not have yet, and those that it had.
-        rewards_added: episodes whose success became their last reward.
-        refused: records that are no episode; ``refusals`` are the first of them.
-        unknown: files of folders that are in no known format.
-        left_out: records by the name of a field that has no place in the log.
-        masks: distinct secrets by kind; ``None`` if nothing was masked.
-    """
-
-    added: int = 0
-    known: int = 0
-    rewards_added: int = 0
-    refused: int = 0
-    refusals: list[Refusal] = field(default_factory=list)
-    unknown: list[Refusal] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    masks: Mapping[str, int] | None = None
+    added: int = 0  # episodes that the log did not have yet
+    known: int = 0  # episodes that it had
+    rewards_added: int = 0  # episodes whose success became their last reward
+    refused: int = 0  # records that are no episode
+    refusals: list[Refusal] = field(default_factory=list)  # the first of them
+    unknown: list[Refusal] = field(default_factory=list)  # files of folders that are in no known format
+    left_out: Counter[str] = field(default_factory=Counter)  # records by a field that has no place in the log
+    masks: Mapping[str, int] | None = None  # distinct secrets by kind; ``None`` if nothing was masked
 
     def refuse(self, refusal: Refusal) -> None:
         self.refused += 1
@@ -157,14 +148,7 @@ class _Import:
         self._masking = Masking(_mask_key(run)) if config.imports.mask else None
 
     def run(self, unknown: list[Refusal]) -> tuple[ImportReport, Coverage, dict[str, Any]]:
-        """Imports, and writes ``coverage.json``, which is returned as well.
-
-        Args:
-            unknown: files of folders that are in no known format.
-
-        Raises:
-            UserError: see ``import_logs``.
-        """
+        """Imports, and writes ``coverage.json``, which is returned as well; raises as ``import_logs`` does."""
         settings, labels = self._settings, self._labels
         meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": labels.by}
         earlier = _earlier_log(self._run, meta)
@@ -305,11 +289,8 @@ def write_coverage(
 ) -> dict[str, Any]:
     """Writes ``coverage.json``, which is returned: the counts, and the retrieval baseline for tasks never seen.
 
-    The baseline (``looked_up``) is of a sample of a large log, and reads no held-out task.
-
-    Args:
-        coverage: of all episodes of the log.
-        outcomes: ``OutcomeLabels.to_json``.
+    The baseline (``looked_up``) is of a sample of a large log, and reads no held-out task. ``outcomes`` are those of
+    ``OutcomeLabels.to_json``.
     """
     train = store.splits.get(TRAIN, ())
     chosen = tasks_to_look_at({task: coverage.tasks[task] for task in train})
@@ -328,10 +309,7 @@ def _threshold(meta: Mapping[str, object]) -> float:
 
 
 def coverage_lines(coverage: Coverage, written: Mapping[str, Any]) -> list[str]:
-    """
-    Args:
-        written: ``coverage.json``.
-    """
+    """The report on a log; ``written`` is its ``coverage.json``."""
     rewards, lengths, success = written["rewards"], written["turns_per_episode"], written["success"]
     splits = ", ".join(f"{count} {split}" for split, count in written["tasks"].items())
     lines = [

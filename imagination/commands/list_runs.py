@@ -22,24 +22,15 @@ _INSIDE = {"games", "log", "models", "checkpoints", "tokenizer", "tensorboard", 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """One run.
+    """One run."""
 
-    Attributes:
-        run: its name, such as ``demo`` or ``demo-seeds/seed-0``.
-        chosen: what the user chose for it, such as ``["preset=tiny"]``.
-        settings: every key that is not as by default, with its value.
-        stages: each stage that was begun, and how it stands under these settings.
-        before, after: real success on the training tasks of the cloned and of the trained policy.
-        verdict: of the audit: yes, partly, no or unknown; ``None`` where there was none.
-    """
-
-    run: str
-    chosen: list[str]
-    settings: dict[str, Any]
-    stages: dict[str, str]
-    before: float | None
-    after: float | None
-    verdict: str | None
+    run: str  # its name, such as ``demo`` or ``demo-seeds/seed-0``
+    chosen: list[str]  # what the user chose for it, such as ``["preset=tiny"]``
+    settings: dict[str, Any]  # every key that is not as by default, with its value
+    stages: dict[str, str]  # each stage that was begun, and how it stands under these settings
+    before: float | None  # real success on the training tasks, of the cloned policy
+    after: float | None  # and of the trained one
+    verdict: str | None  # of the audit: yes, partly, no or unknown; ``None`` where there was none
 
 
 def list_runs(config: Config, folder: Path) -> None:

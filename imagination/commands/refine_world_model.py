@@ -1,13 +1,8 @@
 """Stage ``refine-world-model``: RL on how right its predictions of logged turns are (RLVR-World, arXiv 2505.13934).
 
-Supervised training makes logged words likely; dreams need the whole answer right. So the model answers the same logged
-action several times, each answer is checked against the log, and GRPO makes the right ones likelier. Only logged
-histories are continued, never its own words, and the result takes the place of the model only if it is no worse on
-held-out episodes.
-
-A model that reasons first (``worldmodel.reasoning_tokens``) samples a reasoning with each answer, and all that it
-sampled is trained by how right the answer is. Where it never ends a reasoning nothing is right, and nothing is learned
-but from logged episodes: ``malformed`` among the metrics says so.
+Supervised training makes logged words likely; dreams need the whole answer right. Only logged histories are continued,
+never its own words. A model that reasons first (``worldmodel.reasoning_tokens``) samples a reasoning with each answer,
+and all that it sampled is trained by how right the answer is; answers that never end one are ``malformed``.
 """
 
 from __future__ import annotations

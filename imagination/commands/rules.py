@@ -57,8 +57,7 @@ def find_rules(
 ) -> tuple[RuleSet, dict[str, Any]]:
     """The rules of a log, saved, and how they do on episodes that they were not mined from.
 
-    Args:
-        ask: a language model that proposes further ones, where it has a ``url``.
+    Where ``ask`` has a ``url``, a language model proposes further ones.
 
     Raises:
         UserError: the model or its key is missing, or no question was answered.

@@ -85,12 +85,7 @@ def open_world(config: Config, folder: Path) -> DreamWorld:
 
 
 def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str) -> str:
-    """What is printed once the server answers.
-
-    Args:
-        address: host and port.
-        locked: whether clients must show the token, which stands in ``variable``.
-    """
+    """What is printed once the server answers; ``locked``: clients must show the token, which ``variable`` holds."""
     user = f"any:<{variable}>@" if locked else ""
     return (
         f"dreams of {world.name} ({len(world.tasks)} tasks) at http://{address}; Ctrl-C ends it\n\n"

@@ -56,9 +56,7 @@ class Budget:
     def left(self, charged: int, seconds: float = 0.0) -> int:
         """Real steps that may still be taken after ``charged`` of them.
 
-        Example::
-
-            Budget(steps=100, price=5.0, step_price=0.25).left(8)  # 12: money is for 20 steps
+        Example: ``Budget(steps=100, price=5.0, step_price=0.25).left(8)`` is 12: money is for 20 steps.
         """
         if self.seconds and seconds >= self.seconds:
             return 0
@@ -70,20 +68,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds the real episodes of a round.
-
-    Attributes:
-        charged, seconds: spent of the budget by earlier rounds.
-        workers: episodes at a time.
-        patience: seconds to wait in all for a world that does not answer.
-    """
+    """What bounds the real episodes of a round."""
 
     budget: Budget
-    charged: int
-    seconds: float
+    charged: int  # of the budget, by earlier rounds
+    seconds: float  # spent by them
     max_turns: int
-    workers: int
-    patience: float = 0.0
+    workers: int  # episodes at a time
+    patience: float = 0.0  # seconds to wait in all for a world that does not answer
 
 
 async def act(
@@ -148,9 +140,7 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
     So whatever they come to, and in whatever order they end, the budget is not exceeded. What they leave is for the
     next wave.
 
-    Example::
-
-        wave(["a", "b", "c"], left=20, longest=12)  # {"a": 12, "b": 8}
+    Example: ``wave(["a", "b", "c"], left=20, longest=12)`` is {"a": 12, "b": 8}.
 
     Args:
         longest: turns of an episode.

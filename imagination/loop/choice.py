@@ -46,9 +46,7 @@ def doubt(known: Evidence) -> float | None:
     (BALD; Houlsby et al. 2011, arXiv 1112.5745; for exploration: Sekar et al. 2020, arXiv 2005.05960). With one model,
     one minus the geometric mean of its confidences, which holds the chance of the world itself as well.
 
-    Example::
-
-        doubt(Evidence(confidences=[1.0, 0.25]))  # 0.5 = 1 - sqrt(1 * 0.25)
+    Example: ``doubt(Evidence(confidences=[1.0, 0.25]))`` is 0.5 = 1 - sqrt(1 * 0.25).
     """
     if known.disagreements:
         return min(1.0, sum(known.disagreements) / len(known.disagreements) / math.log(known.members))
@@ -61,9 +59,7 @@ def doubt(known: Evidence) -> float | None:
 def gap(known: Evidence) -> float | None:
     """Distance of dreamed and real success.
 
-    Example::
-
-        gap(Evidence(dreamed=(3, 4), real=(1, 4)))  # 0.5
+    Example: ``gap(Evidence(dreamed=(3, 4), real=(1, 4)))`` is 0.5.
     """
     dreamed, real = _rate(known.dreamed), _rate(known.real)
     return None if dreamed is None or real is None else abs(dreamed - real)
@@ -74,9 +70,7 @@ def variance(known: Evidence) -> float | None:
 
     Groups whose episodes all end alike have advantages of 0 (Yu et al. 2025, arXiv 2503.14476, section 3.2).
 
-    Example::
-
-        variance(Evidence(dreamed=(1, 4)))  # 0.75 = 4 * 1/4 * 3/4
+    Example: ``variance(Evidence(dreamed=(1, 4)))`` is 0.75 = 4 * 1/4 * 3/4.
     """
     p = _rate((known.dreamed[0] + known.real[0], known.dreamed[1] + known.real[1]))
     return None if p is None else 4 * p * (1 - p)
@@ -86,9 +80,7 @@ def thinness(known: Evidence) -> float:
     """``1 / sqrt(1 + n)`` of n logged episodes, the exploration bonus of counts (Bellemare et al. 2016, arXiv
     1606.01868, section 4).
 
-    Example::
-
-        thinness(Evidence(logged=3))  # 0.5
+    Example: ``thinness(Evidence(logged=3))`` is 0.5.
     """
     return 1 / math.sqrt(1 + known.logged)
 

@@ -84,9 +84,7 @@ def refit(session: Session, own: Collection[str], number: int, candidates: Path)
 def shares(own: Sequence[bool], share: float, read: int, rng: random.Random) -> list[int]:
     """Indices of the episodes of which a refit reads ``read``: own ones, repeated up to ``share`` of all, and others.
 
-    Example::
-
-        shares([False] * 90 + [True] * 4, share=0.5, read=16, rng=rng)  # 8 of the 90, and each of the 4 twice
+    Example: ``shares([False] * 90 + [True] * 4, share=0.5, read=16, rng=rng)`` is 8 of the 90, and each of the 4 twice.
     """
     mine, others = [i for i, is_own in enumerate(own) if is_own], [i for i, is_own in enumerate(own) if not is_own]
     if not mine or not others:
@@ -165,9 +163,7 @@ def no_worse(before: Scores, after: Scores, tolerance: float) -> bool:
 
     Where nothing was held back, nothing is known of a version, and it is not trusted.
 
-    Example::
-
-        no_worse({"old": -0.50, "new": -2.0}, {"old": -0.60, "new": -0.9}, tolerance=0.01)  # False
+    Example: ``no_worse({"old": -0.50, "new": -2.0}, {"old": -0.60, "new": -0.9}, tolerance=0.01)`` is False.
     """
     judged = [(before[kind], after[kind]) for kind in before]
     pairs = [(b, a) for b, a in judged if b is not None and a is not None]

@@ -36,9 +36,6 @@ class Engines:
     def make(self, model: Any, chat: ChatFormat, context: int, drafts: Drafts | None = None) -> Engine:
         """What samples from a model of this process; a server is not asked for that, whatever the settings say.
 
-        Args:
-            drafts: guesses for the engine in process; vLLM has ways of its own.
-
         Raises:
             EngineUnavailable: vLLM is chosen and not there.
             UserError: one sequence does not fit the memory.

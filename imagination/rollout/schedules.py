@@ -11,16 +11,10 @@ Share = float | Sequence[Sequence[float]]
 def added_episodes(played: int, share: float, others: float = 0.0) -> int:
     """How many episodes to add to ``played`` ones so that they make up ``share`` of all.
 
-    Args:
-        others: share of what else is added.
+    Example: ``added_episodes(70, 0.1, others=0.2)`` is 10 of 100, beside 20 others.
 
     Raises:
         ValueError: a share is negative, or nothing is left for what was played.
-
-    Example::
-
-        added_episodes(72, 0.1)  # 8 of 80
-        added_episodes(70, 0.1, others=0.2)  # 10 of 100, beside 20 others
     """
     if min(share, others) < 0 or not share + others < 1:
         raise ValueError(f"shares of added episodes must lie in [0, 1), all of them together, got {share} and {others}")
@@ -30,9 +24,7 @@ def added_episodes(played: int, share: float, others: float = 0.0) -> int:
 def share_at(update: int, share: Share) -> float:
     """A share that may change: a number, or points ``[update, share]`` with straight lines between them.
 
-    Example::
-
-        share_at(6, [[0, 0.5], [12, 0.0]])  # 0.25
+    Example: ``share_at(6, [[0, 0.5], [12, 0.0]])`` is 0.25.
     """
     if isinstance(share, (int, float)):
         return float(share)
@@ -104,11 +96,7 @@ def turns_at(
             ``min(turns * growth ** k, max_turns)`` or ``min(turns + growth * k, max_turns)``, rounded down, at stage
             ``k = update // every``.
 
-    Example::
-
-        turns_at(6, [(0, 4), (8, 12)], "steps", 12)  # 4
-        turns_at(6, [(0, 4), (8, 12)], "linear", 12)  # 10
-        turns_at(6, [(0, 4)], "multiply", 30, every=3)  # 16 = 4 * 2 * 2
+    Example: ``turns_at(6, [(0, 4)], "multiply", 30, every=3)`` is 16 = 4 * 2 * 2.
     """
     if not horizon:
         return max_turns

@@ -21,9 +21,6 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     Those of the run that this one began from (``RunFolder.origin``) come first; their ids begin with ``origin/``. What
     was held out there stays held out.
 
-    Args:
-        validation: share of the episodes to hold out, ``collect.validation``.
-
     Raises:
         StoreError: the log is missing or broken.
         UserError: nothing is left to train on.

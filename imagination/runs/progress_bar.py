@@ -27,15 +27,7 @@ LINE = re.compile(r"\S.* \d+/\d+ +\d+% ")  # how a line of a bar is told from wh
 
 
 class Bar:
-    """How far a stage is.
-
-    Args:
-        what: the name that stands in front.
-        total: steps of the whole.
-        unit: what ``count`` counts, such as tokens or turns; shown as a rate.
-        every: seconds between two lines in a file.
-        clock: seconds that only grow.
-    """
+    """How far a stage is; ``unit`` is what ``count`` counts, such as turns, and ``every`` seconds between two lines."""
 
     def __init__(
         self, what: str, total: int, unit: str = "", every: float = IN_FILE, clock: Callable[[], float] = time.monotonic

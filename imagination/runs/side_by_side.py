@@ -45,9 +45,6 @@ def side_by_side(
     output. A job that fails does not stop the others. Ctrl-C stops all, and they end if this process is killed.
 
     Args:
-        work: a function of a module, as the processes are spawned.
-        jobs: titles and arguments.
-        folder: of the logs.
         at_once: how many; 0 for as many as there are cores, but one where there is a GPU, which they would share.
 
     Raises:

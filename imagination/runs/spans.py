@@ -14,9 +14,7 @@ T = TypeVar("T")
 class Span:
     """Seconds of one clock.
 
-    Example::
-
-        Span(0.0, 3.0).both(Span(1.0, 5.0))  # 2.0
+    Example: ``Span(0.0, 3.0).both(Span(1.0, 5.0))`` is 2.0.
     """
 
     begin: float

@@ -221,13 +221,7 @@ class ServerMetrics(Collector):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """
-    Args:
-        port: 0 takes a free one.
-
-    Raises:
-        UserError: the address is not this machine's, or the port is taken.
-    """
+    """Raises ``UserError``: the address is not this machine's, or the port is taken; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

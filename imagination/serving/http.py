@@ -88,9 +88,9 @@ class Gate:
     def _refusal(self, scope: Scope) -> tuple[str, Response | None]:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if self._local and not is_local(_hostname(host)):
+        if self._local and not is_local(_part(f"//{host}", "hostname")):
             return "host", json_response({"error": "this server is for its own machine"}, 403)
-        if "origin" in headers and _netloc(headers["origin"]) != host:
+        if "origin" in headers and _part(headers["origin"], "netloc") != host:
             return "origin", json_response({"error": "pages of another origin may not ask this server"}, 403)
         if scope["path"] not in OPEN and not self._has_token(headers):
             refusal = json_response({"error": "this server wants its token"}, 401)
@@ -117,17 +117,10 @@ class Gate:
         return hmac.compare_digest(shown, self._token.encode())
 
 
-def _netloc(origin: str) -> str:
-    """``127.0.0.1:8000`` of ``http://127.0.0.1:8000``; nothing of what is no origin, such as ``null``."""
+def _part(url: str, part: str) -> str:
+    """Such as ``netloc`` of a URL; nothing of what is none, such as ``null``."""
     try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
-
-
-def _hostname(host: str) -> str:
-    try:
-        return urlsplit(f"//{host}").hostname or ""
+        return getattr(urlsplit(url), part) or ""
     except ValueError:
         return ""
 
@@ -148,13 +141,7 @@ def _no_number(name: str) -> float:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """
-    Args:
-        max_bytes: of the body.
-
-    Raises:
-        Refused: it is longer, or does not arrive in time.
-    """
+    """Raises ``Refused``: the body is longer than ``max_bytes``, or does not arrive in time."""
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
@@ -170,11 +157,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 async def logged_errors(work: Awaitable[T], refused: Counter[str]) -> T:
     """The result of ``work``. An internal error is logged and becomes a refusal, so that clients see no traceback.
 
-    Args:
-        refused: counts refusals by kind.
-
     Raises:
-        Refused: by ``work``, or in place of what else it raised.
+        Refused: by ``work``, or in place of what else it raised; counted by kind in ``refused``.
     """
     try:
         return await work

@@ -3,11 +3,6 @@
 The dataclasses declare every key, its type and its default; the YAML files of ``configs/`` only select. Hydra reads the
 files and the overrides, ``schema.build`` makes dataclass instances of them. Nothing here knows a particular setting.
 
-Example::
-
-    config = load_config(["algorithm=ppo", "train.updates=20"], Config)
-    config.train.updates  # 20
-
 Every mistake of the user is a ``ConfigError`` of one sentence, with the nearest valid name. Hydra is imported inside
 the functions that need it, so that ``imagine --help`` answers at once.
 """
@@ -166,19 +161,12 @@ def remembered_overrides(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Resolved(Generic[C]):
-    """The settings of a run, before anything is written.
+    """The settings of a run, before anything is written."""
 
-    Attributes:
-        config: typed and complete.
-        folder: of the run.
-        overrides: of this command and of earlier ones of the same run, earlier ones first.
-        earlier: whether there were earlier ones.
-    """
-
-    config: C
-    folder: Path
-    overrides: list[str]
-    earlier: bool
+    config: C  # typed and complete
+    folder: Path  # of the run
+    overrides: list[str]  # of this command and of earlier ones of the same run, earlier ones first
+    earlier: bool  # whether there were earlier ones
 
     def remember(self, transient: Collection[str] = ()) -> None:
         """Saves configuration and overrides in the run folder, except overrides of the keys in ``transient``."""

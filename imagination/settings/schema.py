@@ -2,10 +2,7 @@
 
 OmegaConf's structured configs support neither ``Literal`` nor suggestions for misspelt names.
 
-Example::
-
-    build(Train, {"updates": 20})    # Train(updates=20)
-    build(Train, {"updates": "abc"}) # ConfigError: updates wants an int, got 'abc'
+Example: ``build(Train, {"updates": "abc"})`` is a ``ConfigError``: updates wants an int, got 'abc'.
 """
 
 from __future__ import annotations

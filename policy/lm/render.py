@@ -33,11 +33,8 @@ class ChatTemplateError(UserError):
 class ChatFormat:
     """The token ids that a chat template puts between contents.
 
-    Attributes:
-        opening: ids before the first user content (a default system message included).
-        to_assistant: ids between a user content and the assistant's content (the generation prompt).
-        stop: the id that ends the assistant's content; the model samples it itself.
-        to_user: ids after ``stop`` up to the next user content.
+    ``opening`` stands before the first user content (a default system message included), ``to_assistant`` between a
+    user content and the assistant's (the generation prompt), ``to_user`` after ``stop``, which the model samples.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or the template rewrites contents or depends on their
@@ -115,9 +112,7 @@ class Tokens:
 def spoken_action(text: str) -> str:
     """What the world gets of what a policy wrote: all of it, or what follows the line that ends its thought.
 
-    Example::
-
-        "drop key: It falls. take key: Taken.\\n[action]\\ntake key" is "take key"
+    Example: ``take key`` of ``drop key: It falls.\\n[action]\\ntake key``.
     """
     _, line, action = text.partition(ACTION_LINE)
     return (action if line else text).strip()

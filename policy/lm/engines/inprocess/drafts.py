@@ -1,9 +1,8 @@
 """Guesses of what comes next, looked up in logged sequences and in the text so far.
 
-An engine feeds a guess in one step, samples at each of its places with the uniform number that belongs to that place,
-and keeps what it would have sampled anyway (speculative decoding with a point-mass draft: Leviathan et al. 2023,
-arXiv 2211.17192; lookup: Saxena 2023, "prompt lookup decoding"). So a guess changes how fast a text is written, and not
-the text: tested in fp32. In bf16 this holds up to rounding, since a longer block of tokens rounds in another way.
+Speculative decoding with a point-mass draft (Leviathan et al. 2023, arXiv 2211.17192; lookup: Saxena 2023, "prompt
+lookup decoding"): a guess is fed in one step, and what would have been sampled anyway is kept. It changes how fast a
+text is written, and not the text; in bf16 up to rounding.
 """
 
 from __future__ import annotations

@@ -71,9 +71,6 @@ class InProcessEngine(SlotEngine[Request]):
         drafts: speculative decoding from these; ``None`` where texts are too unpredictable.
         decode: ids to text, needed for stop strings.
 
-    Attributes:
-        exact: log-probs are those of a trainer of the same model, up to the rounding of fp32.
-
     Other arguments and exceptions: see ``SlotEngine``.
     """
 

@@ -18,21 +18,14 @@ from policy.lm.compiled import native_attention
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """The new tokens of one step. Row ``r`` feeds ``counts[r]`` tokens at positions ``starts[r] ...`` of its slot.
+    """The new tokens of one step. Row ``r`` feeds ``counts[r]`` tokens at positions ``starts[r] ...`` of its slot."""
 
-    Attributes:
-        slots, starts, counts: ``[row]``, slots ascending.
-        tokens: ``[n]`` ids, row after row.
-        wanted: ascending indices into ``tokens``: whose logits are asked for.
-        canvas: every token also sees those of its own row that stand behind it.
-    """
-
-    slots: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-    tokens: np.ndarray
-    wanted: np.ndarray
-    canvas: bool = False
+    slots: np.ndarray  # ``[row]``, ascending
+    starts: np.ndarray  # ``[row]``
+    counts: np.ndarray  # ``[row]``
+    tokens: np.ndarray  # ``[n]`` ids, row after row
+    wanted: np.ndarray  # ascending indices into ``tokens``: whose logits are asked for
+    canvas: bool = False  # every token also sees those of its own row that stand behind it
 
     def slot_of_token(self) -> np.ndarray:
         return np.repeat(self.slots, self.counts)
