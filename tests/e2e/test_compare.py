@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from imagination.cli import main
-from imagination.commands.compare import compare
+from imagination.commands.compare import _policy, compare
 from imagination.runs.fingerprint import fingerprint
+from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError
 from real_envs.env import StepResult, Task
@@ -241,3 +242,12 @@ def test_looking_at_a_run_does_not_change_what_it_is() -> None:
     one, other, third = Config(), Config(), Config(seed=1)
     other.compare.episodes, other.compare.policy = 3, "policy-clone"
     assert fingerprint(one) == fingerprint(other) != fingerprint(third)
+
+
+def test_a_folder_of_the_same_name_in_the_working_directory_is_no_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy").mkdir()  # such as that of the sources, where `imagine` is called
+    with pytest.raises(UserError, match=r"models/policy is not there yet"):
+        _policy(Session(Config(), RunFolder(tmp_path / "run", 0)))

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from imagination.commands.experiments.demo import seeds_table, table_row
+from imagination.runs.log import solved_at
 from imagination.runs.run_folder import RunFolder
+from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from worldmodel.goal import Goal
 
 
 @pytest.fixture
@@ -103,3 +106,21 @@ def test_the_table_of_seeds_has_means_and_rises() -> None:
     assert "0.40 [" in line  # of 20 episodes 6 and 2
     assert "| 0.60, 0.20 | +0.20 |" in line
     assert "| 0.50 / 0.70 |" in line
+
+
+# what dreams of a run count as solved
+
+
+@pytest.mark.parametrize("place", ["log", "origin"])
+def test_the_threshold_of_the_log_counts_unless_a_goal_pays(tmp_path: Path, place: str) -> None:
+    run = RunFolder(tmp_path / "run", 0)
+    assert solved_at(run, Goal()) is None
+    TrajectoryStore.create(run.path / place, {"train": ["t"]}, {"imported": True, "solved_at": 10})
+    assert solved_at(run, Goal()) == 10.0
+    assert solved_at(run, Goal(observation="You win")) is None
+
+
+def test_logs_without_a_threshold_have_none(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run", 0)
+    TrajectoryStore.create(run.log, {"train": ["t"]}, {"environment": "textworld"})
+    assert solved_at(run, Goal()) is None
