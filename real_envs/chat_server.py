@@ -35,11 +35,7 @@ class ChatServer:
     """Asks at temperature 0. Threads may share it.
 
     Args:
-        url: of the server's API, such as ``http://localhost:8000/v1``.
         model: its name there.
-        key: sent as a bearer token; "" is none.
-        timeout: seconds for one answer.
-        retries: further attempts where nobody answers.
         backoff: seconds before the first retry; each further one waits twice as long.
     """
 
@@ -55,7 +51,6 @@ class ChatServer:
         self._client.close()
 
     def question(self, system: str, user: str, max_tokens: int) -> dict[str, Any]:
-        """What ``ask`` sends."""
         said: Sequence[Mapping[str, str]] = [
             {"role": "system", "content": system},
             {"role": "user", "content": user},

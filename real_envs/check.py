@@ -35,7 +35,6 @@ async def check_env(
     Args:
         env: freshly made: it must not have been reset.
         actions: a script to play twice; best one that ends the episode, since only then the end can be checked.
-        deterministic: the same seed and actions have to give the same results.
     """
     findings: list[str] = []
     if not await _refuses_step(env):
@@ -124,14 +123,14 @@ def _ended(seen: Sequence[_Record]) -> bool:
 
 
 def wrong_with_reset(answer: object) -> list[str]:
-    """What is wrong with what ``reset`` returned, one phrase a finding; an empty list means nothing."""
+    """One phrase a finding."""
     if _is_text(answer):
         return []
     return [f"returned {type(answer).__name__}, which is no Observation of text"]
 
 
 def wrong_with_step(answer: object) -> list[str]:
-    """What is wrong with what ``step`` returned, one phrase a finding; an empty list means nothing."""
+    """One phrase a finding."""
     if not isinstance(answer, StepResult):
         return [f"returned {type(answer).__name__}, which is no StepResult"]
     wrong = []

@@ -80,9 +80,7 @@ class TaskSet(Protocol):
 
     def make_env(self) -> Env: ...
 
-    async def close(self) -> None:
-        """Ends the processes behind the environments."""
-        ...
+    async def close(self) -> None: ...
 
 
 class Actor(Protocol):

@@ -67,7 +67,6 @@ class Guard:
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def watch(self, leader: int, mark: str) -> None:
-        """``leader`` was started."""
         self._watched[leader] = mark
         self._tell(f"+{leader} {mark}\n")
 

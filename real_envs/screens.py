@@ -38,7 +38,6 @@ class Place(NamedTuple):
 
     @property
     def info(self) -> dict[str, float]:
-        """As it stands in ``Turn.info``."""
         return dict(zip(_PLACE, self, strict=True))
 
 
@@ -52,11 +51,7 @@ def place_of(turn: Turn) -> Place | None:
 
 
 def keep(pixels: Any, folder: Path) -> str:
-    """Writes a picture and gives the name of its file; equal pictures are one file.
-
-    Args:
-        pixels: uint8, height x width x 3.
-    """
+    """Writes a picture, uint8 height x width x 3, and gives the name of its file; equal pictures are one file."""
     from PIL import Image
 
     name = f"{hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]}.png"
@@ -70,13 +65,11 @@ def keep(pixels: Any, folder: Path) -> str:
 
 
 def screen_of(turn: Turn, key: str = AFTER) -> str | None:
-    """The name of a turn's picture, if it has one."""
     name = turn.info.get(key)
     return name if isinstance(name, str) and _NAME.fullmatch(name) else None
 
 
 def screens_of(episodes: Iterable[Trajectory]) -> Iterator[str]:
-    """The names of all pictures of some episodes."""
     for episode in episodes:
         for turn in episode.turns:
             yield from filter(None, (screen_of(turn, BEFORE), screen_of(turn, AFTER)))

@@ -1,16 +1,9 @@
 """Scripted agents of many skills, whose episodes are the logs that world models and first policies learn from.
 
 A world model meets, in its dreams, what a weak policy tries: the right verb with the wrong object, a step too early, a
-word too few. It can only answer those truthfully if the logs hold such mistakes together with the world's answers. A
-policy cloned from the same logs is weak but not hopeless, which is what reinforcement learning needs to start from.
+word too few. It can only answer those truthfully if the logs hold such mistakes together with the world's answers.
 
-An agent is told apart by its ``name`` and gives one actor per episode::
-
-    actor = agent.start(await env.reset(task, seed), seed)
-    result = await env.step(await actor.act())
-    actor.observe(result.observation)
-
-Agents read ``Observation.privileged`` (see ``real_envs.worlds.textworld``), which no learned policy sees.
+Agents read ``Observation.privileged`` (see ``real_envs.worlds.generated.hints``), which no learned policy sees.
 """
 
 from __future__ import annotations
@@ -38,7 +31,6 @@ class Language:
     Attributes:
         forms: commands with their weights; ``{a}`` and ``{b}`` are names of things, ``{d}`` a direction. Most are what
             the world's own commands look like; some are other ways of speaking, which it may not understand.
-        directions: of movement.
         look: a command that is always understood and changes nothing.
     """
 
@@ -122,11 +114,8 @@ def careless(
 def mixture(elsewhere: Sequence[str] = (), language: Language = INFORM) -> tuple[tuple[Agent, float], ...]:
     """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
 
-    The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; the ones below
-    it fail in the ways such a policy will fail, so that a world model has seen what happens then.
-
-    Args:
-        elsewhere: see ``careless``.
+    The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; those below it
+    fail as such a policy will, so that a world model has seen what happens then.
     """
     return (
         (expert(language), 0.08),
@@ -155,7 +144,7 @@ def deal(shares: Sequence[tuple[Agent, float]], episodes: int, seed: int) -> lis
 
 
 class ScriptedActor:
-    """One episode of a scripted agent; a function of the observations and the generator's seed.
+    """A function of the observations and the generator's seed.
 
     Raises:
         ValueError: an observation lacks what only the simulator knows.
@@ -185,11 +174,10 @@ class ScriptedActor:
         return command
 
     def trace(self) -> None:
-        """Scripted agents make no tokens."""
+        """``None``: no tokens."""
         return None
 
-    def close(self) -> None:
-        """Nothing to free."""
+    def close(self) -> None: ...
 
     def _choose(self) -> str:
         draw, habits = self._rng.random(), self._habits
@@ -255,13 +243,9 @@ class ScriptedActor:
 def garble(command: str, rng: random.Random, other: str = "look", seen: str = "") -> str:
     """A command as a weak language model gets it wrong, sometimes in two ways at once.
 
-    A word dropped, doubled, swapped or replaced, another preposition, the end or the beginning cut off; and what a
-    model does whose tokens hold spaces: words run together, and the beginning of a command goes on as the end of
-    itself, of another one, or of what was just read.
-
-    Args:
-        other: another command that the agent could have meant.
-        seen: what the agent has read last.
+    Words dropped, doubled, swapped, replaced or run together, the end or the beginning cut off; or the beginning
+    goes on as the end of itself, of ``other`` (what the agent could have meant), or of ``seen`` (what was just
+    read).
     """
     garbled = _garble_once(command, rng, other, seen)
     return _garble_once(garbled, rng, other, seen) if rng.random() < 0.3 else garbled

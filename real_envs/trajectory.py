@@ -34,11 +34,7 @@ def same_reward(a: float, b: float) -> bool:
 
 
 class Source(StrEnum):
-    """Where the turns of an episode come from; losses and metrics are kept apart by it.
-
-    ``REPLAY`` is for batches alone: an episode of an earlier update that is learned from again. A trajectory stays what
-    it was, real or dreamed.
-    """
+    """Where the turns of an episode come from. ``REPLAY`` is for batches alone: an episode of an earlier update."""
 
     REAL = "real"
     DREAM = "dream"
@@ -116,10 +112,7 @@ class Turn:
     """An action and the world's answer.
 
     Attributes:
-        action: the command as the environment got it.
-        observation: the text seen after the action.
         reward: what the action earned; ``None`` where nobody measured it, which is not 0.0.
-        terminated: the world ended with this turn.
         info: what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
             what was thought before the observation was predicted: a world model that reasons learns to write it. In
             an episode that ``imagine reflect`` has made, it is what the policy thinks before the action.
@@ -169,15 +162,10 @@ class Trajectory:
     """One episode with its provenance.
 
     Attributes:
-        id: unique within a store.
         task_id: the task (for TextWorld: the game) it was played in.
         group_id: episodes that share a start and are compared with each other (a GRPO group).
-        source: real, dream or expert.
-        agent: who acted, such as ``"expert"``, ``"random"`` or ``"policy"``.
         seed: the seed that drove the agent (and, in a dream, the world model).
         start: the observation of ``reset``, goal included.
-        turns: what was done and seen; the first ``prefix_turns`` of them were copied from a log (branched dreams).
-        stop: why it ended.
         policy_version, world_model_version: which weights acted and dreamed; ``None`` where there were none.
         trace: the policy's tokens; ``None`` for scripted agents.
         failure: one sentence on what broke where ``stop`` is a failure.
@@ -205,7 +193,7 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float:
-        """Sum of the measured rewards, 0.0 if there were none."""
+        """Of the measured rewards."""
         return float(sum(turn.reward for turn in self.turns if turn.reward is not None))
 
     @property
@@ -224,5 +212,5 @@ class Trajectory:
 
     @property
     def own_turns(self) -> tuple[Turn, ...]:
-        """The turns played in this episode, without the prefix copied from a log."""
+        """Without the prefix copied from a log."""
         return self.turns[self.prefix_turns :]

@@ -42,10 +42,8 @@ class PoolStats:
     """Since the pool was made. ``steps`` and ``resets`` count requests, also those that failed: real interaction used.
 
     Attributes:
-        seconds: inside these requests, the start of a process included and the wait for a free worker not; those of
-            workers side by side add up.
-        crashes, timeouts, garbage: workers lost, each a failed episode unless the worker died between episodes.
-            ``garbage`` are answers that do not keep the protocol of ``real_envs.env``.
+        seconds: inside these requests, the start of a process included and the wait for a free worker not.
+        crashes, timeouts, garbage: workers lost. ``garbage`` are answers that do not keep the protocol.
     """
 
     steps: int = 0
@@ -101,7 +99,7 @@ _FAREWELL = 2.0  # seconds in which a worker may finish its request and close wh
 
 
 class SyncEnv(Protocol):
-    """What runs in a worker: ``Env`` without the ``async``. Any exception counts as the environment's crash."""
+    """``Env`` without the ``async``, in a worker. Any exception counts as the environment's crash."""
 
     def reset(self, task: Task, seed: int) -> Observation: ...
 
@@ -145,7 +143,6 @@ def _packed(answer: object) -> bytes:
 
 
 def _unpacked(message: bytes) -> tuple[Any, ...]:
-    """What ``_packed`` or a failure sent."""
     try:
         return tuple(pickle.loads(message))
     except Exception as error:  # unpickling imports and builds what the environment made, and so may raise anything
@@ -245,7 +242,6 @@ class WorkerPool:
     """Worker processes shared by any number of environments.
 
     Args:
-        factory: makes the synchronous environment, in the worker; picklable, and importable from a module.
         workers: processes, hence episodes at a time; more episodes wait for their turn in order. One task that resets
             more environments than there are workers before it plays any of them waits for itself.
         step_timeout, reset_timeout: seconds; a reset may include starting the process.
@@ -270,11 +266,7 @@ class WorkerPool:
         return IsolatedEnv(self)
 
     async def lease(self) -> _Worker:
-        """A worker for one episode, first come, first served.
-
-        Raises:
-            RuntimeError: the pool is closed.
-        """
+        """First come, first served. Raises ``RuntimeError`` where the pool is closed."""
         if self._closed:
             raise RuntimeError("the worker pool is closed")
         if self._idle:
@@ -353,7 +345,7 @@ class WorkerPool:
             setattr(stats, what, getattr(stats, what) + amount)
 
     async def close(self) -> None:
-        """End all workers; environments that still hold one fail."""
+        """Environments that still hold a worker fail."""
         self._closed = True
         for turn in self._waiting:
             if not turn.done():
@@ -414,14 +406,7 @@ class IsolatedEnv:
 
 
 class PooledTasks:
-    """A ``TaskSet``; ``pool.stats`` says how many real steps its environments took.
-
-    Args:
-        splits: tasks by the name of their split.
-        factory: makes an environment in a worker process; it must be picklable.
-        workers: how many episodes are played at a time.
-        step_timeout, reset_timeout: see ``WorkerPool``.
-    """
+    """A ``TaskSet``; ``pool.stats`` says how many real steps its environments took."""
 
     def __init__(
         self,
@@ -435,12 +420,10 @@ class PooledTasks:
         self.pool = WorkerPool(factory, workers=workers, step_timeout=step_timeout, reset_timeout=reset_timeout)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Raises ``KeyError`` for a split that is not there."""
         return self._splits[split]
 
     def make_env(self) -> Env:
         return self.pool.make_env()
 
     async def close(self) -> None:
-        """Ends the worker processes."""
         await self.pool.close()

@@ -48,7 +48,6 @@ class World(Protocol):
         Args:
             counts: tasks by split, such as ``{"train": 6, "heldout": 6}``.
             seed: of the run; other seeds give other tasks.
-            progress: called with tasks done and tasks in all.
 
         Raises:
             ValueError: there are not so many different tasks.
@@ -94,7 +93,6 @@ class UnknownWorld(UserError):
 
 
 def world_names() -> list[str]:
-    """The names that ``env=`` takes."""
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 

@@ -143,7 +143,6 @@ class Calibration:
         exact: from that score to the probability that observation, reward and end are all right.
         outcome: from ``Prediction.outcome_confidence`` to the probability that reward and end are right.
         temperature: at which the predictions were made that it was fitted on.
-        n: how many there were.
         goal: the pattern of the declared goal that rewards and ends were judged by; empty where they were the log's.
     """
 
@@ -155,11 +154,9 @@ class Calibration:
     goal: str = ""
 
     def probability(self, prediction: Prediction) -> float:
-        """That the prediction is exactly right."""
         return self.exact(self.score(prediction.confidence, prediction.disagreement))
 
     def outcome_probability(self, prediction: Prediction) -> float:
-        """That its reward and end are right."""
         return self.outcome(prediction.outcome_confidence)
 
     def save(self, folder: Path) -> None:
@@ -175,7 +172,7 @@ class Calibration:
 
     @classmethod
     def load(cls, folder: Path) -> Calibration | None:
-        """What ``save`` wrote; ``None`` where there is none: a model that nobody calibrated."""
+        """``None`` where there is none: a model that nobody calibrated."""
         path = folder / FILE
         if not path.exists():
             return None

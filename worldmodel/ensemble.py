@@ -56,7 +56,6 @@ class EnsembleWorldModel:
     prediction given the reasoning of the one that wrote it, with equal weights.
 
     Args:
-        members: at least two, with one tokenizer, one format and one limit.
         member_selection: who predicts: ``drawn`` by the seed of the turn, or the ``first``. At temperature 0 it is the
             first in either case, so that a greedy world is one world.
 
@@ -94,13 +93,11 @@ class EnsembleWorldModel:
         return self.members[0].temperature
 
     def at_temperature(self, temperature: float) -> EnsembleWorldModel:
-        """The same members in the same engines."""
         return EnsembleWorldModel(
             [member.at_temperature(temperature) for member in self.members], self.member_selection
         )
 
     def excluding(self, episodes: Sequence[Trajectory]) -> EnsembleWorldModel:
-        """See ``LanguageWorldModel``."""
         return EnsembleWorldModel([member.excluding(episodes) for member in self.members], self.member_selection)
 
     def leader(self, seed: int) -> int:
@@ -111,7 +108,6 @@ class EnsembleWorldModel:
 
     @property
     def continues(self) -> bool:
-        """See ``TextWorldModel``."""
         return self.members[0].continues
 
     async def predict(
@@ -123,13 +119,7 @@ class EnsembleWorldModel:
         session: object = None,
         opening: str = "",
     ) -> Prediction:
-        """Predicts what ``action`` does after ``history``; ``opening`` as in ``TextWorldModel``.
-
-        Raises:
-            PredictionInvalid: the leading member wrote no prediction.
-            ContextFull: the history no longer fits the context.
-            EngineFailure: generation or scoring broke.
-        """
+        """See ``TextWorldModel.predict``; ``PredictionInvalid`` is of the leading member."""
         leader = self.leader(seed)
         parsed = await self.members[leader].write(start, history, action, seed, session, opening)
         scores = await self._scores(parsed, leader, session)

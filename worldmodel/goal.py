@@ -85,10 +85,6 @@ class GoalWorldModel(WorldModelWrapper):
 
     The predicate is a function of the transcript, so the outcome is as sure as the observation: its confidence is 1,
     and that of the whole prediction becomes that of the observation alone, p(o, r, e) / p(r, e | o) = p(o).
-
-    Args:
-        model: what predicts observations.
-        goal: a declared goal.
     """
 
     def __init__(self, model: LanguageWorldModel, goal: Goal) -> None:
@@ -103,7 +99,6 @@ class GoalWorldModel(WorldModelWrapper):
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
-        """See ``WorldModel``; raises what the model raises."""
         predicted = await self.model.predict(start, history, action, seed, session)
         met = self.goal.met(start, [*history, Turn(action, predicted.observation, None, False)])
         return replace(

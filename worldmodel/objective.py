@@ -27,12 +27,10 @@ def unchanging(trajectory: Trajectory, refusals: str = "") -> list[bool]:
     """For each turn, whether the log says that nothing changed.
 
     That is so where the observation is the last one again, as of a page on which a click did nothing, or where a
-    refusal matches it. A turn with reward or end always changes something. Where refusals are not declared, there are
-    more unchanging turns than the text shows.
+    refusal matches it. A turn with reward or end always changes something.
 
     Args:
-        refusals: a regular expression that is searched in the observation, such as ``^(You can't|That's not)``; empty
-            finds none.
+        refusals: a regular expression that is searched in the observation; empty finds none.
     """
     seen = [trajectory.start, *(turn.observation for turn in trajectory.turns)]
     return [
@@ -78,7 +76,6 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
     unweighted, the model spends its capacity on the former.
 
     Args:
-        log: the training episodes.
         power: 0 weighs all turns alike; 1 gives every distinct transition the same total.
 
     Returns:
@@ -98,11 +95,7 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
 def world_model_row(
     chat: ChatFormat, trajectory: Trajectory, weights: Sequence[float], form: TransitionFormat | None = None
 ) -> Row:
-    """One training row: cross-entropy on env-owned tokens with the weight of their turn, nothing elsewhere.
-
-    Args:
-        form: how transitions are written; by default whole observations. It shows nothing known from the episode.
-    """
+    """One training row: cross-entropy on env-owned tokens with the weight of their turn, nothing elsewhere."""
     return _row(
         episode_tokens(chat, trajectory, (form or FullObservation()).excluding([trajectory])), trajectory, weights
     )

@@ -21,9 +21,7 @@ class ParsedPrediction:
 
     Attributes:
         prompt: the ids before it: those that the model continued, and its reasoning where it reasons.
-        completion: the ids of the prediction, the one that ends them included.
         status_start: index into them of the first token that reaches into the status line.
-        prediction: what was read, with the probabilities of its tokens as confidence.
     """
 
     prompt: tuple[int, ...]
@@ -42,9 +40,6 @@ def parse_completion(
     max_tokens: int,
 ) -> ParsedPrediction:
     """Reads a completion of a prompt of ``form``.
-
-    Args:
-        max_tokens: of the prediction, apart from the reasoning that it may begin with.
 
     Raises:
         PredictionInvalid: the reasoning or the prediction did not end within its limit, or the format cannot read it.
@@ -69,7 +64,7 @@ def parse_completion(
 
 
 def _status_start(chat: ChatFormat, ids: Sequence[int]) -> int:
-    """Index of the first token whose text reaches into the status line."""
+    """The first token whose text reaches into the status line."""
     for start in range(len(ids) - 2, -1, -1):
         if "\n[reward=" in chat.decode(ids[start:-1]):
             return start
@@ -80,11 +75,7 @@ class TextWorldModel:
     """Predicts the next observation as text (Word2World, arXiv 2512.18832), in the chat format of any LM.
 
     Args:
-        engine: where tokens are sampled.
-        chat: the model's chat template, cut into token ids.
-        version: identifies the weights.
         max_tokens: the longest prediction; a reasoning before it has the limit of its format.
-        temperature: 0 predicts the most likely words; 1 samples from the model.
         form: how transitions are written, as in the training rows; by default whole observations.
 
     Attributes:
@@ -117,11 +108,9 @@ class TextWorldModel:
         return self.sampling.temperature
 
     def at_temperature(self, temperature: float) -> TextWorldModel:
-        """The same model in the same engine."""
         return self._like(temperature, self.form)
 
     def excluding(self, episodes: Sequence[Trajectory]) -> TextWorldModel:
-        """The same model for judging it by these episodes: it is shown nothing of them."""
         return self._like(self.sampling.temperature, self.form.excluding(episodes))
 
     def _like(self, temperature: float, form: TransitionFormat) -> TextWorldModel:

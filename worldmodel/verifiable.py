@@ -41,9 +41,7 @@ def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, tur
     Args:
         metric: ``exact`` pays 1 for the right observation, reward and end together. ``diff_f1`` pays ``diff_f1`` of the
             observation where reward and end are right, and nothing where they are not: a dream lives on them.
-        before: what was seen before the action.
         predicted: ``None`` for text that is no prediction, which earns nothing.
-        turn: what was logged.
 
     Raises:
         ValueError: the turn's reward was not measured.

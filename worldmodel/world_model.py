@@ -19,9 +19,6 @@ class Prediction:
     """What the model predicts an action does.
 
     Attributes:
-        observation: the text seen after the action.
-        reward: what the action earns.
-        terminated: the world ends.
         confidence: probability, under the model, of exactly this observation, reward and end, in (0, 1].
         outcome_confidence: probability of this reward and end, given the observation, in (0, 1].
         disagreement: of the members of an ensemble on it, in nats, 0 where they agree (see ``EnsembleWorldModel``);
@@ -50,7 +47,7 @@ class Prediction:
     broken: tuple[str, ...] = ()
 
     def record(self) -> dict[str, float | str | bool]:
-        """``Turn.info`` of the turn: confidences, who decided reward and end, reasoning, what rules did."""
+        """``Turn.info`` of the turn."""
         info: dict[str, float | str | bool] = {
             "confidence": self.confidence,
             "outcome_confidence": self.outcome_confidence,
@@ -114,9 +111,7 @@ class LanguageWorldModel(WorldModel, Protocol):
         """0 predicts the most likely words; 1 samples from the model."""
         ...
 
-    def at_temperature(self, temperature: float) -> LanguageWorldModel:
-        """The same model in the same engines."""
-        ...
+    def at_temperature(self, temperature: float) -> LanguageWorldModel: ...
 
     def excluding(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
         """The same model for judging it by these episodes: it is shown nothing of them."""
@@ -124,11 +119,7 @@ class LanguageWorldModel(WorldModel, Protocol):
 
 
 class WorldModelWrapper(ABC):
-    """A world model around another one, whose predictions it changes.
-
-    Args:
-        model: what it is around.
-    """
+    """A world model around another one, whose predictions it changes."""
 
     def __init__(self, model: LanguageWorldModel) -> None:
         self.model = model

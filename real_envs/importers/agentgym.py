@@ -21,8 +21,6 @@ _KNOWN = ("item_id", "task_id", "reward", "success", CONVERSATIONS)
 
 
 class AgentGym(Format):
-    """See the module."""
-
     name = "agentgym"
     about = "conversations of from, value and loss, as of AgentGym and ShareGPT"
 
@@ -37,10 +35,7 @@ class AgentGym(Format):
 
 
 def conversation_draft(record: Any) -> EpisodeDraft:
-    """
-    Raises:
-        FieldError: there is no conversation, or a message has no known speaker or no text.
-    """
+    """Raises ``FieldError`` where there is no conversation, or a message has no known speaker or no text."""
     messages = record.get(CONVERSATIONS) if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")

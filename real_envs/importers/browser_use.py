@@ -34,8 +34,6 @@ _KNOWN = ("task_id", "instruction", "passed", "is_done")
 
 
 class BrowserUse(Format):
-    """See the module."""
-
     name = "browser-use"
     about = "folders of history.json and result.json of a web agent, as of browser-use; give a run's folder"
 

@@ -25,8 +25,6 @@ _KNOWN = (*_TRACE, "problem", "start", "reward", "success", "task_id")
 
 
 class Commands(Format):
-    """See the module."""
-
     name = "commands"
     about = "'> action' lines with the answers below them, in text or in JSON, as of ADaPT's ALFWorld"
 

@@ -49,10 +49,6 @@ class TurnHashes:
         self._actions, self._answers, self._pairs, self._turns = (array("q") for _ in range(4))
 
     def add(self, task: int, state: str, action: str, answer: str) -> None:
-        """
-        Args:
-            task: a number of the caller's.
-        """
         self._tasks.append(task)
         self._actions.append(hash(action))
         self._answers.append(hash(answer))
@@ -82,7 +78,6 @@ class TurnHashes:
         return int(np.isin(turns[among], turns[others]).sum())
 
     def repeated(self) -> RepeatedPairs:
-        """How often the same state and action get the same answer."""
         pairs, answers = _hashes(self._pairs), _hashes(self._answers)
         if not len(pairs):
             return RepeatedPairs(0, 0, 0)
@@ -106,21 +101,14 @@ class Coverage:
     """Counts over the episodes of a log; ``count`` adds one.
 
     Attributes:
-        empty: episodes without turns.
-        tasks, agents, lengths: episodes by task, by agent, by number of turns.
-        rewarded_turns: turns with a measured reward, 0 included.
         nonzero_rewards: turns with a reward other than 0; ``nonzero_final_rewards`` are the last of their episode.
-        terminated, failed: episodes that the world ended; in which the environment broke.
         invalid: turns whose answer begins like a refusal of the action (``INVALID``).
-        stated_success: episodes that say whether they were solved.
         rewarded_episodes: those with a measured reward; ``only_rewarded`` do not state success beside it.
-        reaching_one: episodes with a total reward of 1 or more.
         contradictions: episodes whose stated success is not what their total reward says.
         action_sizes, observation_sizes, episode_sizes: how many have so many characters.
         read_sizes: by task, the characters before and after each action: the start counts once a turn.
         cumulative: episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far.
         solved_at: total reward from which dreams count as solved.
-        starts: how tasks begin; may know some of them already.
         split_of: by task; others are in training.
     """
 
@@ -262,11 +250,7 @@ class Coverage:
         }
 
     def _missing(self, leaking: int, repeated: RepeatedPairs) -> Iterator[str]:
-        """What stands in the way of dreams, in sentences; nothing where nothing does.
-
-        Args:
-            leaking: held-out tasks that begin like a training task.
-        """
+        """What stands in the way of dreams, in sentences; ``leaking`` held-out tasks begin like a training task."""
         if self.turns == 0:
             yield "no turn was logged: there is nothing to learn from"
             return

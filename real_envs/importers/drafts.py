@@ -29,8 +29,6 @@ class Reading:
     """How the records of a file are to be understood where the format leaves it open.
 
     Attributes:
-        agent: who acted, where a record names nobody.
-        system: whether system messages belong to what the agent sees at the start.
         mapping: columns by what they are: ``{"action": "cmd", "observation": "out"}``.
         observation: whether a mapped observation was seen before or after the action beside it; "" is unknown, an
             error where the table does not show it.
@@ -53,7 +51,6 @@ class EpisodeDraft:
     """An episode as a record states it. Nothing in it has been checked; ``None`` is not stated.
 
     Attributes:
-        start: the first observation, goal included.
         turns: dicts of ``action``, ``observation`` and, where known, ``reward``, ``terminated``, ``info``.
         reward: of the whole episode: its last turn earned it, the others 0.
         extra: other fields of the record; numbers, flags and short texts are kept with the last turn.
@@ -71,12 +68,7 @@ class EpisodeDraft:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
-        """A draft with the agent and the id that a JSON record names.
-
-        Args:
-            used: keys that are read elsewhere; all others are ``extra``.
-            stated: the other fields of the draft.
-        """
+        """A draft with the agent and the id that a JSON record names; keys that are not ``used`` are ``extra``."""
         known = {*used, "agent", "model", "id"}
         return cls(
             agent=record.get("agent") or record.get("model"),
@@ -87,12 +79,7 @@ class EpisodeDraft:
 
 
 class Format(ABC):
-    """A file format of logged episodes.
-
-    Attributes:
-        name: on the command line.
-        about: a line of help.
-    """
+    """A file format of logged episodes."""
 
     name: ClassVar[str]
     about: ClassVar[str]
@@ -102,20 +89,12 @@ class Format(ABC):
         """Why a file is of this format, such as "its records have 'turn_history'"; "" where it is not."""
 
     def records(self, path: Path) -> Iterator[Record]:
-        """The records of a file, one at a time: those of JSON unless a format says otherwise.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Those of JSON unless a format says otherwise."""
         return json_records(path)
 
     @abstractmethod
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
-        """The episode that a record states.
-
-        Raises:
-            FieldError: it is not of this format.
-        """
+        """Raises ``FieldError`` where the record is not of this format."""
 
 
 def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:

@@ -36,8 +36,6 @@ _JSON = (".json", ".jsonl", ".ndjson")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An episode, and the fields of its record that have no place in it."""
-
     episode: Trajectory
     left_out: tuple[str, ...]
 
@@ -57,8 +55,6 @@ class Refusal:
 
 
 class LogFile(NamedTuple):
-    """A file or a folder, its format, and the reason for it."""
-
     path: Path
     format: Format
     reason: str
@@ -103,11 +99,6 @@ def find_format(name: str, path: Path) -> tuple[Format, str]:
 
 
 def sample_of(path: Path) -> Sample:
-    """What a format is recognised by.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
     record: Any = None
     text = ""
     try:
@@ -220,5 +211,4 @@ def read(path: Path, format: Format, reading: Reading, ids: set[str] | None = No
 
 
 def unreadable(path: Path, error: Exception) -> UserError:
-    """The error for a file that cannot be read."""
     return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}")

@@ -22,8 +22,6 @@ _KNOWN = ("environment", "task_id", "query", HISTORY, "summary")
 
 
 class InterCode(Format):
-    """See the module."""
-
     name = "intercode"
     about = "parallel arrays of actions, observations and scores in turn_history, as of InterCode"
 

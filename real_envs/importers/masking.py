@@ -45,10 +45,7 @@ class Prefilter:
     part: re.Pattern[str] | None = None
 
     def passes(self, text: str, folded: str) -> bool:
-        """
-        Args:
-            folded: ``text.casefold()``.
-        """
+        """``folded`` is ``text.casefold()``."""
         searched = folded if self.folded else text
         for clause in self.clauses:
             for word in clause:
@@ -179,11 +176,7 @@ Detector = tuple[tuple[Prefilter, ...], Any]  # with a plugin of detect-secrets
 
 
 class Masking:
-    """Masks episodes and counts the secrets in them.
-
-    Args:
-        key: of the HMAC.
-    """
+    """Masks episodes and counts the secrets in them; ``key`` is that of the HMAC."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key

@@ -28,8 +28,6 @@ _SERIES = ("observations", "actions", "rewards", "terminations", "truncations")
 
 
 class Minari(Format):
-    """See the module."""
-
     name = "minari"
     about = "Minari's datasets with text spaces, or discrete ones that imports.names names; give their folder"
 

@@ -29,8 +29,6 @@ _KNOWN = ("task_id", "reward", "success")
 
 
 class OpenaiChat(Format):
-    """See the module."""
-
     name = "openai"
     about = "chat messages with tool calls (messages of role and content), as of tau-bench"
 
@@ -65,10 +63,7 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
 
 
 def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
-    """
-    Raises:
-        FieldError: there are no messages, or one has no known role or no text.
-    """
+    """Raises ``FieldError`` where there are no messages, or one has no known role or no text."""
     key, messages = messages_of(record)
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")

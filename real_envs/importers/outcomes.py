@@ -60,12 +60,9 @@ class LogJudge:
     hash of the question, so nothing is asked twice; failures are not cached.
 
     Args:
-        cache: the file of verdicts.
-        at_once: parallel requests.
         characters: of an episode that are shown; the middle of a longer one is left out.
 
     Attributes:
-        model: its name.
         counts: questions ``asked``, verdicts ``known`` from the cache, and failures by type.
     """
 
@@ -77,7 +74,6 @@ class LogJudge:
         self.counts: Counter[str] = Counter()
 
     def judge(self, episodes: Sequence[Trajectory]) -> list[Verdict]:
-        """A verdict for each episode, in their order."""
         questions = [self._question(episode) for episode in episodes]
         keys = [hashlib.sha256(json.dumps(question).encode()).hexdigest() for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._known}

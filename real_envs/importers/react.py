@@ -33,8 +33,6 @@ _SEEN = re.compile(r"^Observation: ?", re.MULTILINE)
 
 
 class React(Format):
-    """See the module."""
-
     name = "react"
     about = "printed 'Action:' and 'Observation:' transcripts, also in a notebook, as of ReAct's WebShop"
 

@@ -29,8 +29,6 @@ class Sample:
     """What a format is recognised by.
 
     Attributes:
-        path: a file or a folder.
-        record: its first record, if it is JSON or a table; else ``None``.
         text: its first 100,000 bytes, if it is text.
     """
 
@@ -40,11 +38,7 @@ class Sample:
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """The file's content, unzipped.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """Unzipped."""
     return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
@@ -54,7 +48,6 @@ def plain_suffix(path: Path) -> str:
 
 
 def has_keys(path: Path, *keys: str) -> bool:
-    """Whether a file holds a JSON object with these keys."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

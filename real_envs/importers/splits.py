@@ -46,7 +46,6 @@ def heldout_tasks(
     sides already. A group so large that the others could not make up the share is split task by task.
 
     Args:
-        tasks: new ones, to be split.
         groups: near-duplicates (``SimilarTasks.groups``), earlier tasks among them.
         before: the split of earlier tasks.
     """
@@ -111,7 +110,6 @@ class SimilarTasks:
         self._b = draw.integers(0, int(_PRIME), (_HASHES, 1), np.uint64)
 
     def is_new(self, task: str, start: str) -> bool:
-        """Whether this task has not begun like this before."""
         key = _digest(f"{task}\x00{start}")
         new = key not in self._seen
         self._seen.add(key)

@@ -32,8 +32,6 @@ PARQUET = ".parquet"
 
 
 class Tables(Format):
-    """See the module."""
-
     name = "huggingface"
     about = "Parquet or JSON lines with messages, or with columns that imports.mapping names"
 
@@ -60,11 +58,7 @@ class Tables(Format):
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """The rows of a file, a batch in memory at a time.
-
-    Raises:
-        OSError: the file cannot be read, or is no Parquet.
-    """
+    """A batch is in memory at a time. Raises ``OSError`` for a file that is no Parquet."""
     number = 0
     try:
         with pq.ParquetFile(path) as file:

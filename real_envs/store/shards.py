@@ -45,7 +45,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a manifest says. ``split_of`` maps a task id to its only split."""
+    """``split_of`` maps a task id to its only split."""
 
     splits: dict[str, tuple[str, ...]]
     shards: tuple[Shard, ...]
@@ -57,11 +57,7 @@ class Manifest:
 
 
 def dump(splits: Mapping[str, object], meta: Mapping[str, object], shards: tuple[Shard, ...] = ()) -> bytes:
-    """The file's content.
-
-    Raises:
-        TypeError, ValueError: ``splits`` or ``meta`` hold what JSON cannot.
-    """
+    """Raises ``TypeError`` or ``ValueError`` for ``splits`` or ``meta`` that JSON cannot hold."""
     values = (FORMAT, VERSION, dict(splits), [asdict(shard) for shard in shards], dict(meta))
     return (json.dumps(dict(zip(_KEYS, values, strict=True)), indent=1, allow_nan=False) + "\n").encode()
 
@@ -132,18 +128,14 @@ DAMAGED = "Restore it from a copy, or import the episodes into a new store."
 
 
 def to_parquet(rows: Sequence[dict[str, object]]) -> bytes:
-    """The content of a shard.
-
-    Raises:
-        pa.ArrowException: the rows do not fit, such as one that holds more than 2 GiB of text.
-    """
+    """Raises ``pa.ArrowException`` for rows that do not fit, such as one with more than 2 GiB of text."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), sink, compression="zstd", row_group_size=256)
     return bytes(sink.getvalue().to_pybytes())
 
 
 def write_shard(folder: Path, file: str, trajectories: Sequence[Trajectory]) -> Shard:
-    """Writes a file of these episodes. Returns what a manifest says of it.
+    """Returns what a manifest says of the file.
 
     Raises:
         StoreError: the episodes do not fit into a file, or it cannot be written; what was there before is intact.
@@ -159,11 +151,7 @@ def write_shard(folder: Path, file: str, trajectories: Sequence[Trajectory]) -> 
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a file of a store, whole or not at all.
-
-    Raises:
-        StoreError: it cannot be written; what was there before is intact.
-    """
+    """Whole or not at all; raises ``StoreError``."""
     try:
         write_atomically(path, content)
     except OSError as error:
@@ -172,7 +160,6 @@ def write(path: Path, content: bytes) -> None:
 
 
 def check_size(folder: Path, shard: Shard) -> None:
-    """Raises a ``StoreError`` where the file is missing or of another size than the manifest says."""
     path = folder / shard.file
     try:
         size = path.stat().st_size
@@ -183,7 +170,6 @@ def check_size(folder: Path, shard: Shard) -> None:
 
 
 def check_hash(folder: Path, shard: Shard) -> None:
-    """Raises a ``StoreError`` where the file's content is not what the manifest says."""
     path = folder / shard.file
     try:
         with path.open("rb") as content:

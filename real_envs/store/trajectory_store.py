@@ -52,10 +52,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Summary:
-    """What is in a store: all in all, by split (those without episodes, too), and by agent.
-
-    Example: ``summary.by_split["test"].solved``, ``summary.total.failures[StopReason.ENV_CRASHED]``.
-    """
+    """All in all, by split (those without episodes, too), and by agent."""
 
     total: Tally
     by_split: dict[str, Tally]
@@ -72,11 +69,6 @@ class Staging:
 
     Args:
         shard_turns: turns of a shard, or fewer where these are long.
-
-    Attributes:
-        shards: those that are written.
-        tasks: of all episodes.
-        ids: of all episodes.
     """
 
     def __init__(self, folder: Path, shard_turns: int = 4096) -> None:
@@ -88,7 +80,7 @@ class Staging:
         shutil.rmtree(folder, ignore_errors=True)
 
     def add(self, trajectory: Trajectory) -> None:
-        """Takes an episode. It must be one that ``rows.decode`` made: it is not checked once more."""
+        """Takes an episode that ``codec.decode`` made: it is not checked once more."""
         self._pending.append(trajectory)
         self.tasks.add(trajectory.task_id)
         self.ids.add(trajectory.id)
@@ -98,17 +90,11 @@ class Staging:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what was added so far.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
         if self._pending:
             self.shards.append(write_shard(self.folder, f"shard-{len(self.shards):05d}.parquet", self._pending))
         self._pending, self._turns, self._characters = [], 0, 0
 
     def discard(self) -> None:
-        """Removes the folder, with what nobody took."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -159,7 +145,7 @@ class TrajectoryStore:
     def create(
         cls, folder: str | Path, splits: Mapping[str, Sequence[str]], meta: Mapping[str, object] | None = None
     ) -> TrajectoryStore:
-        """An empty store in a new folder, or in one that holds no store yet."""
+        """In a new folder, or in one that holds no store yet."""
         folder = Path(folder)
         path = folder / MANIFEST
         try:
@@ -198,13 +184,11 @@ class TrajectoryStore:
         return store
 
     def tasks(self, split: str) -> tuple[str, ...]:
-        """The task ids of a split, in the manifest's order."""
         if split not in self.splits:
             raise StoreError.about(self._path, f"unknown split '{split}'", nearest(split, self.splits))
         return self.splits[split]
 
     def ids(self) -> frozenset[str]:
-        """The ids of all episodes, such as to skip what is collected already."""
         return frozenset(self._known_ids())
 
     def starts(self) -> Iterator[tuple[str, str]]:
@@ -255,12 +239,10 @@ class TrajectoryStore:
         incoming.discard()
 
     def writer(self, shard_turns: int = 4096, pictures: Path | None = None) -> Writer:
-        """A context manager that appends a shard whenever ``shard_turns`` turns have come together, and at its end.
+        """Appends a shard whenever ``shard_turns`` turns have come together, and at its end.
 
-        Episodes do not wait longer than a minute for others, so that a slow world loses little to a power cut.
-
-        Args:
-            pictures: a folder from which the pictures that turns name (``real_envs.screens``) are kept with the store.
+        Episodes do not wait longer than a minute for others, so that a slow world loses little to a power cut. Pictures
+        that turns name (``real_envs.screens``) are copied from the folder ``pictures``.
         """
         return Writer(self, shard_turns, pictures)
 
@@ -283,11 +265,11 @@ class TrajectoryStore:
         raise StoreError.about(self._path, reason, "Nothing can be learned from it: see summary() for failures.")
 
     def of_tasks(self, tasks: Collection[str]) -> Iterator[Trajectory]:
-        """The episodes of these tasks, streamed in the order in which they were appended; none is no error."""
+        """Streamed in the order in which they were appended; none is no error."""
         return self._scan(frozenset(tasks))
 
     def summary(self) -> Summary:
-        """Counts episodes, turns, solved ones and failures. Reads all shards, but no traces."""
+        """Reads all shards, but no traces."""
         summary = Summary(Tally(), {split: Tally() for split in self.splits}, {})
         for trajectory in self._scan(None, [name for name in SCHEMA.names if name != "trace"]):
             by_agent = summary.by_agent.setdefault(trajectory.agent, Tally())
@@ -335,7 +317,6 @@ class TrajectoryStore:
         self._commit([shard], {t.id for t in trajectories})
 
     def _free_names(self) -> Iterator[str]:
-        """Of shards to come."""
         used = {shard.file for shard in self._manifest.shards}
         names = (f"shard-{number:05d}.parquet" for number in count(len(used)))
         return (name for name in names if name not in used)
@@ -395,7 +376,6 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Appends what was added so far."""
         if self._pictures is not None:
             copy_screens(screens_of(self._pending.values()), self._pictures, self._store.folder / FOLDER)
         self._store._append(list(self._pending.values()))

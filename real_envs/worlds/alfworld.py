@@ -67,10 +67,7 @@ class AlfworldSettings:
 
     @property
     def folder(self) -> Path:
-        """
-        Raises:
-            UserError: nobody said where the games are.
-        """
+        """Raises ``UserError`` where nobody said where the games are."""
         home = os.environ.get("ALFWORLD_DATA")
         if not self.data and not home:
             raise UserError(
@@ -81,11 +78,7 @@ class AlfworldSettings:
 
 
 class Names:
-    """Numbers in place of coordinates, both ways, for one game.
-
-    Args:
-        problem: the game's ``pddl_problem``, which names all its things.
-    """
+    """Numbers in place of coordinates, both ways, for the game of a ``pddl_problem``."""
 
     def __init__(self, problem: str) -> None:
         count: Counter[str] = Counter()
@@ -98,11 +91,9 @@ class Names:
         self._raw = {plain: raw for raw, plain in self._plain.items()}
 
     def plain(self, text: str) -> str:
-        """What a player reads."""
         return _RAW.sub(lambda match: self._plain.get(match[0].lower(), match[0]), text)
 
     def raw(self, command: str) -> str:
-        """What the game reads."""
         return _NUMBERED.sub(lambda match: self._raw.get(match[0], match[0]), command)
 
     @property
@@ -154,10 +145,6 @@ class AlfworldGame(Game):
         self._over = False
 
     def _start(self, task: Task) -> str:
-        """
-        Raises:
-            OSError: there is no such game.
-        """
         if task.spec["path"] != self._path:
             self.close()
             import textworld
@@ -202,11 +189,7 @@ def clean(text: str) -> str:
 
 
 def read_game(path: Path) -> str:
-    """The game's ``pddl_problem``.
-
-    Raises:
-        UserError: the file is torn, or no game of ALFWorld.
-    """
+    """The game's ``pddl_problem``; raises ``UserError`` where the file is torn, or no game of ALFWorld."""
     try:
         return str(json.loads(path.read_text())["pddl_problem"])
     except (OSError, ValueError, KeyError, TypeError) as error:

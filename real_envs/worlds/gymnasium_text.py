@@ -78,7 +78,7 @@ class GymnasiumSettings:
 
 
 class Plain:
-    """An environment whose observations are text, and whose actions are text or numbers."""
+    """Observations are text, actions text or numbers."""
 
     def __init__(self, env: Any) -> None:
         import gymnasium
@@ -172,11 +172,6 @@ class GymnasiumText(GeneratedWorld):
     def draw(
         self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[int]]:
-        """Draws seeds until enough of them start differently from all others.
-
-        Raises:
-            UserError: there is no such environment, it speaks no text, or has not so many different starts.
-        """
         env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
         folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
         try:
@@ -217,11 +212,7 @@ ACTIONS = {"turn left": 0, "turn right": 1, "go forward": 2, "pick up": 3, "drop
 
 
 class BabyAIText:
-    """One environment of MiniGrid.
-
-    Args:
-        env: as ``gymnasium.make`` returns it.
-    """
+    """One environment of MiniGrid, as ``gymnasium.make`` returns it."""
 
     def __init__(self, env: Any) -> None:
         self._env = env

@@ -162,7 +162,7 @@ class TextWorldGame(Game):
 
 
 def _finished(seed: int, folder: Path, settings: GameSettings) -> str | None:
-    """The start text of a game that was built before; ``None`` if there is none."""
+    """The start text of a game that was built before."""
     game_file, data_file = (folder / f"{settings.task_id(seed)}.{ending}" for ending in ("z8", "json"))
     if not (game_file.exists() and data_file.exists()):
         return None
@@ -208,7 +208,7 @@ def generate_games(
     """One game per seed, in order, in ``folder``; games that exist are kept. About 1.5 s a game and process.
 
     No two of them start with the same observation. A seed that gives no quest, or a game that an earlier one equals,
-    is replaced by a seed derived from it; the task's id holds the seed that was used. ``progress(done, total)``.
+    is replaced by a seed derived from it; the task's id holds the seed that was used.
 
     The processes are spawned, so a script that calls this needs the usual ``if __name__ == "__main__"``.
 
@@ -293,7 +293,6 @@ class TextWorld(GeneratedWorld):
         write_atomically(folder / FILE, json.dumps({"settings": asdict(settings), "splits": splits}, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
-        """See ``World``."""
         folder = folder.resolve()
         drawn = json.loads((folder / FILE).read_text())["splits"]
         splits = {split: [_task(folder, name) for name in names] for split, names in drawn.items()}

@@ -86,10 +86,6 @@ class TextWorldExpressGame(Game):
         self._infos: Mapping[str, Any] = {}
 
     def _start(self, task: Task) -> str:
-        """
-        Raises:
-            ValueError: the game does not know one of the parameters.
-        """
         if self._simulator is None:
             express = with_java("textworld_express", EXTRA)
             self._simulator = express.TextWorldExpressEnv(envStepLimit=_NO_LIMIT)
@@ -146,11 +142,6 @@ class TextWorldExpress(GeneratedWorld):
     def draw(
         self, settings: ExpressSettings, counts: Mapping[str, int], seed: int, progress: Progress
     ) -> dict[str, list[dict[str, Any]]]:
-        """Draws instances of the folds until enough of them start differently from all others.
-
-        Raises:
-            UserError: a fold has not so many.
-        """
         folds = {"train": settings.train_fold, "heldout": settings.heldout_fold}
 
         def candidates(split: str, count: int) -> list[Task]:

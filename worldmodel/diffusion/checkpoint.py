@@ -65,11 +65,7 @@ def inverse_of(model: Any, chat: ChatFormat) -> InverseQuestion | None:
 
 
 def check_trained(model: Any, where: object, block: int) -> None:
-    """Checks that a model was trained to fill in such canvases.
-
-    Raises:
-        UserError: the model was trained to predict next tokens, or for another length of the canvas.
-    """
+    """Raises ``UserError`` for a model of next tokens, or of canvases of another length."""
     trained = getattr(model.config, _BLOCK, None)
     if trained is None:
         raise UserError(

@@ -64,13 +64,10 @@ class _Request:
 
     Attributes:
         text: the prompt and the canvases that are done.
-        prompt: length of the prompt.
         canvas: the tokens under way; the mask where one is hidden.
         open_until: places of this canvas before this one must not end the answer.
         logprobs: of the tokens of the answer so far; 0 where they were given.
         passes: over the canvas under way.
-        passed: over the canvases that are done.
-        asked: as in ``Filler.fill``.
         edit: what the canvas under way is looked at as, before any of it is filled in; ``None`` where that is over.
     """
 
@@ -101,7 +98,6 @@ class CanvasEngine(SlotEngine[_Request]):
     kept: of tokens that were kept in one pass none knows of the others, so their sum is no log-prob of the answer.
 
     Args:
-        diffusion: settings of canvas and sampler.
         mask: the id that hides a token.
 
     Attributes:
@@ -109,8 +105,6 @@ class CanvasEngine(SlotEngine[_Request]):
 
     Raises:
         UserError: diffusers is not installed.
-
-    Other arguments and exceptions: see ``SlotEngine``.
     """
 
     def __init__(
@@ -130,8 +124,7 @@ class CanvasEngine(SlotEngine[_Request]):
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """See ``Engine``.
-
+        """
         Raises:
             ContextFull: ``len(ids) + max_tokens`` exceeds the context.
             EngineFailure: the logits are not finite.
@@ -176,11 +169,9 @@ class CanvasEngine(SlotEngine[_Request]):
         return completion
 
     def _hidden(self, length: int, size: int) -> np.ndarray:
-        """A canvas behind a text of so many tokens, all hidden."""
         return np.full(min(size, self.context - length), self.mask, dtype=np.int64)
 
     def _draft(self, text: Sequence[int], stop: int) -> CanvasEdit | None:
-        """What stood on the last page where the next canvas begins."""
         if not self._edit:
             return None
         return draft_of(text, min(self.block, self.context - len(text)), self.mask, stop)

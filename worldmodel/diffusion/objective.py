@@ -43,7 +43,6 @@ class Canvas:
     Attributes:
         row: whose text it is of.
         start: the position of its first token; it sees the text before that.
-        ids: what is right; behind the end of an answer, further ends.
         weight: of the turn.
         asked: how many of its first tokens are to be filled in; the rest is given.
     """
@@ -111,11 +110,6 @@ class CanvasLayout:
 
 
 def lay_out(input_ids: Tensor, chosen: Sequence[Canvas]) -> CanvasLayout:
-    """
-    Args:
-        input_ids: ``[rows, time]``, padded on the right.
-        chosen: canvases of these rows; none of a row is fine.
-    """
     rows, time = input_ids.shape
     device = input_ids.device
     begins: list[int] = []  # of each canvas behind its text
@@ -168,8 +162,6 @@ class InverseQuestion:
     Attributes:
         action_tokens: places for the action with an end behind it.
         answer_tokens: of what came of it that are given at most, the first ones.
-        between: what stands between an action and its answer.
-        before: what stands between the end of an answer and the next action.
     """
 
     action_tokens: int
@@ -241,12 +233,8 @@ class DiffusionStep:
     """The loss of an optimiser step: its canvases and how they are hidden are drawn for all of its rows at once.
 
     Attributes:
-        batch: the texts.
-        canvases: of all rows.
         hidden: ``[canvases, longest]``.
         shares: ``[canvases]``, of what is asked for, how much is hidden.
-        mask: as in ``MaskedDiffusion``.
-        width: columns of a row in a forward pass.
         denominator: the sum over canvases of ``weight * tokens to be filled in``.
         causal_weight: of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases.
     """
@@ -262,7 +250,6 @@ class DiffusionStep:
 
     @property
     def count(self) -> int:
-        """How many tokens are to be filled in."""
         return int(self.hidden.sum())
 
     def part(self, model: Any, rows: slice) -> tuple[Tensor, Tensor]:
@@ -304,12 +291,6 @@ class MaskedDiffusion:
     """What ``worldmodel.kind=diffusion`` is trained by.
 
     Attributes:
-        block: tokens of a canvas.
-        mask: the id that hides a token.
-        stop: the id that ends an answer.
-        context: the longest text.
-        causal_weight: as in ``DiffusionStep``.
-        inverse: how actions are asked for; ``None`` where they are not.
         inverse_share: of the actions that are asked for in a step, drawn anew for each.
     """
 
@@ -322,7 +303,7 @@ class MaskedDiffusion:
     inverse_share: float = 0.0
 
     def canvases(self, batch: RowBatch) -> list[Canvas]:
-        """All that the batch has, row by row: the tokens with a ``ce_weight``."""
+        """Row by row: the tokens with a ``ce_weight``."""
         ids, weights = batch.ids.tolist(), batch.ce_weight.tolist()
         return [
             canvas
@@ -331,7 +312,6 @@ class MaskedDiffusion:
         ]
 
     def inverse_canvases(self, batch: RowBatch, generator: torch.Generator) -> list[Canvas]:
-        """Those of a step; none where actions are not asked for."""
         if self.inverse is None:
             return []
         asked: list[Canvas] = []
@@ -341,11 +321,7 @@ class MaskedDiffusion:
         return [canvas for canvas, taken in zip(asked, drawn.tolist(), strict=True) if taken]
 
     def step(self, batch: RowBatch, seed: int) -> DiffusionStep:
-        """The loss of a step on ``batch``, divided by the tokens of its canvases, each with the weight of its turn.
-
-        Args:
-            seed: all that decides which tokens are hidden, whatever the device.
-        """
+        """The loss of a step on ``batch``; the seed decides which tokens are hidden, whatever the device."""
         generator = torch.Generator().manual_seed(seed)
         drawn = self.canvases(batch) + self.inverse_canvases(batch, generator)
         asked = torch.tensor([canvas.asked for canvas in drawn], dtype=torch.long)

@@ -59,8 +59,6 @@ def make_sampler(settings: DiffusionSettings) -> Sampler:
 
 
 class EntropySampler:
-    """See the module."""
-
     def __init__(self, settings: DiffusionSettings) -> None:
         from diffusers import EntropyBoundScheduler
 
@@ -78,8 +76,6 @@ class EntropySampler:
 
 
 class ConfidenceSampler:
-    """See the module."""
-
     def __init__(self, settings: DiffusionSettings) -> None:
         from diffusers import BlockRefinementScheduler
 
@@ -106,9 +102,7 @@ class CanvasEdit:
 
     Attributes:
         draft: ``[size]``, what stood there; the mask behind it where that was shorter.
-        mask: the id that hides a token.
         logprobs: ``[size]``, of the tokens of the draft, as far as passes have scored them.
-        passes: how many there were.
     """
 
     draft: np.ndarray
@@ -121,19 +115,15 @@ class CanvasEdit:
 
     @property
     def shown(self) -> np.ndarray:
-        """What the next pass reads: every other token is hidden."""
         shown = self.draft.copy()
         shown[self.passes :: EDIT_PASSES] = self.mask
         return shown
 
     def score(self, logits: Tensor) -> bool:
-        """Takes in the log-probs of a pass.
+        """Takes in the log-probs of a pass; whether that was the last.
 
         Args:
             logits: ``[hidden, vocabulary]`` of the places that were hidden in ``shown``.
-
-        Returns:
-            Whether that was the last.
         """
         places = np.flatnonzero(self.shown == self.mask)
         draft = torch.from_numpy(self.draft[places]).to(logits.device)

@@ -23,8 +23,7 @@ from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction
 
 
-class FillingEngine(Engine, Filler, Protocol):
-    """An engine that fills in, and can be given some of it."""
+class FillingEngine(Engine, Filler, Protocol): ...
 
 
 class DiffusionWorldModel(TextWorldModel):
@@ -35,8 +34,6 @@ class DiffusionWorldModel(TextWorldModel):
     depend on each other; at ``entropy_bound=0`` and temperature 1 it is that of the text in its order of filling.
 
     Args:
-        engine: that fills in.
-        chat, version, max_tokens, temperature, form: as in ``TextWorldModel``.
         inverse: how it was trained to be asked for actions; ``None`` if it was not.
     """
 

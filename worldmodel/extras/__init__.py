@@ -14,25 +14,15 @@ from real_envs.errors import UserError
 
 
 def need_diffusers(wanted: str) -> None:
-    """Checks that diffusers is installed.
-
-    Args:
-        wanted: the setting that takes it.
-
-    Raises:
-        UserError: diffusers is not installed.
-    """
+    """Raises ``UserError`` where diffusers, which the setting ``wanted`` takes, is not installed."""
     if importlib.util.find_spec("diffusers") is None:
         raise UserError(f"{wanted} needs the package diffusers: pip install 'imagination[diffusion]'")
 
 
 @contextmanager
 def loading(folder: Path, what: str, command: str) -> Iterator[None]:
-    """Turns errors of the libraries into one that says that the folder holds no model.
-
-    Args:
-        what: that the model should be of.
-        command: makes one.
+    """Turns errors of the libraries into one that says that the folder holds no model of ``what``; ``command`` makes
+    one.
 
     Raises:
         UserError: the folder is not there, not whole, or of pickles, which can hold code and are not opened.

@@ -63,8 +63,6 @@ class EditInvalid(ValueError):
     """The edit cannot be applied, and nothing of it was.
 
     Attributes:
-        fault: why.
-        line: the offending line of the edit.
         number: which one it is, from 1.
     """
 
@@ -86,9 +84,7 @@ def apply(before: str, edits: str, earlier: Sequence[str] = ()) -> str:
     """The text that the edit makes.
 
     Args:
-        before: the last observation.
-        edits: see the module.
-        earlier: those before the last one, oldest first; ``=line`` searches ``before``, then these backwards.
+        earlier: observations before the last one, oldest first; ``=line`` searches ``before``, then these backwards.
 
     Raises:
         EditInvalid: an operation that does not exist, or an address that is not in the text or out of order.
@@ -116,7 +112,6 @@ def diff(before: str, after: str, earlier: Sequence[str] = (), cost: Callable[[s
     wins a tie. Which lines stay is difflib's choice, so a shorter edit may exist where lines repeat.
 
     Args:
-        before, earlier: as in ``apply``.
         cost: what is to be small, such as the number of tokens.
     """
     whole = f"\\{after}" if after.startswith(("=", "\\")) else after
@@ -307,7 +302,6 @@ class EditFormat:
         self.in_full = in_full
 
     def answers(self, start: str, turns: Sequence[Turn]) -> list[str]:
-        """See ``TransitionFormat``. Edits are canonical, also where the model wrote another for the same text."""
         seen = [start]
         answers = []
         for turn in turns:
@@ -327,11 +321,6 @@ class EditFormat:
         return ["", *edited]
 
     def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``TransitionFormat``.
-
-        Raises:
-            PredictionInvalid: no status line, or an edit that cannot be applied, with a reason each.
-        """
         edit, reward, terminated = FullObservation().read(text, start, history)
         *earlier, before = [start, *(turn.observation for turn in history)]
         try:

@@ -31,7 +31,6 @@ def status_line(reward: float | None, terminated: bool) -> str:
 
 
 def prediction_text(turn: Turn) -> str:
-    """The observation of a turn, with its status line."""
     return turn.observation + status_line(turn.reward, turn.terminated)
 
 
@@ -92,7 +91,6 @@ class FullObservation:
         return []
 
     def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``TransitionFormat``."""
         parsed = parse_prediction(text)
         if parsed is None:
             raise PredictionInvalid(
@@ -123,7 +121,6 @@ class FormatWrapper:
         return self.inner.contexts(start, history, action) or [""] * (len(history) + 1)
 
     def read(self, text: str, start: str, history: Sequence[Turn]) -> tuple[str, float, bool]:
-        """See ``TransitionFormat``."""
         return self.inner.read(text, start, history)
 
 
@@ -136,8 +133,6 @@ def prompt_tokens(chat: ChatFormat, form: TransitionFormat, start: str, history:
 
 def episode_tokens(chat: ChatFormat, trajectory: Trajectory, form: TransitionFormat) -> Tokens:
     """A whole episode as the world model reads and writes it, with an empty reasoning where it reasons.
-
-    The model trains on the tokens owned by ``ENV``.
 
     Raises:
         ValueError: the episode has no turn.
@@ -164,12 +159,10 @@ def transition_tokens(
     contexts: Sequence[str] = (),
     prefix: str = "",
 ) -> Tokens:
-    """Actions and the answers to them.
+    """Actions and the answers to them, or to all but the last, which the model then answers.
 
     Args:
-        answers: to each action, or to all but the last, which the model then answers.
-        contexts: before each action, owned by nobody who is trained.
-        prefix: before each answer, likewise.
+        contexts, prefix: before each action and answer, owned by nobody who is trained.
     """
     tokens = Tokens.empty()
     tokens.append(chat.opening, Owner.SCAFFOLD)

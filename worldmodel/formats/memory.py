@@ -55,10 +55,8 @@ class TaskMemory:
         return frozenset(name for name, what in self._episodes.items() if name in ids or what in contents)
 
     def of(self, start: str, most: int, hidden: frozenset[str]) -> list[str]:
-        """At most ``most`` facts: first the declared ones, then those of most episodes as these meet them.
-
-        Args:
-            hidden: ids of episodes that count as if they were not in the log.
+        """At most ``most`` facts: first the declared ones, then those of most episodes as these meet them; ``hidden``
+        ones do not count.
         """
         declared = list(self._declared.get(start, ()))[:most]
         shown = [
@@ -81,7 +79,6 @@ class MemoryFormat(FormatWrapper):
     Args:
         memory: where they are from.
         most: how many of them; fewer where fewer are known.
-        inner: how answers are written.
         hidden: ids of episodes of the memory that must not be shown.
     """
 
@@ -99,7 +96,7 @@ class MemoryFormat(FormatWrapper):
         self._cache: dict[str, str] = {}
 
     def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``TransitionFormat``. Only the first one has facts, so that a prompt is the prefix of the next one."""
+        """Only the first one has facts, so that a prompt is the prefix of the next one."""
         first, *others = self.inner_contexts(start, history, action)
         if start not in self._cache:
             lines = self.memory.of(start, self.most, self.hidden)
@@ -110,7 +107,6 @@ class MemoryFormat(FormatWrapper):
         return [KNOWN, NOW, *(phrase for phrase in self.inner.phrases(log) if phrase != NOW)]
 
     def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
-        """See ``TransitionFormat``. What was hidden before stays hidden."""
         hidden = self.hidden | self.memory.hidden_by(episodes)
         return MemoryFormat(self.memory, self.most, self.inner.excluding(episodes), hidden)
 

@@ -39,7 +39,6 @@ class ReasoningFormat(FormatWrapper):
     """Another format, with reasoning before each answer. It goes outside: nothing wraps it.
 
     Args:
-        inner: how predictions are written.
         reasoning_tokens: most tokens of reasoning, the line that ends it included.
         instruction: stands before the first action, for a model that can read one; nothing by default.
     """
@@ -51,7 +50,7 @@ class ReasoningFormat(FormatWrapper):
         self.reasoning_tokens, self.instruction = reasoning_tokens, instruction
 
     def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``TransitionFormat``. The first has the instruction, which so stays where it is in longer prompts."""
+        """The first has the instruction, which so stays where it is in longer prompts."""
         if not self.instruction:
             return self.inner.contexts(start, history, action)
         first, *others = self.inner_contexts(start, history, action)
@@ -81,12 +80,8 @@ class Split:
 def split_reasoning(chat: ChatFormat, ids: Sequence[int], limit: int) -> Split:
     """Finds the first line that ends a reasoning.
 
-    Args:
-        ids: what was written, without the token that ends it.
-        limit: most tokens of the reasoning, the line included.
-
     Raises:
-        PredictionInvalid: there is no such line within the limit.
+        PredictionInvalid: there is none within ``limit`` tokens, the line included.
     """
     end = bisect_left(range(len(ids)), True, key=lambda n: DELIMITER in chat.decode(ids[: n + 1])) + 1  # 1 past its end
     begin = end if chat.decode(ids[:end]).endswith(DELIMITER) else end - 1
@@ -112,7 +107,6 @@ def reasoning_of(turn: Turn) -> str | None:
 
 
 def answers_with_reasoning(form: TransitionFormat, start: str, turns: Sequence[Turn]) -> list[str]:
-    """All that the model should write in each turn, the reasoning included."""
     answers = form.answers(start, turns)
     if not form.reasoning_tokens:
         return answers

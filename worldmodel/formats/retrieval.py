@@ -52,10 +52,7 @@ def _marked(action: str) -> list[str]:
 
 
 class TransitionIndex:
-    """The distinct transitions of a log, and who had them.
-
-    Args:
-        log: episodes to retrieve from; turns whose reward nobody measured are left out, like in training.
+    """The distinct transitions of a log, and who had them; without turns whose reward nobody measured, as in training.
 
     Raises:
         ValueError: the log has no such turn.
@@ -139,9 +136,7 @@ class RetrievalFormat(FormatWrapper):
     """Another format, with similar transitions of a log before each action.
 
     Args:
-        index: what to retrieve from.
         top_k: how many transitions a context has at most.
-        inner: how answers are written.
         hidden: transitions of the index that must not be shown.
     """
 
@@ -159,7 +154,7 @@ class RetrievalFormat(FormatWrapper):
         self._cache: OrderedDict[tuple[str, str, str], str] = OrderedDict()
 
     def contexts(self, start: str, history: Sequence[Turn], action: str) -> list[str]:
-        """See ``TransitionFormat``. Those of earlier turns stay, so that a prompt is the prefix of the next one."""
+        """Those of earlier turns stay, so that a prompt is the prefix of the next one."""
         seen = [start, *(turn.observation for turn in history)]
         actions = [*(turn.action for turn in history), action]
         inner = self.inner_contexts(start, history, action)
@@ -183,7 +178,6 @@ class RetrievalFormat(FormatWrapper):
         return ["[seen] ", "[now] ", *self.inner.phrases(log)]
 
     def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
-        """See ``TransitionFormat``. What was hidden before stays hidden."""
         hidden = self.hidden | self.index.hidden_by(episodes)
         return RetrievalFormat(self.index, self.top_k, self.inner.excluding(episodes), hidden)
 

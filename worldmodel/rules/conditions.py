@@ -49,11 +49,7 @@ class Condition:
         _check_types(self, int, "slot", "other", "negated")
 
     def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
-        """Whether it holds before an action.
-
-        Args:
-            source: when the text was seen that the answer copies.
-        """
+        """Whether it holds before an action; ``source`` is when the text was seen that the answer copies."""
         return self._plain(episode, action, source) != self.negated
 
     def _plain(self, episode: Episode, action: Action, source: int) -> bool:
@@ -116,7 +112,6 @@ class Copy:
             with a ``Change``.
         text: the pattern, or the kind.
         slot, between: of ``link``: the filler, and the words between it and the name.
-        without: a template. Sentences that name what such an action was done to since the text was seen are left out.
         named: of ``edit``; ``text``, ``slot``, ``between``, ``without`` and this are the parts of the ``Change``.
     """
 
@@ -160,7 +155,6 @@ class Copy:
         return Change(self.slot, self.text, self.between, self.without, self.named)
 
     def target(self, episode: Episode, action: Action) -> str | None:
-        """The name that stands beside the filler of a ``link``."""
         text = episode.text(self.text)
         return name_after(text, f"{action.fillers[self.slot - 1]} {self.between}") or None
 
@@ -187,11 +181,7 @@ class Rule:
     """Under these conditions the world answers so.
 
     Attributes:
-        template: of the action.
-        conditions: all must hold.
-        copy: where the words of the answer come from.
         reward, terminated: the outcome; where the reward is ``None``, the rule knows the words alone.
-        refuses: the answer refuses the action.
         turns, exceptions: how often it applied in the episodes that it was found in, and was wrong.
         held_turns, held_exceptions: the same in those that it was not.
     """
@@ -209,11 +199,11 @@ class Rule:
 
     @property
     def precision(self) -> float:
-        """Share of the turns on which it was right, as ``share_right`` has it."""
+        """See ``share_right``."""
         return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
 
     def answer(self, episode: Episode, action: Action) -> str | None:
-        """What the world answers, ``None`` where the rule does not apply."""
+        """``None`` where the rule does not apply."""
         made = self.copy.make(episode, action)
         if made is None or not all(c.holds(episode, action, made[1]) for c in self.conditions):
             return None
@@ -238,10 +228,8 @@ class Rule:
         return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
 
     def check(self, language: Language) -> None:
-        """Checks the rule against a language.
-
-        Raises:
-            ValueError: it speaks of a template, a slot or a kind of text that the language does not have.
+        """Raises ``ValueError`` where the rule speaks of a template, a slot or a kind of text that the language has
+        not.
         """
         templates, scopes = {*language.templates.texts, OTHER, ANY}, {*SCOPES, *language.kinds}
         slots = _slots(self.template)

@@ -24,8 +24,6 @@ class Segment:
     """A text of a kind: an observation from the line on that begins as its kind does.
 
     Attributes:
-        text: as it was seen.
-        flat: see ``flat``.
         name: the words that follow its opening, up to the next punctuation: ``the kitchen``.
         time: 0 for the start, k for the answer to the k-th action.
     """
@@ -120,11 +118,8 @@ class Episode:
         start, last: flat texts of the first and the latest observation.
         state: of the latest observation that refused nothing.
         seen: all flat texts, one after the other.
-        written: the same as they were written.
         mentions: see ``Language``.
-        segments: by kind, in the order in which they were seen.
         page: the latest page without notices; empty where texts are none.
-        time: number of turns.
     """
 
     def __init__(self, language: Language, start: str) -> None:
@@ -153,7 +148,6 @@ class Episode:
         return segments
 
     def add(self, action: Action, observation: str, reward: float | None = None) -> None:
-        """The next turn."""
         self.time += 1
         if reward:
             self._paid.add(action.text)
@@ -185,7 +179,6 @@ class Episode:
         return seen[-1].flat if seen else ""
 
     def last_deed(self, filler: str) -> tuple[str, int] | None:
-        """Template and slot of the last accepted action that named it."""
         return self._last_deed.get(filler)
 
     def did(self, template: str, slot: int, filler: str) -> bool:
@@ -198,7 +191,6 @@ class Episode:
         ]
 
     def was_paid(self, action: str) -> bool:
-        """Whether this action has earned something."""
         return action in self._paid
 
     def accepted_at(self, template: str) -> int:
@@ -206,7 +198,7 @@ class Episode:
         return self._accepted.get(template, 0)
 
     def accepted_actions(self) -> list[str]:
-        """Templates and actions that were accepted."""
+        """Templates and actions."""
         return list(self._accepted)
 
     def way(self, kind: str, action: str) -> str | None:

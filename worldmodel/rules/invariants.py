@@ -30,17 +30,13 @@ class Invariant:
     """A phrase that the answers of a kind to actions of a template have, or do not have.
 
     Attributes:
-        template: of the action.
-        kind: opening of the answer.
         conditions: all must hold; the slot after the last of the template is the name in the answer.
         phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
             template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``,
             ``OPENING`` and ``OUTCOME``.
-        required: it must stand in the answer; else it must not.
         once: it may stand there, but not twice.
         link: where ``{there}`` is read.
         reward, terminated: of an ``OUTCOME``; where it is not required, they are nothing.
-        turns, exceptions, held_turns, held_exceptions: as of a ``Rule``.
     """
 
     template: str
@@ -59,7 +55,6 @@ class Invariant:
 
     @property
     def precision(self) -> float:
-        """See ``Rule.precision``."""
         return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
 
     def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
@@ -172,7 +167,7 @@ def fill_placeholders(phrase: str, names: Mapping[str, str]) -> str | None:
 
 
 def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
-    """All phrases of an answer of two to ``LONGEST`` words, with placeholders where names stand."""
+    """Phrases of two to ``LONGEST`` words, with placeholders where names stand."""
     text = flat(answer)
     for placeholder, name in names.items():
         text = text.replace(f" {name} ", f" {placeholder} ")
@@ -185,18 +180,12 @@ def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
 def mend(
     answer: str, check: Callable[[str], Sequence[Invariant]], episode: Episode, action: Action
 ) -> tuple[str, Sequence[Invariant]]:
-    """The answer with as few words changed as mend it.
+    """The answer with as few words changed as mend it, and what it still breaks; the answer itself where no change
+    helps.
 
-    Where a required phrase stands there with another name (``to the east you see the driveway`` for the way back to
-    the greenhouse), the name is put right; a sentence that says what may not be said is left out. A change is kept
-    only if fewer invariants are broken afterwards.
-
-    Args:
-        check: the invariants that a text breaks.
-        episode: before the answer.
-
-    Returns:
-        The text that breaks fewest, and what it breaks; the answer itself where no change helps.
+    Where a required phrase stands there with another name (``to the east you see the driveway`` for the way back to the
+    greenhouse), the name is put right; a sentence that says what may not be said is left out. A change is kept only if
+    fewer invariants are broken afterwards.
     """
     broken = check(answer)
     for _ in range(_MEND_ROUNDS):

@@ -54,7 +54,6 @@ def mine_rules(log: Sequence[Trajectory], on_done: Callable[[int, int], None] | 
     """The rules and invariants of a log.
 
     Args:
-        log: real episodes; those of a task are on one side of the split in halves.
         on_done: called with how many templates are done, of how many.
     """
     refusals = learn_refusals(log)
@@ -107,13 +106,11 @@ def _tables_of(action: Action) -> tuple[str, ...]:
 
 
 def _kind_of(turn: Turn, language: Language) -> str | None:
-    """The kind of an answer as a whole."""
     text = flat(turn.observation)
     return next((kind for kind in language.kinds if text.startswith(f" {kind} ")), None)
 
 
 def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Trajectory, Episode, Action, Turn]]:
-    """Every turn with the words before it."""
     for trajectory in log:
         episode = Episode(language, trajectory.start)
         for turn in trajectory.turns:
@@ -194,11 +191,7 @@ class _Table:
                 self.links[kind, slot, between.strip()] += 1
 
     def choose(self, templates: Sequence[str], removing: Sequence[str]) -> None:
-        """Chooses the conditions and answers from what was seen.
-
-        Args:
-            removing: templates of actions after which texts may no longer name what they were done to.
-        """
+        """Conditions and answers; after actions of ``removing`` texts may no longer name what they were done to."""
         self._templates = list(templates)
         self.copies = [Copy("say", shape) for shape, n in self.patterns.most_common(_PATTERNS) if n >= LEAST_TURNS]
         if self.template == ANY:
@@ -253,7 +246,7 @@ class _Table:
         self._refused.append(episode.language.refuses(turn.action, turn.observation))
 
     def rules(self) -> list[Rule]:
-        """The rules of this template, those that answer most turns first."""
+        """Those that answer most turns first."""
         if not self._condition_rows:
             return []
         base, held = np.array(self._condition_rows, dtype=bool), np.array(self._held)

@@ -57,11 +57,7 @@ class PhraseTable:
         self.done.update(episode.accepted_actions())
 
     def choose(self, mentions: Sequence[str]) -> None:
-        """Chooses the conditions and phrases that are tried.
-
-        Args:
-            mentions: placeholders of what the first text mentions.
-        """
+        """Chooses conditions and phrases; ``mentions`` are placeholders of what the first text mentions."""
         n = min(self.turns, _SAMPLE)
         enough = max(10, _SHARE * n)
         slot_of_name = len(self.values) + 1
@@ -83,7 +79,6 @@ class PhraseTable:
         self.phrases = list(dict.fromkeys([*named, *never, *plain[:_PLAIN]]))
 
     def record(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
-        """Second pass."""
         if not self.phrases:
             return
         named = with_name(action, turn.observation, self.kind)
@@ -95,7 +90,7 @@ class PhraseTable:
         self._held.append(held)
 
     def invariants(self) -> list[Invariant]:
-        """Those that hold, required phrases first."""
+        """Required phrases first."""
         if not self._rows:
             return []
         table, stands, held = np.array(self._rows), np.array(self._stands), np.array(self._held)
@@ -150,7 +145,6 @@ def _implies(one: str, other: str, required: bool) -> bool:
 
 
 def find_link(links: Counter[tuple[str, int, str]], kind: str, enough: float) -> Copy | None:
-    """The most usual link to texts of a kind."""
     best: Sequence[tuple[tuple[str, int, str], int]] = [item for item in links.most_common() if item[0][0] == kind]
     if not best or best[0][1] < enough:
         return None

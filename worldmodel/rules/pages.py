@@ -54,7 +54,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A line of a page: ``attributes`` are names with what stands behind them, such as ``("value", "='x'")``."""
+    """A line of a page; ``attributes`` are such as ``("value", "='x'")``."""
 
     id: str
     role: str
@@ -127,9 +127,7 @@ def describe(page: str, notice: str, after: str, fillers: Sequence[str]) -> Chan
     """What an action did to the page, in a form that may hold for others too; ``None`` where it did more than that.
 
     Args:
-        page: before the action.
         notice, after: of the answer, see ``page_of``.
-        fillers: of the action, as they were written.
     """
     if after == page:
         return Change(sets=blank(notice, fillers))

@@ -50,7 +50,6 @@ class Proposals:
     """What became of proposals.
 
     Attributes:
-        rules: those that were kept, with their evidence.
         questions, failed: how many were asked, and how many nobody answered; ``reason`` of the last of them.
         proposed, invalid: rules in the answers, and lines that are none in the closed language.
     """
@@ -116,7 +115,7 @@ def _described(rules: RuleSet, shown: Iterable[tuple[Trajectory, int]]) -> str:
 
 
 def read_proposals(rules: RuleSet, text: str) -> tuple[list[Rule], int]:
-    """The rules in an answer, and how many of its objects are none that this log's language can say."""
+    """The rules in an answer, and how many of its objects are none in this log's language."""
     rules_read, invalid = [], 0
     for line in text.splitlines():
         begin = line.find("{")
@@ -135,7 +134,7 @@ def read_proposals(rules: RuleSet, text: str) -> tuple[list[Rule], int]:
 
 
 def _filled(data: dict[str, Any]) -> dict[str, Any]:
-    """With what a proposal need not say. Numbers of evidence are counted here."""
+    """With what a proposal need not say."""
     kept = {key: data[key] for key in ("template", "conditions", "copy")}
     return kept | {
         "reward": float(data.get("reward", 0.0)),

@@ -24,7 +24,7 @@ _SESSIONS = 512  # episodes whose words are kept
 
 
 class RulesInvalid(Exception):
-    """A file of rules that cannot be read; the message names it."""
+    """The message names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,9 @@ class Answer:
 
 
 class RuleSet:
-    """Rules and the language that they are written in.
+    """Rules and the language that they are written in; of one action the first that applies answers.
 
-    Args:
-        language: with the ``Refusals`` that it goes by.
-        rules: of one action the first that applies answers.
-        invariants: of what the rest of the answers say.
+    In all methods ``session`` names the episode, so that its words are not read again at every turn.
     """
 
     def __init__(self, language: Language, rules: Sequence[Rule], invariants: Sequence[Invariant] = ()) -> None:
@@ -57,12 +54,7 @@ class RuleSet:
     def answer(
         self, start: str, history: Sequence[Turn], action: str, session: object = None, refusals_only: bool = False
     ) -> Answer | None:
-        """What the world answers, where a rule knows words and outcome.
-
-        Args:
-            session: names the episode, so that its words are not read again at every turn.
-            refusals_only: ask only the rules that refuse.
-        """
+        """What the world answers, where a rule knows words and outcome."""
         answering = (r for r in self._of(action) if r.reward is not None and (r.refuses or not refusals_only))
         return self._first(list(answering), start, history, action, session)
 
@@ -76,7 +68,6 @@ class RuleSet:
     def _first(
         self, rules: Sequence[Rule], start: str, history: Sequence[Turn], action: str, session: object
     ) -> Answer | None:
-        """The answer of the first that applies."""
         if not rules:
             return None
         episode, read = self.episode(start, history, session), self.language.templates.read(action)
@@ -113,7 +104,6 @@ class RuleSet:
         return opening_of(invariants, self.episode(start, history, session), read) if invariants else ""
 
     def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
-        """The words of an episode after ``history``."""
         cached = self._episodes.get(session) if session is not None else None
         if cached is not None and cached[0] == start and list(history[: len(cached[1])]) == cached[1]:
             _, turns, episode = cached
@@ -148,7 +138,7 @@ class RuleSet:
 
     @staticmethod
     def load(folder: Path) -> RuleSet | None:
-        """The rules in a folder, ``None`` where there are none.
+        """``None`` where there are none.
 
         Raises:
             RulesInvalid: the file cannot be read, or is of another version.
@@ -191,10 +181,9 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
     """How rules do on real episodes that they were not mined from.
 
     Returns:
-        ``rules``, ``refusing``: how many there are; ``turns`` with a known reward, ``answered`` of them by a rule,
-        ``wrong`` of those (text, reward or end); ``worded`` further ones whose words a rule knows and not the outcome,
-        ``misworded`` of those; ``refused`` turns and ``refused_by_rule``; ``by_rule``: turns and
-        errors of each that answered.
+        ``turns`` with a known reward, ``answered`` of them by a rule, ``wrong`` of those (text, reward or end);
+        ``worded`` further ones whose words a rule knows and not the outcome, ``misworded`` of those; ``refused``
+        turns and ``refused_by_rule``; ``by_rule``: turns and errors of each that answered.
     """
     turns = answered = wrong = refused = refused_by_rule = worded = misworded = 0
     used, errors = Counter[str](), Counter[str]()

@@ -55,9 +55,7 @@ class Conjunction:
 
     Attributes:
         literals: (column, negated).
-        covers: the turns to which it applies.
         gain: the turns that it answers and nothing before did, less for each condition.
-        turns, exceptions, held_turns, held_exceptions: see ``Rule``.
     """
 
     literals: tuple[tuple[int, bool], ...]
@@ -69,11 +67,7 @@ class Conjunction:
     held_exceptions: int
 
     def proves(self, claim: Claim, conditions: Sequence[Condition]) -> Claim:
-        """The rule or invariant under these conditions, with the counts.
-
-        Args:
-            conditions: of the columns.
-        """
+        """The claim under these conditions, with the counts; ``conditions`` are those of the columns."""
         return replace(
             claim,
             conditions=tuple(replace(conditions[k], negated=negated) for k, negated in self.literals),

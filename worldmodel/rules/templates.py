@@ -66,7 +66,6 @@ class Action:
     """An action read by the template it matches.
 
     Attributes:
-        template: such as ``put {1} in {2}``, or ``OTHER``.
         fillers: the words in each slot, joined by spaces, in lower case.
         text: the action as it was given.
     """
@@ -89,11 +88,7 @@ def _surface_pattern(template: str) -> re.Pattern[str]:
 
 
 class Templates:
-    """The templates of a log's actions.
-
-    Args:
-        texts: of the templates, the most specific first: an action is read by the first that it matches.
-    """
+    """An action is read by the first template that it matches: the most specific come first."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(texts)

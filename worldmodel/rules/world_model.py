@@ -23,12 +23,9 @@ class RuledWorldModel(WorldModelWrapper):
 
     Where a rule applies, it answers, in the log's words and without sampling. Where the first words of an answer are
     known, the model continues them. An answer that breaks an invariant is mended in as few words as possible
-    (``invariants.mend``), or sampled again; an outcome that stays wrong is corrected. So a dream stays consistent:
-    rooms stay as they were seen, and impossible actions are refused.
+    (``invariants.mend``), or sampled again; an outcome that stays wrong is corrected.
 
     Args:
-        model: what answers the rest.
-        rules: of the same log.
         mode: with ``refuse`` only rules that refuse an action answer; with ``repair`` all do, and broken answers are
             sampled again.
         resamples: how often at most. The first answer that breaks no invariant is taken, else the one that breaks
@@ -53,7 +50,6 @@ class RuledWorldModel(WorldModelWrapper):
     async def predict(
         self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
     ) -> Prediction:
-        """See ``WorldModel``; raises what the model raises."""
         answer = self.rules.answer(start, history, action, session, refusals_only=self.mode == "refuse")
         if answer is None:
             return await self._repaired(start, history, action, seed, session)
@@ -122,10 +118,8 @@ class RuledWorldModel(WorldModelWrapper):
         session: object,
         known: Answer | None,
     ) -> tuple[Prediction, Sequence[Invariant]]:
-        """The prediction with as few words changed as mend it, and the invariants that it still breaks.
-
-        Args:
-            known: the words, where a rule knows them; the outcome is then the model's.
+        """The prediction, mended, and what it still breaks. Where ``known`` has the words, only the outcome is the
+        model's.
         """
         if known is not None:
             turn = Turn(action, known.observation, prediction.reward, prediction.terminated)

@@ -67,7 +67,6 @@ class AgentGymSettings(ServerSettings):
         reward: the field of what an action earned.
         score: the field of what the episode has earned so far, to be read instead of ``reward``.
         train, heldout: the numbers of the tasks of each split, such as ``0-373+400``.
-        solved, commands, distinct, timeout: see ``ServerSettings``.
     """
 
     url: str = "http://127.0.0.1:36001"
@@ -123,10 +122,6 @@ class AgentGymSession:
         self._client: httpx.Client | None = None
 
     def start(self, spec: Mapping[str, str]) -> Answer:
-        """
-        Raises:
-            EnvFailure: see ``real_envs.worlds.servers.client.Session``.
-        """
         settings = self._settings
         handle = self._handle or self._create()
         if settings.task in handle:
@@ -149,10 +144,6 @@ class AgentGymSession:
         return Answer("\n".join(part for part in parts if part), 0.0, done, _commands_of(first))
 
     def act(self, action: str) -> Answer:
-        """
-        Raises:
-            EnvFailure: see ``real_envs.worlds.servers.client.Session``.
-        """
         settings = self._settings
         if self._handle is None:
             raise crashed("there is no environment on the server: start first")
@@ -195,10 +186,8 @@ class AgentGymSession:
         return self._handle
 
     def _ask(self, method: str, path: str, content: Mapping[str, object]) -> object:
-        """The answer, read as JSON.
-
-        Raises:
-            EnvFailure: none in time, no HTTP 200, no JSON, or an error.
+        """The answer, read as JSON; raises ``EnvFailure`` where there is none in time, no HTTP 200, no JSON, or an
+        error.
         """
         settings = self._settings
         what = f"/{path} at {settings.url}"

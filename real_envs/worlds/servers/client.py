@@ -76,14 +76,9 @@ class ServerGame(Game):
         self._offered: Sequence[str] = ()
 
     def _start(self, task: Task) -> str:
-        """
-        Raises:
-            EnvFailure: the server cannot be reached, takes too long or answers nonsense.
-        """
         return self._heard(lambda: begun(self._session.start(task.spec))).text
 
     def _act(self, action: str) -> StepResult:
-        """Raises what ``_start`` raises."""
         # half a surrogate pair, which a sampled text may hold, is no text that can be sent
         answer = self._heard(lambda: self._session.act(action.encode("utf-8", "replace").decode()))
         return StepResult(self._observation(answer.text), answer.reward, answer.done, False)
@@ -237,7 +232,6 @@ class ServerWorld(GeneratedWorld):
         raise NotImplementedError
 
     def open(self, folder: Path, privileged: bool, workers: int) -> ServerTasks:
-        """See ``World``."""
         options, splits = self.drawn(folder)
         settings = self.settings(**options)
         make, at_end = self.for_workers(settings)
@@ -246,11 +240,7 @@ class ServerWorld(GeneratedWorld):
 
 
 def begun(answer: Answer) -> Answer:
-    """The answer to a reset, if an episode can begin with it.
-
-    Raises:
-        EnvFailure: it cannot.
-    """
+    """The answer to a reset; raises ``EnvFailure`` where no episode can begin with it."""
     if answer.done:
         raise crashed("the server's reset says that the episode is over")
     if not answer.text.strip():
@@ -272,10 +262,7 @@ def in_a_line(detail: str) -> str:
 
 
 def field(answer: object, name: str) -> object:
-    """
-    Raises:
-        EnvFailure: the answer is no object, or has no such field.
-    """
+    """Raises ``EnvFailure`` where the answer is no object, or has no such field."""
     if not isinstance(answer, dict):
         raise crashed(f"the server answered {answer!r}, which is no object with '{name}'")
     if name not in answer:
@@ -284,20 +271,14 @@ def field(answer: object, name: str) -> object:
 
 
 def text(value: object, name: str) -> str:
-    """
-    Raises:
-        EnvFailure: it is no text.
-    """
+    """Raises ``EnvFailure`` where it is no text."""
     if not isinstance(value, str):
         raise crashed(f"the server's '{name}' is {value!r}, no text")
     return value.encode("utf-8", "replace").decode()
 
 
 def number(value: object, name: str) -> float:
-    """
-    Raises:
-        EnvFailure: it is no finite number. ``true`` and ``false`` are 1 and 0.
-    """
+    """Raises ``EnvFailure`` where it is no finite number. ``true`` and ``false`` are 1 and 0."""
     try:
         if isinstance(value, (int, float)) and math.isfinite(value):
             return float(value)
@@ -307,10 +288,7 @@ def number(value: object, name: str) -> float:
 
 
 def flag(value: object, name: str) -> bool:
-    """
-    Raises:
-        EnvFailure: it is neither true nor false.
-    """
+    """Raises ``EnvFailure`` where it is neither true nor false."""
     if not isinstance(value, bool):
         raise crashed(f"the server's '{name}' is {value!r}, neither true nor false")
     return value
@@ -322,21 +300,14 @@ def commands_of(option: str) -> tuple[str, ...]:
 
 
 def fields_of(option: str) -> dict[str, str]:
-    """``kind=text,world=2`` as fields of a request.
-
-    Raises:
-        ValueError: it is not of that form.
-    """
+    """``kind=text,world=2`` as fields of a request; raises ``ValueError`` where it is not of that form."""
     if option and not re.fullmatch(r"\w+=[^,]*(,\w+=[^,]*)*", option):
         raise ValueError(f"fields are written name=text,name=text, got {option!r}")
     return dict(pair.split("=", 1) for pair in option.split(",")) if option else {}
 
 
 def check_url(url: str, schemes: Sequence[str]) -> None:
-    """
-    Raises:
-        ValueError: it is no address of that kind.
-    """
+    """Raises ``ValueError`` where it is no address of that kind."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0

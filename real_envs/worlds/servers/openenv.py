@@ -57,7 +57,6 @@ class OpenEnvSettings(ServerSettings):
         action: the field of an action that takes the text.
         fixed: other fields that an action needs, ``name=text,name=text``.
         text: the fields of an observation that are its text, joined by ``+``; empty takes all that are text.
-        solved, commands, distinct, timeout: see ``ServerSettings``.
     """
 
     url: str = "ws://127.0.0.1:8000"
@@ -140,10 +139,6 @@ class OpenEnvSession:
         self._client: Any = None
 
     def start(self, spec: Mapping[str, str]) -> Answer:
-        """
-        Raises:
-            EnvFailure: see ``real_envs.worlds.servers.client.Session``.
-        """
         for wait in (*_PATIENCE, None):
             self.close()
             limit, self._client = self._settings.timeout, None
@@ -166,22 +161,14 @@ class OpenEnvSession:
         )
 
     def act(self, action: str) -> Answer:
-        """Text that the server's type of action does not take, such as words for a number, is an unknown action.
-
-        Raises:
-            EnvFailure: see ``real_envs.worlds.servers.client.Session``.
-        """
+        """Text that the server's type of action does not take, such as words for a number, is an unknown action."""
         try:
             return self.attempt(action)
         except _Refused:
             return Answer(UNKNOWN)
 
     def attempt(self, action: str) -> Answer:
-        """``act``, but for what the server refuses.
-
-        Raises:
-            _Refused: the action has not the fields, or the values, that the server wants.
-        """
+        """``act``, but raises ``_Refused`` for an action without the fields or values that the server wants."""
         try:
             answer = self._read(self._call("step", {**self._fixed, self._settings.action: action}))
         except _Full:

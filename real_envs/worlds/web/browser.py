@@ -86,11 +86,7 @@ class BrowserGame(Game):
         self._calls: dict[str, tuple[int, ...]] = {}
 
     def _start(self, task: Task) -> str:
-        """Starts ``task.spec["id"]`` with the seed ``task.spec["seed"]``.
-
-        Raises:
-            UserError: the browser does not start.
-        """
+        """Raises ``UserError`` where the browser does not start."""
         super().close()  # the episode before; the browser stays
         if self._browser is None:
             self._browser = KeptBrowser(find_chromium(), self._look.still)

@@ -44,15 +44,7 @@ def find_chromium() -> str:
 class KeptBrowser:
     """Stands before Playwright for BrowserGym: whatever it launches is one browser, started at the first use.
 
-    Example::
-
-        kept = KeptBrowser(find_chromium())
-        browsergym.core._set_global_playwright(kept)
-        ...
-        kept.end()
-
     Args:
-        executable: of Chromium.
         still: pages show no animations (``prefers-reduced-motion``; jQuery's are off), so that what one sees after an
             action does not depend on how fast the machine is.
     """
@@ -70,10 +62,7 @@ class KeptBrowser:
         return self._playwright.selectors
 
     def launch(self, **named: Any) -> _Contexts:
-        """
-        Raises:
-            UserError: the browser does not start.
-        """
+        """Raises ``UserError`` where the browser does not start."""
         from playwright.sync_api import Error
 
         if self._browser is None or not self._browser.is_connected():
@@ -85,7 +74,6 @@ class KeptBrowser:
         return _Contexts(self._browser, self._still)
 
     def end(self) -> None:
-        """Closes the browser."""
         from playwright.sync_api import Error
 
         with contextlib.suppress(Error):  # it is gone already

@@ -100,17 +100,12 @@ class Miniwob(GeneratedWorld):
 
 
 def make_game(settings: MiniwobSettings, screens: Path, privileged: bool = False) -> BrowserGame:
-    """A game that plays all families, in this process."""
     look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, where=False, crop=_ZOOMED, still=True)
     return BrowserGame(look, _plan, screens if settings.screenshots else None, privileged)
 
 
 def set_address() -> None:
-    """Tells BrowserGym where the pages are, unless ``MINIWOB_URL`` does.
-
-    Raises:
-        ImportError: BrowserGym or the pages are not installed.
-    """
+    """Tells BrowserGym where the pages are, unless ``MINIWOB_URL`` does; raises ``ImportError``."""
     spec = importlib.util.find_spec("miniwob")
     if spec is None or spec.origin is None or importlib.util.find_spec("browsergym") is None:
         missing = "browsergym" if spec else "miniwob"
@@ -148,11 +143,7 @@ def _draw(
 
 
 class _Starts:
-    """Seeds of a family whose pages differ from each other; opens them without BrowserGym's ceremony.
-
-    Args:
-        page: of Playwright, for this family alone.
-    """
+    """Seeds of a family whose pages differ from each other; opens them without BrowserGym's ceremony."""
 
     def __init__(self, family: str, seed: int, page: Any) -> None:
         tasks = importlib.import_module("browsergym.miniwob").ALL_MINIWOB_TASKS
@@ -162,10 +153,7 @@ class _Starts:
         self._known: set[str] = set()
 
     def another(self) -> int:
-        """
-        Raises:
-            UserError: the family has no more starts.
-        """
+        """Raises ``UserError`` where the family has no more starts."""
         for _ in range(_TRIES):
             number = self._rng.randrange(2**31)
             goal, _ = self._task(seed=number).setup(self._page)

@@ -43,8 +43,6 @@ class Element:
 
     Attributes:
         number: what actions call it by; ``None`` for text alone.
-        role: such as ``button``; ``text`` for text alone.
-        name: what is written on it.
         value: what has been put into it, ``None`` where nothing can be.
         states: such as ``checked``, ``selected``, ``expanded``. Where the focus is, is not told: it would move with
             every action, and actions name their elements.
@@ -81,23 +79,14 @@ class Numbers:
         return self._number[browser_id]
 
     def browser_id(self, number: str, here: Collection[int]) -> str:
-        """
-        Raises:
-            ActionError: there is no such element on the page.
-        """
+        """Raises ``ActionError`` where there is no such element on the page."""
         if not number.isascii() or not number.isdecimal() or int(number) not in here:
             raise ActionError(f"there is no element {number!r}")
         return self._id[int(number)]
 
 
 def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any]], numbers: Numbers) -> list[Element]:
-    """The elements of a page, in the order of the document.
-
-    Args:
-        tree: BrowserGym's ``axtree_object``.
-        properties: its ``extra_element_properties``, by element id.
-        numbers: of this episode; elements seen for the first time get one.
-    """
+    """The elements of a page, in the order of the document."""
     nodes = {node["nodeId"]: node for node in tree["nodes"]}
     elements: list[Element] = []
 
@@ -134,7 +123,6 @@ def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any
 
 
 def page_text(elements: Sequence[Element]) -> str:
-    """A line an element; a page that shows nothing says so."""
     return "\n".join(element.line for element in elements) or "(an empty page)"
 
 

@@ -117,11 +117,10 @@ class BrowserGym(GeneratedWorld):
 
 
 def pictures_of(folder: Path) -> Path:
-    """Where the episodes of the tasks in ``folder`` keep their pictures."""
     return folder.resolve() / FOLDER
 
 
 def browser_task(drawn: Sequence[Any]) -> Task:
-    """The task of an id and a seed, such as ``miniwob.click-tab/s7``."""
+    """Such as ``miniwob.click-tab/s7``."""
     name, seed = drawn
     return Task(f"{name}/s{seed}", {"id": str(name), "seed": str(seed)})

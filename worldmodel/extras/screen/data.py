@@ -24,18 +24,12 @@ _WORD = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class ScreenTransition:
-    """A turn between two screenshots.
+    """A turn between two screenshots, whose files ``before`` and ``after`` name.
 
     Attributes:
-        episode, turn: which one, from 0.
-        task_id: of the episode.
-        goal: the first line of its start.
-        action: as the environment got it.
+        goal: the first line of the episode's start.
         place: of the element that the action named, in pixels of the screenshot ``before``.
-        before, after: names of the screenshots' files.
         page, answer: the observations before and after.
-        reward: ``None`` where nobody measured it.
-        terminated: the world ended with it.
     """
 
     episode: str
@@ -53,7 +47,6 @@ class ScreenTransition:
 
     @property
     def changes(self) -> bool:
-        """Whether the screen changed."""
         return self.before != self.after
 
 
@@ -97,8 +90,6 @@ class Frames:
     """The screenshots of some turns in memory, shrunk: uint8 ``[3, height, width]`` by name.
 
     Args:
-        names: of the files.
-        folders: where they may be.
         shrink: pixels, each way, of which one is made, their mean.
 
     Raises:
@@ -162,11 +153,6 @@ def action_map(place: Place | None, size: tuple[int, int], shrink: int) -> Tenso
 
     The first channel is 1 within the element; the second is a bell around its centre, where a click lands, with a
     standard deviation of 3 pixels.
-
-    Args:
-        place: in pixels of the screenshot.
-        size: height and width of the map, in pixels of the model.
-        shrink: pixels of the screenshot, each way, that are one of the model.
     """
     height, width = size
     channels = torch.zeros(MAPS, height, width)

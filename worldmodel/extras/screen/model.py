@@ -52,8 +52,6 @@ class ScreenShape:
 
     Attributes:
         height, width: of screens in the model, in its pixels, before they are padded.
-        shrink, patch, words, word_features, finest, page_words: see ``ScreenSettings``.
-        levels: of the network.
     """
 
     height: int
@@ -120,11 +118,6 @@ class ScreenModel(nn.Module):
         return cls(unet, make_scheduler(), ScreenShape(*size, **shared, levels=levels))
 
     def conditions(self, before: Sequence[Tensor], turns: Sequence[ScreenTransition]) -> Conditions:
-        """The conditions of these turns.
-
-        Args:
-            before: the screens before them, uint8 ``[3, height, width]`` each.
-        """
         shape = self.shape
         words = [
             word_features(
@@ -157,12 +150,7 @@ class ScreenModel(nn.Module):
         return ((pixels.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
     def predict(self, conditions: Conditions, x_t: Tensor, t: Tensor, d: Tensor) -> Tensor:
-        """The next screens, from where they are on the way from noise.
-
-        Args:
-            x_t: ``[batch, 3, height, width]``.
-            t, d: ``[batch]``, see ``worldmodel.extras.screen.objective``.
-        """
+        """The next screens, from where ``x_t`` is on the way from noise; ``t`` and ``d`` as in ``objective``."""
         patches = F.pixel_unshuffle(torch.cat([x_t, conditions.before, conditions.maps], dim=1), self.shape.patch)
         drawn = self.unet(
             patches,
@@ -198,11 +186,7 @@ class ScreenModel(nn.Module):
 
     @classmethod
     def load(cls, folder: Path) -> ScreenModel:
-        """
-        Raises:
-            UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
-                are not opened.
-        """
+        """Raises ``UserError`` where the folder holds no such model, see ``loading``."""
         with loading(folder, "screens", "imagine fit-world-model worldmodel.kind=screen"):
             shape = ScreenShape(**json.loads((folder / SHAPE).read_text(encoding="utf-8")))
             unet = UNet2DConditionModel.from_pretrained(folder / "unet", use_safetensors=True, local_files_only=True)
@@ -219,12 +203,7 @@ def make_scheduler() -> FlowMatchEulerDiscreteScheduler:
 
 @torch.no_grad()
 def sample(velocity: Velocity, noise: Tensor, steps: int, scheduler: FlowMatchEulerDiscreteScheduler) -> Tensor:
-    """The picture at the end of ``steps`` equal steps.
-
-    Args:
-        velocity: of ``(x_t, t, d)``, with ``d = 1 / steps``.
-        noise: ``[batch, channels, height, width]``, standard normal.
-    """
+    """The picture at the end of ``steps`` equal steps from standard normal noise; ``d = 1 / steps``."""
     # a scheduler counts its steps; and the sigmas that it would choose itself do not divide the line evenly
     scheduler = FlowMatchEulerDiscreteScheduler.from_config(scheduler.config)
     scheduler.set_timesteps(sigmas=[1 - k / steps for k in range(steps)], device=noise.device)

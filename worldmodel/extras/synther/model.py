@@ -58,10 +58,7 @@ class TransitionDenoiser(ModelMixin, ConfigMixin):
     are correlated and wide; the paper scales each dimension alone. The last layer starts at 0.
 
     Args:
-        state: width of a hidden state.
         dims: of its principal components, at most ``state``.
-        hidden: width of the network.
-        layers: residual blocks.
     """
 
     @register_to_config
@@ -96,10 +93,8 @@ class TransitionDenoiser(ModelMixin, ConfigMixin):
 
     @torch.no_grad()
     def fit_whitening(self, transitions: Transitions) -> float:
-        """Takes components, means and deviations from these transitions.
-
-        Returns:
-            the share of the states' variance that the components hold.
+        """Takes components, means and deviations from these; returns the share of the states' variance that the
+        components hold.
         """
         states = torch.cat([transitions.states, transitions.next_states]).double()
         centre = states.mean(0)
@@ -193,10 +188,7 @@ class Upsampler:
 
     @classmethod
     def fit(cls, transitions: Transitions, settings: SyntherSettings, seed: int) -> Upsampler:
-        """
-        Raises:
-            UserError: fewer than two transitions.
-        """
+        """Raises ``UserError`` for fewer than two transitions."""
         if len(transitions) < 2:
             raise UserError(f"synthetic transitions are learned from logged ones, and there are {len(transitions)}")
         state = transitions.states.shape[1]
@@ -221,7 +213,6 @@ class Upsampler:
         return cls(cast(TransitionDenoiser, average.module.eval()), scheduler, kept_variance)
 
     def sample(self, count: int, steps: int, seed: int) -> Transitions:
-        """Synthetic transitions, decided by the seed."""
         width = self.denoiser.width
         return self.denoiser.decode(sample(self.denoiser, self.scheduler, count, width, steps, seed))
 
@@ -232,11 +223,7 @@ class Upsampler:
 
     @classmethod
     def load(cls, folder: Path) -> Upsampler:
-        """
-        Raises:
-            UserError: the folder holds no such model, or its weights are no safetensors; pickles, which can hold code,
-                are not opened.
-        """
+        """Raises ``UserError`` where the folder holds no such model, see ``loading``."""
         with loading(folder, "transitions", "imagine fit-critic critic.synther.ratio=0.5"):
             denoiser = TransitionDenoiser.from_pretrained(
                 folder / "denoiser", use_safetensors=True, local_files_only=True

@@ -55,7 +55,6 @@ class Transitions:
         return len(self.states)
 
     def rows(self, which: Tensor) -> Transitions:
-        """Those at these places, or where a mask is true."""
         return Transitions(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def columns(self) -> Tensor:
@@ -102,9 +101,6 @@ def similarity(denoiser: TransitionDenoiser, held: Transitions, others: Transiti
 def marginal_similarity(real: Tensor, other: Tensor) -> float:
     """1 - mean over columns of sup_x |F_real(x) - F_other(x)|, of the empirical distribution functions.
 
-    Args:
-        real, other: ``[n, columns]`` and ``[m, columns]``.
-
     Example::
 
         marginal_similarity(tensor([[0.], [1.]]), tensor([[1.], [2.]]))  # 0.5: at 0 it is 1/2 against 0
@@ -119,9 +115,6 @@ def marginal_similarity(real: Tensor, other: Tensor) -> float:
 
 def correlation_similarity(real: Tensor, other: Tensor) -> float:
     """1 - mean over pairs of columns of |r_real - r_other| / 2, of Pearson's r; columns that vary in both count.
-
-    Args:
-        real, other: ``[n, columns]`` and ``[m, columns]``.
 
     Raises:
         ValueError: fewer than two columns vary in both.
