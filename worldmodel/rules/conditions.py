@@ -176,14 +176,46 @@ class Copy:
         }[self.kind]
 
 
+class Evidence:
+    """What rules and invariants share: the conditions under which they hold, and how often they did.
+
+    Attributes:
+        turns, exceptions: how often it applied in the episodes that it was found in, and was wrong.
+        held_turns, held_exceptions: the same in those that it was not.
+    """
+
+    __slots__ = ()
+    conditions: tuple[Condition, ...]
+    turns: int
+    exceptions: int
+    held_turns: int
+    held_exceptions: int
+
+    @property
+    def precision(self) -> float:
+        """Share of the turns on which it was right by Laplace's rule of succession, so never 1."""
+        turns, exceptions = self.turns + self.held_turns, self.exceptions + self.held_exceptions
+        return (turns - exceptions + 1) / (turns + 2)
+
+    @property
+    def counts(self) -> str:
+        turns, exceptions = self.turns + self.held_turns, self.exceptions + self.held_exceptions
+        return f"({turns - exceptions:,} of {turns:,})"
+
+    def applies(self, episode: Episode, action: Action, source: int = 0) -> bool:
+        return all(condition.holds(episode, action, source) for condition in self.conditions)
+
+    def under(self, template: str, joint: str = ": if ") -> str:
+        """The template with the conditions, in words."""
+        return f"{template}{joint * bool(self.conditions)}{' and '.join(map(str, self.conditions))}"
+
+
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Evidence):
     """Under these conditions the world answers so.
 
     Attributes:
         reward, terminated: the outcome; where the reward is ``None``, the rule knows the words alone.
-        turns, exceptions: how often it applied in the episodes that it was found in, and was wrong.
-        held_turns, held_exceptions: the same in those that it was not.
     """
 
     template: str
@@ -197,17 +229,10 @@ class Rule:
     held_turns: int = 0
     held_exceptions: int = 0
 
-    @property
-    def precision(self) -> float:
-        """See ``share_right``."""
-        return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
-
     def answer(self, episode: Episode, action: Action) -> str | None:
         """``None`` where the rule does not apply."""
         made = self.copy.make(episode, action)
-        if made is None or not all(c.holds(episode, action, made[1]) for c in self.conditions):
-            return None
-        return made[0]
+        return made[0] if made is not None and self.applies(episode, action, made[1]) else None
 
     def is_right(self, answer: str, turn: Turn) -> bool:
         """Whether the world answered so: words and, where the rule knows them, reward and end."""
@@ -218,14 +243,11 @@ class Rule:
         return same_reward(self.reward, turn.reward or 0.0) and self.terminated == turn.terminated
 
     def __str__(self) -> str:
-        conditions = " and ".join(str(c) for c in self.conditions)
         outcome = ", whatever it pays"
         if self.reward is not None:
             outcome = f", reward {self.reward:g}" * (self.reward != 0) + ", the end" * self.terminated
-        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
-        head = {OTHER: "any other action", ANY: "any action"}.get(self.template, self.template)
-        head += ": if " * bool(conditions)
-        return f"{head}{conditions} -> {self.copy}{outcome} ({n - wrong:,} of {n:,})"
+        template = {OTHER: "any other action", ANY: "any action"}.get(self.template, self.template)
+        return f"{self.under(template)} -> {self.copy}{outcome} {self.counts}"
 
     def check(self, language: Language) -> None:
         """Raises ``ValueError`` where the rule speaks of a template, a slot or a kind of text that the language has
@@ -262,11 +284,6 @@ class Rule:
     def from_json(data: dict[str, Any]) -> Rule:
         conditions = tuple(Condition(**c) for c in data["conditions"])
         return Rule(**{**data, "conditions": conditions, "copy": Copy(**data["copy"])})
-
-
-def share_right(turns: int, exceptions: int) -> float:
-    """Laplace's rule of succession, so never 1."""
-    return (turns - exceptions + 1) / (turns + 2)
 
 
 def _check_types(part: Condition | Copy, kind: type, *names: str) -> None:

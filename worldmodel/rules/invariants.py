@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from real_envs.trajectory import Turn, same_reward
-from worldmodel.rules.conditions import Condition, Copy, share_right
+from worldmodel.rules.conditions import Condition, Copy, Evidence
 from worldmodel.rules.episode import Episode, name_of, split_sentences, without_sentences
 from worldmodel.rules.templates import ANY, NEWLINE, Action, flat
 
@@ -26,7 +26,7 @@ _NAME = r"[\w' -]+?"
 
 
 @dataclass(frozen=True, slots=True)
-class Invariant:
+class Invariant(Evidence):
     """A phrase that the answers of a kind to actions of a template have, or do not have.
 
     Attributes:
@@ -53,26 +53,20 @@ class Invariant:
     reward: float = 0.0
     terminated: bool = False
 
-    @property
-    def precision(self) -> float:
-        return share_right(self.turns + self.held_turns, self.exceptions + self.held_exceptions)
-
     def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
         """Whether the answer of a turn breaks it. One of another kind breaks nothing."""
-        answer = turn.observation
-        if self.phrase in (REFUSAL, OUTCOME):
+        text = flat(turn.observation)
+        of_kind = text.startswith(f" {self.kind} ")
+        if self.phrase in (REFUSAL, OUTCOME, OPENING):
             if self.phrase == REFUSAL:
-                wrong = episode.language.refuses(action.text, answer)
+                wrong = episode.language.refuses(action.text, turn.observation)
+            elif self.phrase == OPENING:
+                wrong = not of_kind
             else:
                 wrong = turn.terminated != self.terminated or not same_reward(turn.reward or 0.0, self.reward)
-            return wrong and all(c.holds(episode, action) for c in self.conditions)
-        text = flat(answer)
-        if self.phrase == OPENING:
-            return not text.startswith(f" {self.kind} ") and all(c.holds(episode, action) for c in self.conditions)
-        if not text.startswith(f" {self.kind} "):
-            return False
-        named = with_name(action, answer, self.kind)
-        if not all(c.holds(episode, named) for c in self.conditions):
+            return wrong and self.applies(episode, action)
+        named = with_name(action, turn.observation, self.kind)
+        if not of_kind or not self.applies(episode, named):
             return False
         phrase = fill_placeholders(self.phrase, names_of(episode, named, self.kind, self.link))
         if phrase is None:
@@ -80,22 +74,18 @@ class Invariant:
         return text.count(f" {phrase} ") > 1 if self.once else (f" {phrase} " in text) != self.required
 
     def __str__(self) -> str:
-        conditions = " and ".join(str(c) for c in self.conditions)
-        template = "any action" if self.template == ANY else self.template
+        if self.phrase in (REFUSAL, OUTCOME, OPENING):
+            pays = f"has reward {self.reward:g}{' and is the end' * self.terminated}"
+            claim = {
+                REFUSAL: "is not refused",
+                OUTCOME: pays if self.required else "pays nothing and ends nothing",
+                OPENING: f'the answer begins "{self.kind}"',
+            }[self.phrase]
+            return f"{self.under('any action' if self.template == ANY else self.template)} {claim} {self.counts}"
         verb = "has at most once" if self.once else "has" if self.required else "has no"
-        n, wrong = self.turns + self.held_turns, self.exceptions + self.held_exceptions
-        if self.phrase in (REFUSAL, OUTCOME):
-            no = f"has reward {self.reward:g}{' and is the end' * self.terminated}"
-            no = no if self.required else "pays nothing and ends nothing"
-            no = "is not refused" if self.phrase == REFUSAL else no
-            return f"{template}{': if ' * bool(conditions)}{conditions} {no} ({n - wrong:,} of {n:,})"
-        if self.phrase == OPENING:
-            head = f"{template}{': if ' * bool(conditions)}{conditions}"
-            return f'{head} the answer begins "{self.kind}" ({n - wrong:,} of {n:,})'
-        kind = f'an answer that begins "{self.kind}" {verb} "{self.phrase}"'
         slots = 1 + len(set(_SLOT.findall(self.template)))
-        conditions = conditions.replace(f"{{{slots}}}", "{name}")
-        return f"{self.template}{', if ' * bool(conditions)}{conditions}: {kind} ({n - wrong:,} of {n:,})"
+        head = self.under("", ", if ").replace(f"{{{slots}}}", "{name}")
+        return f'{self.template}{head}: an answer that begins "{self.kind}" {verb} "{self.phrase}" {self.counts}'
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -111,19 +101,15 @@ def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action
     """The words that an answer surely begins with, as they are written in this episode; empty where none are known."""
     for beginning in invariants:
         seen = episode.segments.get(beginning.kind) if beginning.phrase == OPENING else None
-        if not seen or not all(c.holds(episode, action) for c in beginning.conditions):
+        if not seen or not beginning.applies(episode, action):
             continue
         before = as_written(seen[-1].text, beginning.kind)
         for named in invariants:
-            first, _, rest = named.phrase.removeprefix(f"{beginning.kind} ").partition(" ")
-            if (
-                named.kind != beginning.kind
-                or not named.required
-                or named.conditions
-                or first not in ("{there}", "{here}")
-            ):
+            if named.kind != beginning.kind or not named.required or named.conditions:
                 continue
-            if not named.phrase.startswith(f"{beginning.kind} {{") or len(rest.split()) > 1:
+            first, _, rest = named.phrase.removeprefix(f"{beginning.kind} ").partition(" ")
+            begins = named.phrase.startswith(f"{beginning.kind} {{")
+            if not begins or first not in ("{there}", "{here}") or len(rest.split()) > 1:
                 continue
             name = names_of(episode, with_name(action, "", beginning.kind), beginning.kind, named.link).get(first)
             if name and (written := as_written(seen[-1].text, name)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,9 +44,9 @@ class RuleSet:
     def __init__(self, language: Language, rules: Sequence[Rule], invariants: Sequence[Invariant] = ()) -> None:
         self.language, self.rules, self.invariants = language, tuple(rules), tuple(invariants)
         self._by_template: dict[str, list[Rule]] = {}
+        self._invariants: dict[str, list[Invariant]] = {}
         for rule in self.rules:
             self._by_template.setdefault(rule.template, []).append(rule)
-        self._invariants: dict[str, list[Invariant]] = {}
         for invariant in self.invariants:
             self._invariants.setdefault(invariant.template, []).append(invariant)
         self._episodes: dict[object, tuple[str, list[Turn], Episode]] = {}
@@ -76,26 +76,27 @@ class RuleSet:
 
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
-        read = self.language.templates.read(answer.action)
-        invariants = _of(self._invariants, read)
-        if not invariants:
-            return []
-        episode = self.episode(start, history, session)
-        return [invariant for invariant in invariants if invariant.broken(episode, read, answer)]
+        return self._checks(start, history, answer, session)[2](answer.observation)
 
     def mended(
         self, start: str, history: Sequence[Turn], answer: Turn, session: object = None
     ) -> tuple[str, Sequence[Invariant]]:
         """The observation of the last turn with as few words changed as mend it, and what it still breaks."""
-        read = self.language.templates.read(answer.action)
+        episode, read, check = self._checks(start, history, answer, session)
+        return mend(answer.observation, check, episode, read)
+
+    def _checks(
+        self, start: str, history: Sequence[Turn], answer: Turn, session: object
+    ) -> tuple[Episode, Action, Callable[[str], list[Invariant]]]:
+        """Episode and action before an answer, and what gives the invariants that a text breaks in its place."""
+        read, episode = self.language.templates.read(answer.action), self.episode(start, history, session)
         invariants = _of(self._invariants, read)
-        episode = self.episode(start, history, session)
 
         def check(text: str) -> list[Invariant]:
             turn = replace(answer, observation=text)
             return [invariant for invariant in invariants if invariant.broken(episode, read, turn)]
 
-        return mend(answer.observation, check, episode, read)
+        return episode, read, check
 
     def opening(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> str:
         """The words that the answer surely begins with; empty where none are known."""

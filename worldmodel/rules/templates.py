@@ -87,6 +87,14 @@ def _surface_pattern(template: str) -> re.Pattern[str]:
     return re.compile(r"\s*".join(tokens), flags=re.IGNORECASE)
 
 
+@lru_cache(maxsize=1024)
+def _pattern(template: str) -> re.Pattern[str]:
+    """Of words that were joined by spaces."""
+    return re.compile(
+        " ".join("(.+?)" if _SLOT.fullmatch(token) else re.escape(token) for token in template.split(" "))
+    )
+
+
 class Templates:
     """An action is read by the first template that it matches: the most specific come first."""
 
@@ -94,8 +102,7 @@ class Templates:
         self.texts = tuple(texts)
         self._by_verb: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
         for text in self.texts:
-            pattern = _SLOT.sub("(.+?)", re.escape(text).replace(r"\{", "{").replace(r"\}", "}"))
-            self._by_verb.setdefault(text.split(" ", 1)[0], []).append((text, re.compile(pattern)))
+            self._by_verb.setdefault(text.split(" ", 1)[0], []).append((text, _pattern(text)))
         self._read: dict[str, Action] = {}
 
     def read(self, action: str) -> Action:
@@ -128,8 +135,7 @@ def find_templates(actions: Iterable[str], least: int = 20) -> Templates:
         if not shape or _count_slots(shape) > _MOST_SLOTS:
             continue
         shapes[shape] += times
-        pattern = _SLOT.sub("(.+?)", re.escape(" ".join(shape)).replace(r"\{", "{").replace(r"\}", "}"))
-        match = re.fullmatch(pattern, " ".join(tokens))
+        match = _pattern(" ".join(shape)).fullmatch(" ".join(tokens))
         for slot, filler in enumerate(match.groups() if match else (), start=1):
             values.setdefault((shape, slot), Counter())[filler] += times
     kept = [shape for shape, times in shapes.items() if times >= max(least, total / 1000)]

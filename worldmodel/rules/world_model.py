@@ -9,13 +9,17 @@ from typing import Any, Literal
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Turn
 from worldmodel.rules.invariants import OUTCOME, Invariant
-from worldmodel.rules.rule_set import Answer, RuleSet
+from worldmodel.rules.rule_set import RuleSet
 from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
 
 
 def _continues(model: LanguageWorldModel) -> bool:
     """Whether the model can be given the words that an answer begins with (``TextWorldModel.continues``)."""
     return bool(getattr(model, "continues", False))
+
+
+def _turn(action: str, prediction: Prediction) -> Turn:
+    return Turn(action, prediction.observation, prediction.reward, prediction.terminated)
 
 
 class RuledWorldModel(WorldModelWrapper):
@@ -74,62 +78,41 @@ class RuledWorldModel(WorldModelWrapper):
         known = self.rules.words(start, history, action, session)
         opening = known.observation if known is not None else self.rules.opening(start, history, action, session)
         begun: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
-        prediction = await self.model.predict(start, history, action, seed, session, **begun)
-        best, broken = self._mended(start, history, action, prediction, session, known)
+
+        def mended(prediction: Prediction) -> tuple[Prediction, Sequence[Invariant]]:
+            """The prediction with as few words changed as mend it, or with those that a rule knows; what it breaks."""
+            if known is not None:
+                changed = prediction.observation.strip() != known.observation.strip()
+                best = replace(prediction, observation=known.observation, mended=changed, rule=str(known.rule))
+                return best, self.rules.broken(start, history, _turn(action, best), session)
+            text, broken = self.rules.mended(start, history, _turn(action, prediction), session)
+            changed = text != prediction.observation
+            return replace(prediction, observation=text, mended=True) if changed else prediction, broken
+
+        best, broken = mended(await self.model.predict(start, history, action, seed, session, **begun))
         tries = 0
         while broken and tries < self.resamples:
             again = derive_seed("resample", seed, tries)
             tries += 1
             try:
-                prediction = await self._sampled.predict(start, history, action, again, session, **begun)
+                other, left = mended(await self._sampled.predict(start, history, action, again, session, **begun))
             except PredictionInvalid:
                 continue
-            other, left = self._mended(start, history, action, prediction, session, known)
             if len(left) < len(broken):
                 best, broken = other, left
         if broken and all(invariant.phrase == OUTCOME for invariant in broken):  # the words are right
-            best, broken = self._outcome_of(broken[0], start, history, action, best, broken, session)
+            rule = broken[0]
+            outcome = replace(
+                best,
+                reward=rule.reward,
+                terminated=rule.terminated,
+                outcome_confidence=rule.precision,
+                mended=True,
+                outcome_by="rule",
+            )
+            if not self.rules.broken(start, history, _turn(action, outcome), session):  # no other contradicts it
+                best, broken = outcome, ()
         return replace(best, resampled=tries, broken=tuple(map(str, broken)))
-
-    def _outcome_of(
-        self,
-        rule: Invariant,
-        start: str,
-        history: Sequence[Turn],
-        action: str,
-        prediction: Prediction,
-        broken: Sequence[Invariant],
-        session: object,
-    ) -> tuple[Prediction, Sequence[Invariant]]:
-        """The prediction with the outcome that a rule knows, if no other rule contradicts it."""
-        turn = Turn(action, prediction.observation, rule.reward, rule.terminated)
-        left = self.rules.broken(start, history, turn, session)
-        if left:
-            return prediction, broken
-        outcome = replace(prediction, reward=rule.reward, terminated=rule.terminated, outcome_confidence=rule.precision)
-        return replace(outcome, mended=True, outcome_by="rule"), ()
-
-    def _mended(
-        self,
-        start: str,
-        history: Sequence[Turn],
-        action: str,
-        prediction: Prediction,
-        session: object,
-        known: Answer | None,
-    ) -> tuple[Prediction, Sequence[Invariant]]:
-        """The prediction, mended, and what it still breaks. Where ``known`` has the words, only the outcome is the
-        model's.
-        """
-        if known is not None:
-            turn = Turn(action, known.observation, prediction.reward, prediction.terminated)
-            left = self.rules.broken(start, history, turn, session)
-            mended = prediction.observation.strip() != known.observation.strip()
-            return replace(prediction, observation=known.observation, mended=mended, rule=str(known.rule)), left
-        turn = Turn(action, prediction.observation, prediction.reward, prediction.terminated)
-        text, broken = self.rules.mended(start, history, turn, session)
-        mended = text != prediction.observation
-        return replace(prediction, observation=text, mended=mended) if mended else prediction, broken
 
     def release(self, session: object) -> None:
         self.rules.release(session)
