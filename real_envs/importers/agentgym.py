@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from real_envs.importers.drafts import LOG, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.drafts import LOG, Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.records import Sample
 from real_envs.store.codec import FieldError
 
@@ -40,41 +40,35 @@ def conversation_draft(record: Any) -> EpisodeDraft:
     if not isinstance(messages, list) or not messages:
         raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")
     flagged = any(isinstance(message, dict) and message.get("loss") is True for message in messages)
-    start: list[str] = []
-    turns: list[dict[str, Any]] = []
+    dialogue = Dialogue()
     for i, message in enumerate(messages):
         at = f"{CONVERSATIONS}[{i}]"
         speaker, value = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(value, str):
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
         if speaker in _MODEL:
-            if flagged and not turns and message.get("loss") is not True:
+            if flagged and not dialogue.turns and message.get("loss") is not True:
                 continue  # the assent to the instructions
             thought, action = thought_and_action(value)
-            turns.append({"action": action, "observation": None})
+            dialogue.act(action)
             if thought:
-                turns[-1]["info"] = {f"{LOG}thought": thought}
+                dialogue.turns[-1]["info"] = {f"{LOG}thought": thought}
         elif speaker in _WORLD:
-            if not turns:
-                start.append(value)
-            else:
-                before = turns[-1]["observation"]
-                turns[-1]["observation"] = value if before is None else f"{before}\n{value}"
+            dialogue.answer(value)
         else:
             raise FieldError(f"{at}.from", f"is {speaker!r:.40}, not human or gpt")
-    unanswered = next((k for k, turn in enumerate(turns[:-1]) if turn["observation"] is None), None)
+    unanswered = next((k for k, turn in enumerate(dialogue.turns[:-1]) if turn["observation"] is None), None)
     if unanswered is not None:
         raise FieldError(CONVERSATIONS, f"has no answer to action {unanswered + 1}")
-    if not turns:
+    if not dialogue.turns:
         raise FieldError(CONVERSATIONS, "has no action of the model")
-    if turns[-1]["observation"] is None:
-        turns[-1] |= {"observation": "", "terminated": True}
+    dialogue.end()
     task = record.get("task_id", record.get("item_id"))
     return EpisodeDraft.of_record(
         record,
         _KNOWN,
-        start="\n\n".join(start),
-        turns=turns,
+        start="\n\n".join(dialogue.start),
+        turns=dialogue.turns,
         task_id=None if task is None else str(task),
         **{"success": record.get("success"), **outcome(record.get("reward"))},
     )

@@ -78,6 +78,34 @@ class EpisodeDraft:
         )
 
 
+class Dialogue:
+    """A conversation as a start and turns: what the agent says is an action, all others are its world."""
+
+    def __init__(self) -> None:
+        self.start: list[str] = []
+        self.turns: list[dict[str, Any]] = []
+
+    @property
+    def unanswered(self) -> bool:
+        return bool(self.turns) and self.turns[-1]["observation"] is None
+
+    def act(self, action: str) -> None:
+        self.turns.append({"action": action, "observation": None})
+
+    def answer(self, text: str) -> None:
+        """What the world says: the start, or the rest of the last observation."""
+        if not self.turns:
+            self.start.append(text)
+        else:
+            before = self.turns[-1]["observation"]
+            self.turns[-1]["observation"] = text if before is None else f"{before}\n{text}"
+
+    def end(self) -> None:
+        """The last message has no answer: it ends the episode with an empty observation."""
+        if self.unanswered:
+            self.turns[-1] |= {"observation": "", "terminated": True}
+
+
 class Format(ABC):
     """A file format of logged episodes."""
 

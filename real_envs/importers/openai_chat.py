@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError
 
@@ -68,8 +68,8 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
-    start: list[str] = []
-    turns: list[dict[str, Any]] = []
+    dialogue = Dialogue()
+    turns = dialogue.turns
     calls = False  # whether the last message of the assistant called a tool
     for i, message in enumerate(messages):
         at = f"{key}[{i}]"
@@ -77,30 +77,22 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if role == "assistant":
             calls = bool(message.get("tool_calls") or message.get("function_call"))
             action = _action(message, at)
-            if turns and turns[-1]["observation"] is None:  # two messages in a row are one action
+            if dialogue.unanswered:  # two messages in a row are one action
                 turns[-1]["action"] += f"\n{action}"
             else:
-                turns.append({"action": action, "observation": None})
+                dialogue.act(action)
         elif role in ("system", "developer"):
             if turns:
                 raise FieldError(f"{at}.role", f"is '{role}' after the assistant has acted")
             if reading.system:
-                start.append(text_of(message.get("content"), f"{at}.content"))
+                dialogue.answer(text_of(message.get("content"), f"{at}.content"))
         elif role in _WORLD:
-            text = text_of(message.get("content"), f"{at}.content")
-            if not turns:
-                start.append(text)
-            elif turns[-1]["observation"] is None:
-                turns[-1]["observation"] = text
-            else:
-                turns[-1]["observation"] += f"\n{text}"
+            dialogue.answer(text_of(message.get("content"), f"{at}.content"))
         else:
             raise FieldError(f"{at}.role", f"is {role!r:.40}, not system, user, assistant or tool")
-    if turns and turns[-1]["observation"] is None:
-        if calls:
-            turns.pop()
-        else:
-            turns[-1] |= {"observation": "", "terminated": True}
+    if dialogue.unanswered and calls:
+        turns.pop()
+    dialogue.end()
     if turns and (_STOP in turns[-1]["observation"] or fields.get("reward")):
         turns[-1]["terminated"] = True
     if not turns:
@@ -108,7 +100,7 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     return EpisodeDraft.of_record(
         fields,
         (*key.split("+"), *_KNOWN),
-        start="\n\n".join(start),
+        start="\n\n".join(dialogue.start),
         turns=turns,
         task_id=None if fields.get("task_id") is None else str(fields["task_id"]),
         **{"success": fields.get("success"), **outcome(fields.get("reward"))},

@@ -152,12 +152,7 @@ def _turn(value: object, at: str) -> Turn:
 
 def _plain_turn(turn: dict[str, object]) -> Turn | None:
     """The usual turn, at a third of the cost: ASCII texts, nothing to convert, no info. ``None`` is any other."""
-    action, seen, reward, ended = (
-        turn.get("action"),
-        turn.get("observation"),
-        turn.get("reward"),
-        turn.get("terminated"),
-    )
+    action, seen, reward, ended = map(turn.get, ("action", "observation", "reward", "terminated"))
     if type(action) is not str or type(seen) is not str or type(ended) is not bool or turn.get("info"):
         return None
     if reward is not None and (type(reward) is not float or not math.isfinite(reward)):
