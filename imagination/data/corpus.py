@@ -53,30 +53,18 @@ _FAILURES = 3  # draws in a row that give no episode, after which a world gives 
 
 @dataclass(slots=True)
 class Played:
-    """What was played of one world.
+    """What was played of one world."""
 
-    Attributes:
-        episodes: without those that the world broke.
-        real_steps: that were taken, those of broken episodes included.
-        broken: how many episodes it broke.
-        left_out: how many episodes begin as a task that is left out.
-        fruitless: draws of the options that gave no episode.
-    """
-
-    episodes: list[Trajectory] = field(default_factory=list)
-    real_steps: int = 0
-    broken: int = 0
-    left_out: int = 0
-    fruitless: int = 0
+    episodes: list[Trajectory] = field(default_factory=list)  # without those that the world broke
+    real_steps: int = 0  # those of broken episodes included
+    broken: int = 0  # episodes
+    left_out: int = 0  # episodes that begin as a task that is left out
+    fruitless: int = 0  # draws of the options that gave no episode
 
 
 def drawn(options: Mapping[str, Option], rng: random.Random) -> dict[str, Any]:
-    """Options with lists and ranges as one of their values, such as ``env.options`` takes.
-
-    Example::
-
-        drawn({"game": ["coin", "twc"], "rooms": "2..4"}, rng)  # {"game": "twc", "rooms": 3}
-    """
+    """Options with lists and ranges as one of their values: ``{"game": ["coin", "twc"], "rooms": "2..4"}`` may become
+    ``{"game": "twc", "rooms": 3}``."""
     chosen: dict[str, Any] = {}
     for key, option in options.items():
         value = rng.choice(option) if isinstance(option, list) else option
@@ -88,11 +76,8 @@ def drawn(options: Mapping[str, Option], rng: random.Random) -> dict[str, Any]:
 
 
 def known_worlds(worlds: Mapping[str, CorpusWorld]) -> dict[str, CorpusWorld]:
-    """The worlds that can be played here; the share of the others goes to these, which is said on standard error.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The worlds that can be played here, at least one; the share of the others goes to these, with a line each on
+    standard error."""
     here: dict[str, CorpusWorld] = {}
     missing: list[str] = []
     for name, world in worlds.items():
@@ -111,12 +96,7 @@ def known_worlds(worlds: Mapping[str, CorpusWorld]) -> dict[str, CorpusWorld]:
 
 
 def held_out_starts(folders: Sequence[str]) -> frozenset[str]:
-    """First observations of the held-out tasks of these runs, as their logs have them.
-
-    Raises:
-        StoreError: a log is missing or broken.
-        UserError: a log has no episode of a held-out task.
-    """
+    """First observations of the held-out tasks of these runs, as their logs have them; each must have some."""
     starts: set[str] = set()
     for folder in folders:
         log = TrajectoryStore.open(Path(folder) / "log")
@@ -228,16 +208,12 @@ COUNTED = ("episodes", "tokens", "real_steps", "broken", "left_out", "fruitless"
 class Shard:
     """Rows of one environment as arrays of all their tokens, one row after the other.
 
-    Attributes:
-        ids: ``[tokens]``.
-        trained: ``[tokens]``, whether the model learns to say it.
-        lengths: ``[rows]``.
-        counts: what was played for it, by ``COUNTED``.
+    ``counts`` says what was played for it, by ``COUNTED``.
     """
 
-    ids: np.ndarray
-    trained: np.ndarray
-    lengths: np.ndarray
+    ids: np.ndarray  # [tokens]
+    trained: np.ndarray  # [tokens], whether the model learns to say it
+    lengths: np.ndarray  # [rows]
     counts: dict[str, int]
 
     @staticmethod
@@ -263,10 +239,7 @@ class Shard:
 
     @staticmethod
     def load(path: Path) -> Shard:
-        """
-        Raises:
-            UserError: the file is torn.
-        """
+        """The shard of a file; ``UserError`` where that is torn."""
         try:
             with np.load(path) as file:
                 counts = dict(zip(COUNTED, file["counts"].tolist(), strict=True))

@@ -28,11 +28,7 @@ _SAMPLE = 2000  # texts of the log that are counted
 
 
 def check_texts(what: str, texts: Sequence[str], chat: ChatFormat, section: str, limit: int) -> None:
-    """
-    Raises:
-        UserError: more than one in a hundred is changed by the tokenizer, or longer than the model will be allowed to
-            write.
-    """
+    """Refuses texts of which the tokenizer changes more than one in a hundred, or more are longer than ``limit``."""
     changed = [text for text in texts if chat.decode(chat.encode(text)) != text]
     if len(changed) > 0.01 * len(texts):
         raise UserError(

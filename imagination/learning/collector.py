@@ -318,10 +318,9 @@ class ExperienceCollector:
         that a further group could give, or the groups allowed by ``dream.extra_groups`` are used up.
         """
         settings = self.plan.train
-        missing = turns_lost(played, longest)
+        missing, added = turns_lost(played, longest), list[Trajectory]()
         first = settings.groups
         last = first + int(self.plan.dream.extra_groups * self._first_groups(index))
-        added: list[Trajectory] = []
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
             more = await self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)

@@ -24,16 +24,11 @@ def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: 
     this factor. The truncation bounds the variance.
 
     Args:
-        old_logprobs: ``[batch, time]``, the trainer's of the policy that acted, before any step.
-        engine_logprobs: ``[batch, time]``, as they came with the tokens.
-        weight: ``[batch, time]``, 0 on every token that RL does not train.
+        old_logprobs: the trainer's, of the policy that acted, before any step.
         cap: largest factor; at least 1, 2.0 in the paper.
 
     Returns:
-        ``[batch, time]`` constants in ``[0, cap]``, exactly 1 where the weight is 0.
-
-    Raises:
-        ValueError: shapes disagree or ``cap`` is below 1.
+        constants in ``[0, cap]``, exactly 1 where the weight is 0.
 
     Example::
 
@@ -49,16 +44,9 @@ def truncated_importance(old_logprobs: Tensor, engine_logprobs: Tensor, weight: 
 def engine_mismatch(logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """How far trainer and engine disagree about one unchanged policy.
 
-    Args:
-        logprobs, engine_logprobs: ``[batch, time]``, nats, of the policy that acted.
-        weight: ``[batch, time]``, 0 on every token that RL does not train.
-
     Returns:
         scalars: the sum over tokens of k3, whose mean estimates KL(engine || trainer) (see ``kl_k1``), and the largest
         ``exp(|difference|)``, 1 where no token counts. Differences are cut at 20 nats.
-
-    Raises:
-        ValueError: shapes disagree.
 
     Example::
 

@@ -59,14 +59,11 @@ def total_reward(row: Row) -> float:
 
 
 def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
-    """How likely each turn was chosen in a state of the real world: a weight per turn.
+    """How likely each turn, and an action that was not answered, was chosen in a state of the real world: a weight.
 
     The state before a dreamed turn is right if all dreamed turns before it were; with calibrated probabilities ``p`` of
     the turns, that of turn k is the product of ``p_j`` over the own turns ``j < k``, at least ``min_weight``. Turns
     copied from a log are right. What the last turn's own answer is worth is no part of its weight.
-
-    Returns:
-        One number for each turn of the episode and one for an action that was not answered.
 
     Raises:
         ValueError: a dreamed turn has no ``probability``: its world model was not calibrated.

@@ -128,11 +128,8 @@ class PolicyModule(L.LightningModule):
         self.record(update.index, metrics)
 
     def _assign_credit(self, batch: RowBatch) -> dict[str, float]:
-        """Advantages of the whole update, with what critic, reference and progress estimator say of it before any step.
-
-        Returns:
-            what is to be logged.
-        """
+        """Advantages of the whole update, with what critic, reference and progress estimator say of it before any step;
+        returns what is to be logged."""
         own, limit, kl = sampled_rows(batch), self.settings.micro_tokens, self.algorithm.kl
         shaped, metrics = None, dict[str, float]()
         if self.value is not None:
@@ -147,11 +144,7 @@ class PolicyModule(L.LightningModule):
         return metrics
 
     def _optimise(self, batch: RowBatch, update: Update, optimizer: Any) -> tuple[list[LossTerms], list[float]]:
-        """The optimiser steps of an update.
-
-        Returns:
-            the terms of all micro-batches, and the norms of the gradients, one a step.
-        """
+        """The optimiser steps of an update: terms of all micro-batches, and the norm of the gradient at each step."""
         settings, n = self.settings, len(batch)
         collected, norms = list[LossTerms](), list[float]()
         if not n:
@@ -277,9 +270,6 @@ def temperature_of(batch: RowBatch) -> float:
 def turn_states(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Tensor, Tensor]:
     """The policy's hidden state after each turn's last action token: it has read the action, not yet the answer.
 
-    Args:
-        max_tokens: bound of a forward pass.
-
     Returns:
         ``(states [rows, turns, hidden], exists [rows, turns])``, without gradient, fp32; zero where no turn is.
     """
@@ -298,12 +288,7 @@ def turn_states(batch: RowBatch, model: Any, max_tokens: int) -> tuple[Tensor, T
 
 
 class Progress:
-    """The estimator with its own optimiser, apart from the policy's: neither clips or weighs the other.
-
-    Args:
-        model: the policy, whose hidden states describe turns.
-        seed: of the estimator's first weights.
-    """
+    """The estimator with its own optimiser, apart from the policy's: neither clips or weighs the other."""
 
     def __init__(self, model: Any, settings: ProgressSettings, seed: int) -> None:
         self._model, self._settings = model, settings

@@ -64,12 +64,8 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, penalty: flo
 
     ``min(-(length - (max_length - buffer)) / buffer * penalty, 0)``, Yu et al. 2025 (arXiv 2503.14476, eq. 13).
 
-    Args:
-        lengths: ``[n]``, agent tokens of an episode.
-        max_length: the limit at which generation is cut; no length may be above it.
-
-    Returns:
-        ``[n]``, between ``-penalty`` and 0, to be added to the returns.
+    Lengths ``[n]`` are of agent tokens; none may be above ``max_length``, at which generation is cut. The result lies
+    between ``-penalty`` and 0 and is added to the returns.
 
     Example::
 
@@ -90,12 +86,8 @@ def with_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> T
     InstructGPT (Ouyang et al. 2022, arXiv 2203.02155, eq. 2). As a reward, k1 is the right estimator (unbiased, and its
     sum over an episode is the episode's KL); as a loss it is the wrong one (``kl_loss``).
 
-    Args:
-        kl: ``[batch, time]``, ``kl_k1`` and its kin of the policy that acted against the reference.
-        coef: in units of reward per nat.
-
-    Returns:
-        ``[batch, time]``; tokens outside ``mask`` keep their reward.
+    ``kl`` is that of the policy that acted, ``coef`` in units of reward per nat. Tokens outside ``mask`` keep their
+    reward.
 
     Example::
 
@@ -135,12 +127,8 @@ def attribution_error(contributions: Tensor, final_rewards: Tensor, valid: Tenso
     Wang et al. 2025, "SPA-RL" (arXiv 2505.20732).
 
     Args:
-        contributions: ``[batch, turns]``, zero where there is no turn.
-        final_rewards: ``[batch]``, constants.
+        contributions: ``[batch, turns]``, zero where there is no turn; final rewards are ``[batch]``.
         denominator: number of valid episodes of the global batch.
-
-    Returns:
-        scalar with a gradient.
 
     Example::
 
@@ -167,12 +155,8 @@ def progress_rewards(contributions: Tensor, grounded: Tensor, exists: Tensor, gr
     The contribution is the estimator's own prediction. It is neither replaced by the outcome (or by the outcome less
     the other turns' predictions) nor scaled by the turn's position: what a turn is worth is what was predicted for it.
 
-    Args:
-        grounded: ``[batch, turns]`` bool, whether the environment could execute the turn's action.
-
-    Returns:
-        ``[batch, turns]`` for ``place_turn_rewards``, in place of the environment's rewards; exactly zero where
-        ``exists`` is false.
+    ``grounded`` says whether the environment could execute the turn's action. The result stands in place of the
+    environment's rewards, ``[batch, turns]``, exactly zero where ``exists`` is false.
 
     Example::
 

@@ -63,11 +63,7 @@ class Tokens:
     learned: Tensor | None = None
 
     def given(self, name: str, instead: str) -> Tensor:
-        """A column that the settings call for.
-
-        Raises:
-            ValueError: it is missing; the message names it and what to choose ``instead``.
-        """
+        """A column that the settings call for. The error where it is missing says what to choose ``instead``."""
         column: Tensor | None = getattr(self, name)
         if column is None:
             raise ValueError(f"give Tokens.{name}, or choose {instead}")

@@ -102,14 +102,10 @@ class Algorithm:
         return settings
 
     def with_settings(self, **changes: Any) -> Algorithm:
-        """The same algorithm with other settings.
+        """The same algorithm with other settings, such as ``with_settings(clip_high=0.28, kl_coef=0.01)``.
 
         Raises:
             ValueError: it has no such setting, a value is out of range, or settings contradict each other.
-
-        Example::
-
-            ALGORITHMS["grpo"].with_settings(clip_high=0.28, kl_coef=0.01)
         """
         for name in changes:
             if name not in self.settings:
@@ -125,14 +121,9 @@ class Algorithm:
         return replace(self, aggregation=changes.get("aggregation", self.aggregation), **parts)
 
     def check_run(self, *, group_size: int, steps_per_update: int = 1) -> None:
-        """Whether a run can use the algorithm.
+        """Refuses a run that cannot use the algorithm, with what to change: ``ValueError``.
 
-        Args:
-            group_size: episodes per start state.
-            steps_per_update: optimiser steps on the same episodes, epochs times minibatches.
-
-        Raises:
-            ValueError: it cannot; the message says what to change.
+        ``group_size`` counts episodes per start state, ``steps_per_update`` optimiser steps on the same episodes.
         """
         if self.advantage.needs_groups and group_size < 2:
             raise ValueError(
@@ -169,11 +160,7 @@ class Algorithm:
         return replace(judged, trained=trained)
 
     def weigh(self, trained: Tensor) -> tuple[Tensor, float]:
-        """Weights ``[batch, time]`` and denominator of an optimiser step, from ``Advantages.trained`` of all its rows.
-
-        Raises:
-            ValueError: as ``token_weights``.
-        """
+        """Weights ``[batch, time]`` and denominator of an optimiser step: ``Advantages.trained`` of all its rows."""
         constant = self.sampling.max_tokens if self.aggregation == "constant" else None
         if self.aggregation == "constant" and constant is None:
             raise ValueError(f"{self.name} with aggregation=constant needs max_tokens: see check_run")
@@ -266,14 +253,10 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({member.name: member for 
 
 
 def algorithm(name: str, **settings: Any) -> Algorithm:
-    """The named algorithm, with settings other than its defaults.
+    """The named algorithm, with settings other than its defaults: ``algorithm("dapo", clip_high=0.3)``.
 
     Raises:
         ValueError: there is no such algorithm or setting, or settings contradict each other.
-
-    Example::
-
-        algorithm("dapo", clip_high=0.3)
     """
     if name not in ALGORITHMS:
         raise ValueError(f"there is no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")

@@ -81,12 +81,7 @@ def kl_loss(
 
 @dataclass(frozen=True, slots=True)
 class EntropyHistory:
-    """Mean entropy over the updates so far, in nats per token; ``None`` before the first.
-
-    Example::
-
-        EntropyHistory().add(2.0).add(1.0).mean  # 1.5
-    """
+    """Mean entropy over the updates so far, in nats per token; ``None`` before the first."""
 
     total: float = 0.0
     updates: int = 0

@@ -19,17 +19,13 @@ from imagination.settings.algorithm_parts import Aggregation
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """A loss and what is to be logged about it.
+    """A loss and what is to be logged about it; all are scalars.
 
     Attributes:
-        loss: scalar; the only part with a gradient.
-        tokens: scalar, how many tokens had a weight other than 0.
-        sums: scalars that add over micro-batches and ranks; divided by ``tokens`` they are means over tokens.
-        maxima: scalars of which to take the largest; 0 where no token counted.
-
-    Example::
-
-        LossTerms(loss=tensor(0.7), tokens=tensor(3.0), sums={"ratio": tensor(3.3)}, maxima={"ratio": tensor(1.4)})
+        loss: the only part with a gradient.
+        tokens: how many tokens had a weight other than 0.
+        sums: add over micro-batches and ranks; divided by ``tokens`` they are means over tokens.
+        maxima: of which to take the largest; 0 where no token counted.
     """
 
     loss: Tensor
@@ -133,7 +129,6 @@ def token_logprobs(
 
     Args:
         logits: ``[batch, time, vocab]`` or ``[n, vocab]``, already shifted: ``logits[:, t]`` predicts ``ids[:, t]``.
-        ids: integers, of the shape of the result.
         mask: bool; where false, logits and ids may be anything and the result is 0.
         which: ``[n]``, where several of the ids ``[n]`` are predicted by the same logits ``[m, vocab]``: which of the
             ``m``. Without a mask.
