@@ -64,8 +64,9 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Train:
             seen.updates.append(update(self, index))
             return seen.updates[-1]
 
-        async def watched_play(*arguments: Any, **options: Any) -> list[Trajectory]:
-            played = await play_all(*arguments, **{**options, "on_done": lambda t: seen.done.append(t.source)})
+        async def watched_play(*arguments: Any) -> list[Trajectory]:
+            *given, watch = arguments
+            played = await play_all(*given, watch._replace(on_done=lambda t: seen.done.append(t.source)))
             seen.played.append(played)
             return played
 
@@ -149,7 +150,7 @@ def test_a_world_that_always_breaks_leaves_the_dreams(
     folder = copied(cloned, tmp_path / "broken")
     seen = train(folder, mixed, Faults(Corridor, tmp_path / "ledger", share=1.0))
     assert all(t.stop in (StopReason.ENV_CRASHED, StopReason.ENV_TIMEOUT) for t in seen.episodes(0, Source.REAL))
-    assert {row.source for row in seen.updates[0].rows} == {Source.DREAM}
+    assert {SOURCES[row.source] for row in seen.updates[0].rows} == {Source.DREAM}
     again = copied(cloned, tmp_path / "again")
     train(again, mixed, Faults(Corridor, tmp_path / "ledger", share=1.0, seed=1))
     assert_same_model(folder / "models" / "policy", again / "models" / "policy")
