@@ -290,9 +290,9 @@ class Run:
     def audit(self) -> AuditResult:
         """Measures whether the world model is good enough to dream in."""
         self._resolved.remember()
-        found = call(lambda: audit_stage.run_audit(self.config, self.folder))
+        audited = call(lambda: audit_stage.run_audit(self.config, self.folder))
         page = audit_stage.audit_files(self.folder, self.config.audit.world_model)[1]
-        return AuditResult(found["verdict"]["trust"], found["verdict"]["sentences"], found, page)
+        return AuditResult(audited["verdict"]["trust"], audited["verdict"]["sentences"], audited, page)
 
     def report(self) -> Path:
         """Writes the page of the run, from what there is so far."""

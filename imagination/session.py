@@ -175,8 +175,8 @@ class Session:
         if settings.kind == "diffusion":
             check_trained(model, folder, settings.diffusion.block)
             filler = self.engines.make_canvas(model, chat, context, settings.diffusion)
-            asked = inverse_of(model, chat)
-            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, asked)
+            inverse = inverse_of(model, chat)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, inverse)
         engine = self.engines.make(model, chat, context, drafts_from(log, chat, form))
         return TextWorldModel(engine, chat, weights_version(model), max_tokens, temperature, form)
 

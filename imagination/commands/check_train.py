@@ -70,8 +70,8 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
             f"no episode can earn more than {train.reward_tiers[-1][1]} by train.reward_tiers, and {algorithm.name} "
             f"imitates those of at least algorithm.keep_min_return={least}: lower the latter"
         )
-    wires = config.tripwires
-    if min(wires.window, wires.memory, wires.every, wires.min_groups) < 1 or wires.real_episodes < 0:
+    monitors = config.tripwires
+    if min(monitors.window, monitors.memory, monitors.every, monitors.min_groups) < 1 or monitors.real_episodes < 0:
         yield "tripwires.window, .memory, .every and .min_groups must be 1 or more, .real_episodes 0 or more"
 
 

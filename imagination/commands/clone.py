@@ -58,8 +58,8 @@ def clone(config: Config, folder: Path) -> None:
             for t in episodes
         ]
         rows = fitting(rows, context, "policy.context")
-        everybody = with_renamed(train, config.clone.renamed, config.seed) if config.clone.world_steps else []
-        first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in everybody]
+        of_all_agents = with_renamed(train, config.clone.renamed, config.seed) if config.clone.world_steps else []
+        first = [imitation_row(chat, t, actions=0.0, observations=1.0) for t in of_all_agents]
         settings = config.clone.decided(from_scratch=not (from_world_model or config.policy.model))
         seed = derive_seed("clone", config.seed)
         if settings.copying_steps:

@@ -81,8 +81,8 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         judged = played[f"{which}/train"][::2]
         failed: list[tuple[str, int]] = []
         apart = world.at_temperature(0.0).excluding(judged)
-        found = await judge_with_bar(f"judge {which}", apart, judged, failed)
-        on_policy[which] = {**audit_metrics(found), "failed": len(failed)}
+        predicted = await judge_with_bar(f"judge {which}", apart, judged, failed)
+        on_policy[which] = {**audit_metrics(predicted), "failed": len(failed)}
     costs = real_costs("evaluate", real_interaction() - before, config.env.price)
     judgements = {"on_policy": on_policy["before"], "on_policy_after": on_policy["after"]}
     run.update({"policy": policies, **costs, "world_model": judgements})
@@ -118,8 +118,8 @@ async def _replay(run: RunFolder, tasks: TaskSet, dreams: Sequence[Trajectory]) 
     step = max(1, len(dreams) // REPLAYS)
     chosen = [d for d in dreams[::step] if d.turns and not d.stop.is_failure]
     episodes = [Episode(f"replay/{d.id}", by_id[d.task_id], d.group_id, d.seed) for d in chosen]
-    twins = await replay_all({f"replay/{d.id}": d for d in chosen}, episodes, tasks.make_env)
+    replays = await replay_all({f"replay/{d.id}": d for d in chosen}, episodes, tasks.make_env)
     sampled = {d.id for d in _samples(dreams)}
     run.add_rollouts("evaluate", [d for d in chosen if d.id not in sampled], which="after", split="train")
-    pairs = {twin.id: dream.id for twin, dream in zip(twins, chosen, strict=True)}
-    run.add_rollouts("evaluate", twins, pairs, which="replay", split="train")
+    pairs = {replay.id: dream.id for replay, dream in zip(replays, chosen, strict=True)}
+    run.add_rollouts("evaluate", replays, pairs, which="replay", split="train")

@@ -66,24 +66,24 @@ def fit_critic(config: Config, folder: Path) -> None:
         train = [t for t in train if t.agent.startswith(tuple(settings.agents))] if settings.agents else train
         if not train:
             raise UserError(f"no episode of the log is by critic.agents={settings.agents}")
-        found = transitions_of(config, algorithm, model, chat, train)
-        if found is None:
+        logged = transitions_of(config, algorithm, model, chat, train)
+        if logged is None:
             raise UserError(f"no episode fits policy.context={config.policy.context} tokens; raise it")
-        real, kept_back = found[0], transitions_of(config, algorithm, model, chat, held)
-        told: dict[str, Any] = {"transitions": len(real), "mean_return": float(real.returns.mean())}
+        real, kept_back = logged[0], transitions_of(config, algorithm, model, chat, held)
+        measured: dict[str, Any] = {"transitions": len(real), "mean_return": float(real.returns.mean())}
         synthetic, seed = None, config.seed
         if settings.synther.ratio:
             synthetic, made = _upsample(run, config, real, None if kept_back is None else kept_back[0])
-            told["synther"] = made
+            measured["synther"] = made
         head = fit_value_head(real, settings, seed, synthetic)
         save_critic(head, run.model(NAME), made_for(weights_version(model), algorithm, config.train))
-        told["error"] = float(squared_errors(head, real).mean())
+        measured["error"] = float(squared_errors(head, real).mean())
         if kept_back is not None:
             other = kept_back[0]
-            told["kept_back_error"] = float(squared_errors(head, other).mean())
-            told["kept_back_error_of_the_mean"] = float((other.returns - real.returns.mean()).square().mean())
-        run.update({"critic": told, "real_steps": {"fit_critic": 0}})
-    print(f"critic: {_line(told)}", file=sys.stderr)
+            measured["kept_back_error"] = float(squared_errors(head, other).mean())
+            measured["kept_back_error_of_the_mean"] = float((other.returns - real.returns.mean()).square().mean())
+        run.update({"critic": measured, "real_steps": {"fit_critic": 0}})
+    print(f"critic: {_line(measured)}", file=sys.stderr)
     finish(run, "fit_critic")
 
 
@@ -115,15 +115,15 @@ def _upsample(
     upsampler.save(run.model(SYNTHER))
     seed = derive_seed("synthetic transitions", config.seed)
     synthetic = upsampler.sample(settings.samples, settings.denoising_steps, seed)
-    told: dict[str, Any] = {"samples": len(synthetic), "kept_variance": upsampler.kept_variance}
+    measured: dict[str, Any] = {"samples": len(synthetic), "kept_variance": upsampler.kept_variance}
     if held is not None and len(held) > 1:
-        told["synthetic"] = similarity(upsampler.denoiser, held, synthetic).to_json()
-        told["logged"] = similarity(upsampler.denoiser, held, real).to_json()
-    return synthetic, told
+        measured["synthetic"] = similarity(upsampler.denoiser, held, synthetic).to_json()
+        measured["logged"] = similarity(upsampler.denoiser, held, real).to_json()
+    return synthetic, measured
 
 
-def _line(told: dict[str, Any]) -> str:
-    numbers = {key: value for key, value in told.items() if key != "synther"}
+def _line(measured: dict[str, Any]) -> str:
+    numbers = {key: value for key, value in measured.items() if key != "synther"}
     return ", ".join(
         f"{key.replace('_', ' ')} {value:.4g}" if isinstance(value, float) else f"{value} {key}"
         for key, value in numbers.items()

@@ -67,8 +67,8 @@ def find_runs(root: Path) -> Iterator[Path]:
 
 def info(folder: Path, root: Path) -> RunInfo:
     """What the files of a run say; a run within another one may have no settings of its own."""
-    found = summary(folder)
-    done = dict.fromkeys(found.get("done", {}), "done")
+    written = summary(folder)
+    done = dict.fromkeys(written.get("done", {}), "done")
     settings: dict[str, Any] = {}
     if (folder / "config.yaml").exists():
         try:
@@ -82,7 +82,7 @@ def info(folder: Path, root: Path) -> RunInfo:
             states = {step: state(config, folder, step) for step in STEPS}
             done = {step: how for step, how in states.items() if how != "not done"}
     audit = folder / "audit.json"
-    policy = found.get("policy", {})
+    policy = written.get("policy", {})
     return RunInfo(
         run=folder.relative_to(root).as_posix(),
         chosen=[o for o in remembered_overrides(folder) if o.partition("=")[0] not in ("run", "output")],

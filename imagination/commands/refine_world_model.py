@@ -159,8 +159,8 @@ def _train(session: Session, algorithm: Algorithm) -> None:
 def grpo(config: Config) -> AlgorithmSettings:
     """GRPO that clips and scales as ``algorithm.*`` says where the policy learns by GRPO too, and adds nothing."""
     shared = ("clip_low", "clip_high", "dual_clip", "normalise_std", "std_eps", "tis_cap")
-    mine = shared if config.algorithm.name == "grpo" else ("tis_cap",)
-    return AlgorithmSettings(**{key: getattr(config.algorithm, key) for key in mine})
+    keys = shared if config.algorithm.name == "grpo" else ("tis_cap",)
+    return AlgorithmSettings(**{key: getattr(config.algorithm, key) for key in keys})
 
 
 def _promote(run: RunFolder) -> None:
@@ -204,9 +204,9 @@ class Answers:
         settings = self.config.refine
         self.engine.update_weights()
         rng = random.Random(derive_seed("refine", self.config.seed, index))
-        asked = self._choose(rng, settings.turns)
-        found = asyncio.run(self._ask(asked, index))
-        rows, metrics = self._rows(asked, found)
+        questions = self._choose(rng, settings.turns)
+        answers = asyncio.run(self._ask(questions, index))
+        rows, metrics = self._rows(questions, answers)
         extra = added_episodes(len(rows), settings.supervised_share)
         for k in rng.sample(range(len(self.log)), min(extra, len(self.log))):
             logged = world_model_rows(self.chat, self.log[k], self.weights[k], self.form)
@@ -220,7 +220,7 @@ class Answers:
         weights = [self.weights[t][k] for t, k in places]
         return [_Asked(self.log[t], k) for t, k in rng.choices(places, weights, k=n)]
 
-    async def _ask(self, asked: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
+    async def _ask(self, questions: Sequence[_Asked], index: int) -> list[tuple[list[int], list[Completion | None]]]:
         """The prompt of each turn with the answers to it; ``None`` where the engine failed or the context is full."""
         settings = self.config.refine
         sampling = Sampling(self.config.dream.max_tokens + self.form.reasoning_tokens, self.chat.stop)
@@ -241,10 +241,11 @@ class Answers:
             seeds = [derive_seed("answer", self.config.seed, index, number, k) for k in range(settings.group_size)]
             return ids, list(await asyncio.gather(*(one(ids, seed) for seed in seeds)))
 
-        return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(asked))))
+        return list(await asyncio.gather(*(turn(n, a) for n, a in enumerate(questions))))
 
-    def _read(self, asked: _Asked, completion: Completion) -> Parsed | None:
-        start, history, limit = asked.episode.start, asked.episode.turns[: asked.index], self.config.dream.max_tokens
+    def _read(self, question: _Asked, completion: Completion) -> Parsed | None:
+        start, history = question.episode.start, question.episode.turns[: question.index]
+        limit = self.config.dream.max_tokens
         try:
             prediction = parse_completion(self.chat, self.form, (), completion, start, history, limit).prediction
         except PredictionInvalid:
@@ -252,11 +253,11 @@ class Answers:
         return prediction.observation, prediction.reward, prediction.terminated
 
     def _rows(
-        self, asked: Sequence[_Asked], found: Sequence[tuple[list[int], list[Completion | None]]]
+        self, questions: Sequence[_Asked], answers: Sequence[tuple[list[int], list[Completion | None]]]
     ) -> tuple[list[Row], dict[str, float]]:
         settings = self.config.refine
         rewards, groups, valid, malformed, exact = [], [], [], 0, 0
-        for number, (one, (_, completions)) in enumerate(zip(asked, found, strict=True)):
+        for number, (one, (_, completions)) in enumerate(zip(questions, answers, strict=True)):
             for completion in completions:
                 predicted = None if completion is None else self._read(one, completion)
                 rewards.append(verifiable_reward(settings.metric, one.before, predicted, one.turn))
@@ -266,7 +267,7 @@ class Answers:
                 valid.append(completion is not None)
         # groups of equal answers have no gradient, and are not in the share of logged episodes either
         useful = informative(torch.tensor(rewards), torch.tensor(groups), torch.tensor(valid)).tolist()
-        every = [(ids, completion) for ids, completions in found for completion in completions]
+        every = [(ids, completion) for ids, completions in answers for completion in completions]
         rows = [
             _row(ids, completion, reward, group)
             for (ids, completion), reward, group, wanted in zip(every, rewards, groups, useful, strict=True)

@@ -52,14 +52,14 @@ def reflect(config: Config, folder: Path) -> None:
         guard = replace(session.guard(), min_confidence=config.reflect.min_confidence)
         propose = asked_policy(session) if config.reflect.proposer else _logged(config, train)
         with Bar("reflect", len(experts), "turns") as bar:
-            asked = Asked(world, guard, propose, config.seed, bar)
-            episodes = asyncio.run(_all(asked, experts, config.reflect.words))
-        told = {"episodes": len(episodes), "tried": sum(asked.counts.values()), **asked.counts}
-        run.update({"reflected": told})
+            trials = Asked(world, guard, propose, config.seed, bar)
+            episodes = asyncio.run(_all(trials, experts, config.reflect.words))
+        counts = {"episodes": len(episodes), "tried": sum(trials.counts.values()), **trials.counts}
+        run.update({"reflected": counts})
         if not episodes:
-            raise UserError(f"no other action has an outcome to tell of, {told}; lower reflect.min_confidence")
+            raise UserError(f"no other action has an outcome to tell of, {counts}; lower reflect.min_confidence")
         place = write_supplement(run, REFLECTIONS, episodes)
-    print(f"{told['told']} of {told['tried']} tried actions are told of, {told}: {place}", file=sys.stderr)
+    print(f"{counts['told']} of {counts['tried']} tried actions are told of, {counts}: {place}", file=sys.stderr)
     finish(run, "reflect")
 
 
@@ -92,8 +92,8 @@ def asked_policy(session: Session) -> Propose:
         seeds = (
             derive_seed(f"alternatives/{episode.id}", config.seed, k, n) for n in range(config.reflect.alternatives)
         )
-        found = [await engine.complete(ids, sampling, seed) for seed in seeds]
-        actions = (spoken_action(chat.decode(one.ids[:-1])) for one in found if one.stopped)
+        completions = [await engine.complete(ids, sampling, seed) for seed in seeds]
+        actions = (spoken_action(chat.decode(one.ids[:-1])) for one in completions if one.stopped)
         return [action for action in dict.fromkeys(actions) if action and action != episode.turns[k].action]
 
     return propose
@@ -114,7 +114,7 @@ class Asked:
 
     async def others(self, episode: Trajectory) -> list[list[tuple[str, str]]]:
         """For each turn, the other actions to tell of, each with the observation that is predicted."""
-        found: list[list[tuple[str, str]]] = []
+        outcomes_of_turns: list[list[tuple[str, str]]] = []
         for k in range(len(episode.turns)):
             try:
                 actions = await self.propose(episode, k)
@@ -122,10 +122,10 @@ class Asked:
                 self.counts["context_full" if isinstance(error, ContextFull) else "engine_failed"] += 1
                 actions = []
             outcomes = [(action, await self._outcome(episode, k, action)) for action in actions]
-            found.append([(action, seen) for action, seen in outcomes if seen is not None])
+            outcomes_of_turns.append([(action, seen) for action, seen in outcomes if seen is not None])
             self.bar.count()
         self.world.release(episode.id)
-        return found
+        return outcomes_of_turns
 
     async def _outcome(self, episode: Trajectory, k: int, action: str) -> str | None:
         history = episode.turns[:k]
@@ -150,15 +150,15 @@ class Asked:
         return None
 
 
-async def _all(asked: Asked, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
+async def _all(trials: Asked, experts: Sequence[Trajectory], words: int) -> list[Trajectory]:
     done = 0
 
     async def one(episode: Trajectory) -> Trajectory | None:
         nonlocal done
-        others = await asked.others(episode)
+        others = await trials.others(episode)
         done += 1
-        asked.bar.advance(done)
+        trials.bar.advance(done)
         return with_reflections(episode, others, words)
 
-    found = await asyncio.gather(*(one(episode) for episode in experts))
-    return [episode for episode in found if episode is not None]
+    reflected = await asyncio.gather(*(one(episode) for episode in experts))
+    return [episode for episode in reflected if episode is not None]

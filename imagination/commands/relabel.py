@@ -34,12 +34,12 @@ def relabel(config: Config, folder: Path) -> None:
     with run.timed("relabel"):
         train, _ = read_log(run, config.collect.validation)
         missed = [episode for episode in train if failed(episode)]
-        found = [relabelled(episode, config.hindsight, config.worldmodel.refusals) for episode in missed]
-        episodes = [episode for episode in found if episode is not None]
-        told = f"{len(episodes)} of {len(missed)} failed episodes reached a goal that hindsight.goals declares"
+        retold = [relabelled(episode, config.hindsight, config.worldmodel.refusals) for episode in missed]
+        episodes = [episode for episode in retold if episode is not None]
+        summary = f"{len(episodes)} of {len(missed)} failed episodes reached a goal that hindsight.goals declares"
         if not episodes:
-            raise UserError(f"{told}, and whose start has a place for it (hindsight.place)")
+            raise UserError(f"{summary}, and whose start has a place for it (hindsight.place)")
         place = write_supplement(run, HINDSIGHT, episodes)
         run.update({"relabelled": {"failed": len(missed), "episodes": len(episodes)}})
-    print(f"{told}: {place}", file=sys.stderr)
+    print(f"{summary}: {place}", file=sys.stderr)
     finish(run, "relabel")

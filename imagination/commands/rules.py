@@ -37,10 +37,10 @@ def rules(config: Config, folder: Path) -> None:
     run = open_run(config, folder, "rules")
     with run.timed("rules"):
         train, held = read_log(run, config.collect.validation)
-        found, measured = find_rules(run, config.worldmodel.goal, train, held, config.rules, config.seed)
-    for number, rule in enumerate(found.rules, start=1):
+        mined, measured = find_rules(run, config.worldmodel.goal, train, held, config.rules, config.seed)
+    for number, rule in enumerate(mined.rules, start=1):
         print(f"{number:3}. {rule}")
-    for number, invariant in enumerate(found.invariants, start=len(found.rules) + 1):
+    for number, invariant in enumerate(mined.invariants, start=len(mined.rules) + 1):
         print(f"{number:3}. {invariant}")
     print(rules_sentence(measured))
     print(f"written to {run.path / 'models' / FILE}; worldmodel.rules=off dreams without them")
@@ -70,29 +70,29 @@ def find_rules(
             bar.total = total
             bar.advance(done)
 
-        found = mine_rules(relabelled, advance)
+        mined = mine_rules(relabelled, advance)
     if ask is not None and server is not None:
-        found = _with_proposed(found, relabelled, server, ask.questions, seed)
+        mined = _with_proposed(mined, relabelled, server, ask.questions, seed)
     (run.path / "models").mkdir(parents=True, exist_ok=True)
-    found.save(run.path / "models")
-    measured = check_rules(found, goal.relabel_log(held))
+    mined.save(run.path / "models")
+    measured = check_rules(mined, goal.relabel_log(held))
     run.update({"rules": measured})
-    return found, measured
+    return mined, measured
 
 
 def _with_proposed(rules: RuleSet, log: Sequence[Trajectory], server: ChatServer, questions: int, seed: int) -> RuleSet:
     try:
-        asked = ask_for_rules(rules, log, server, questions, seed)
+        proposed = ask_for_rules(rules, log, server, questions, seed)
     finally:
         server.close()
-    if asked.failed and asked.failed == asked.questions:
-        raise UserError(f"rules.url: no question was answered: {asked.reason}")
+    if proposed.failed and proposed.failed == proposed.questions:
+        raise UserError(f"rules.url: no question was answered: {proposed.reason}")
     print(
-        f"{server.model} proposed {asked.proposed} rules in {asked.questions - asked.failed} answers, "
-        f"{asked.invalid} lines were none; {len(asked.rules)} hold on the log",
+        f"{server.model} proposed {proposed.proposed} rules in {proposed.questions - proposed.failed} answers, "
+        f"{proposed.invalid} lines were none; {len(proposed.rules)} hold on the log",
         file=sys.stderr,
     )
-    return RuleSet(rules.language, [*rules.rules, *asked.rules], rules.invariants)
+    return RuleSet(rules.language, [*rules.rules, *proposed.rules], rules.invariants)
 
 
 def rules_sentence(measured: dict[str, Any]) -> str:

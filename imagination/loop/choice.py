@@ -100,9 +100,9 @@ def score(known: Evidence, weights: ChoiceWeights) -> float:
 
         score(Evidence(logged=3, dreamed=(1, 4)), ChoiceWeights(doubt=5, gap=5, variance=1, thinness=3))  # 0.5625
     """
-    found = [(PARTS[f.name](known), float(getattr(weights, f.name))) for f in fields(weights)]
-    total = sum(weight for value, weight in found if value is not None)
-    return sum(value * weight for value, weight in found if value is not None) / total if total else 0.0
+    parts = [(PARTS[f.name](known), float(getattr(weights, f.name))) for f in fields(weights)]
+    total = sum(weight for value, weight in parts if value is not None)
+    return sum(value * weight for value, weight in parts if value is not None) / total if total else 0.0
 
 
 def choose(scores: Mapping[str, float], count: int, epsilon: float, seed: int) -> list[str]:

@@ -49,22 +49,22 @@ def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) 
     Raises:
         UserError: there is no such run, it lacks a model, or its log is of another world.
     """
-    theirs = RunFolder(find(name, output), 0)
-    need(theirs.model("worldmodel"), "fit-world-model")
-    need(theirs.model(policy), "clone")
+    source = RunFolder(find(name, output), 0)
+    need(source.model("worldmodel"), "fit-world-model")
+    need(source.model(policy), "clone")
     try:
-        logged = TrajectoryStore.open(theirs.log).meta.get("environment")
+        logged = TrajectoryStore.open(source.log).meta.get("environment")
     except StoreError as error:
         raise UserError(f"loop.origin={name}: {error}") from None
     if logged != world:
         raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
-    for folder in (*theirs.model("worldmodel").parent.glob("worldmodel*"), theirs.model(policy)):
+    for folder in (*source.model("worldmodel").parent.glob("worldmodel*"), source.model(policy)):
         target = run.model("policy-clone" if folder.name == policy else folder.name)
         copy_folder(folder, target)
-    if theirs.model(FILE).exists():
-        shutil.copy(theirs.model(FILE), run.model(FILE))
-    copy_folder(theirs.log, run.origin)
-    run.update({key: theirs.summary[key] for key in ("world_model_form", "best_return") if key in theirs.summary})
+    if source.model(FILE).exists():
+        shutil.copy(source.model(FILE), run.model(FILE))
+    copy_folder(source.log, run.origin)
+    run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
 
 
 def find(name: str, output: Path) -> Path:

@@ -86,12 +86,12 @@ def shares(own: Sequence[bool], share: float, read: int, rng: random.Random) -> 
 
     Example: ``shares([False] * 90 + [True] * 4, share=0.5, read=16, rng=rng)`` is 8 of the 90, and each of the 4 twice.
     """
-    mine, others = [i for i, is_own in enumerate(own) if is_own], [i for i, is_own in enumerate(own) if not is_own]
-    if not mine or not others:
-        return [*mine, *others]
+    repeated, others = ([i for i, is_own in enumerate(own) if is_own is wanted] for wanted in (True, False))
+    if not repeated or not others:
+        return [*repeated, *others]
     drawn = rng.sample(others, min(len(others), max(1, round(read * (1 - share)))))
-    times = max(1, round(len(drawn) * share / (1 - share) / len(mine)))
-    return sorted(drawn) + mine * times
+    times = max(1, round(len(drawn) * share / (1 - share) / len(repeated)))
+    return sorted(drawn) + repeated * times
 
 
 def scores_of(
@@ -233,9 +233,9 @@ def true_turns(session: Session) -> int | None:
     """
     config, held = session.config, session.log.held
     new = [t for t in held if t.id in {own.id for own in of_new_tasks(held)} and not t.prefix_turns]
-    asked = _some(new if len(new) >= _FEWEST else held, config.seed)
-    if len(asked) < _FEWEST:
+    episodes = _some(new if len(new) >= _FEWEST else held, config.seed)
+    if len(episodes) < _FEWEST:
         return None
     model = session.world_model(temperature=0.0)
-    still = drift_metrics(asyncio.run(roll(model, asked, config.dream.max_turns)))["true_until"]
+    still = drift_metrics(asyncio.run(roll(model, episodes, config.dream.max_turns)))["true_until"]
     return max((int(k) for k, share in still.items() if share["n"] >= _FEWEST and share["value"] >= 0.5), default=0)

@@ -28,8 +28,8 @@ def read_log(run: RunFolder, validation: float) -> tuple[list[Trajectory], list[
     train, held = list[Trajectory](), list[Trajectory]()
     if run.origin.exists():
         for episode in _usable(TrajectoryStore.open(run.origin)):
-            told = replace(episode, id=f"{ORIGIN}{episode.id}")
-            (held if is_validation(episode.id, validation) else train).append(told)
+            renamed = replace(episode, id=f"{ORIGIN}{episode.id}")
+            (held if is_validation(episode.id, validation) else train).append(renamed)
     if (run.log / MANIFEST).exists() or not run.origin.exists():
         for episode in _usable(TrajectoryStore.open(need(run.log, "collect")), bool(train)):
             (held if is_validation(episode.id, validation) else train).append(episode)

@@ -97,15 +97,15 @@ class Bar:
         seconds, new = self._clock() - self._begin, done - self._first
         share = done / self.total if self.total else 1.0
         drawn = f"{'█' * int(10 * share):<10} " if blocks else ""
-        said = [_minutes(seconds)]
+        parts = [_minutes(seconds)]
         if new and done < self.total:
-            said.append(f"{_minutes(seconds / new * (self.total - done))} left")
+            parts.append(f"{_minutes(seconds / new * (self.total - done))} left")
         if self._counted and seconds > 0:
             rate = self._counted / seconds
-            said.append(f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.1f} {self.unit}/s")
-        said += [f"{name} {value:.3g}" for name, value in self._notes.items()]
+            parts.append(f"{rate:,.0f} {self.unit}/s" if rate >= 10 else f"{rate:.1f} {self.unit}/s")
+        parts += [f"{name} {value:.3g}" for name, value in self._notes.items()]
         counter = f"{self._done}/{self.total}"
-        return f"{self.what:<20} {counter:>9} {share:4.0%} {drawn}{', '.join(said)}"
+        return f"{self.what:<20} {counter:>9} {share:4.0%} {drawn}{', '.join(parts)}"
 
     def _tick(self) -> None:
         notebook = _in_notebook()

@@ -88,13 +88,13 @@ class _Job:
         self.error: Exception | None = None
         self.runs = True
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe(duplex=False)
+        self._pipe, child_end = context.Pipe(duplex=False)
         self.log.touch()
         self._printed, self._rest = self.log.open(newline="", errors="replace"), ""
         self._printed.seek(0, os.SEEK_END)
-        self.process = context.Process(target=_child, args=(theirs, self.log, work))
+        self.process = context.Process(target=_child, args=(child_end, self.log, work))
         self.process.start()
-        theirs.close()
+        child_end.close()
         self._progress, self._task = progress, progress.add_task(title, total=None, last="")
 
     def look(self) -> None:
@@ -136,8 +136,8 @@ def split_said(text: str) -> tuple[list[str], str, str]:
     """
     *lines, rest = text.split("\n")
     plain = [line for line in lines if line.strip() and not {"\r", "\x1b"} & set(line) and not LINE.match(line)]
-    said = [part.strip() for line in (*lines, rest) for part in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).split("\r")]
-    last = next((part for part in reversed(said) if part), "")
+    parts = [part.strip() for line in (*lines, rest) for part in re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).split("\r")]
+    last = next((part for part in reversed(parts) if part), "")
     if "\r" in rest:  # what stood there before is overwritten
         rest = "\r" + rest.rpartition("\r")[2]
     return plain, rest, last
@@ -189,12 +189,12 @@ def _end(processes: list[SpawnProcess]) -> None:
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     """Sets a variable that is not set."""
-    ours = name not in os.environ
+    unset = name not in os.environ
     os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        if ours:
+        if unset:
             del os.environ[name]
 
 

@@ -68,11 +68,11 @@ async def commands_of(world: World, tasks: TaskSet) -> list[str]:
     """What solves the training games: commands that agents in other games confuse with theirs; none if they cannot."""
     if not getattr(world, "elsewhere", True):
         return []
-    found: dict[str, None] = {}
+    commands: dict[str, None] = {}
     env = tasks.make_env()
     for task in tasks.tasks("train"):
         plan = (await env.reset(task, 0)).privileged["policy_commands"]
         assert isinstance(plan, list)
-        found |= dict.fromkeys(str(command) for command in plan)
+        commands |= dict.fromkeys(str(command) for command in plan)
     await env.close()
-    return list(found)
+    return list(commands)

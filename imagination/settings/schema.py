@@ -121,9 +121,9 @@ def explanations(schema: type, prefix: str = "") -> dict[str, str]:
     texts: dict[str, str] = {}
     for base in reversed(schema.__mro__):  # a section may extend another one
         _, _, attributes = cleandoc(base.__doc__ or "").partition("Attributes:")
-        found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, flags=re.MULTILINE)
+        described = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", attributes, flags=re.MULTILINE)
         commented = _comments(base.__module__).get(base.__name__, {}) if is_dataclass(base) else {}
-        for name, text in {**dict(found), **commented}.items():
+        for name, text in {**dict(described), **commented}.items():
             texts[prefix + name] = " ".join(text.split()).rstrip(".")
     for name, annotation in field_types(schema).items():
         if is_dataclass(annotation):

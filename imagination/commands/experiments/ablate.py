@@ -56,12 +56,12 @@ def ablate(config: Config, folder: Path) -> None:
         for path in paths:
             check_arms(arms, path, folder)
         runs = {str(path): (arms, path, folder) for path in paths}
-        found = side_by_side(compare_arms, runs, folder, config.jobs)
+        by_run = side_by_side(compare_arms, runs, folder, config.jobs)
     else:
         check_arms(arms, folder, folder)
         seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
-        found = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
-    results = list(found.values())
+        by_run = side_by_side(_compare_arms_of_seed, seeds, folder, config.jobs)
+    results = list(by_run.values())
     write_results(folder, "ablation", results, arms_table(results))
     print(f"table: {folder / 'ablation.md'}")
 
@@ -81,14 +81,14 @@ def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
     run = RunFolder(path, next(iter(configs.values())).seed)
     need(run.games / "games.json", "collect")
     print(f"== {path}: the clone", flush=True)
-    found = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(configs.values())), path)}
-    found |= {"hardware": run.summary["hardware"], "arms": {}}
+    result = {"run": str(path), "seed": run.summary["seed"], "clone": play_clone(next(iter(configs.values())), path)}
+    result |= {"hardware": run.summary["hardware"], "arms": {}}
     for name, config in configs.items():
         print(f"== {path}: {name}", flush=True)
         there = folder / "arms" / slugs[name] / f"seed-{run.summary['seed']}"
-        found["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
+        result["arms"][name] = {"settings": arms[name], **train_arm(config, path, there)}
         give_back_memory()
-    return found
+    return result
 
 
 def arms_table(results: Sequence[Mapping[str, Any]]) -> str:

@@ -60,9 +60,9 @@ def audit_table(config: Config, folder: Path) -> None:
         seeds = {f"seed-{seed}": (config, folder, seed) for seed in SEEDS}
         paths = list(side_by_side(prepared_run, seeds, folder, config.jobs).values())
         parts = {f"{path.name}-{part}": (part, config, path, folder) for part in PARTS for path in paths}
-        found = side_by_side(_part, parts, folder, config.jobs)
-        rows = [found[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
-        gating = [found[f"{path.name}-arms"] for path in paths]
+        made = side_by_side(_part, parts, folder, config.jobs)
+        rows = [made[f"{path.name}-{part}"] for path in paths for part in ("models", "others")]
+        gating = [made[f"{path.name}-arms"] for path in paths]
     results = [row for of_run in rows for row in of_run]
     table = render_table(results)
     if gating:
@@ -91,11 +91,11 @@ def audit_models(config: Config, path: Path) -> list[dict[str, Any]]:
 
 
 def _audited(config: Config, path: Path) -> dict[str, Any]:
-    found = audited_before(config, path)
-    print(f"== {path}, {config.audit.world_model}{': audited before' if found else ''}", flush=True)
-    found = found or run_audit(config, path)
+    audited = audited_before(config, path)
+    print(f"== {path}, {config.audit.world_model}{': audited before' if audited else ''}", flush=True)
+    audited = audited or run_audit(config, path)
     give_back_memory()
-    return found
+    return audited
 
 
 def audit_others(config: Config, path: Path, folder: Path) -> list[dict[str, Any]]:
@@ -125,21 +125,21 @@ def config_of(path: Path, config: Config) -> Config:
     return own
 
 
-def row_of(found: Mapping[str, Any], page: Path) -> dict[str, Any]:
+def row_of(audited: Mapping[str, Any], page: Path) -> dict[str, Any]:
     """What the table keeps of an audit: targets, verdict, notes, and the failures on real actions of all policies."""
-    own = found["sets"].get("on_policies") or found["sets"].get("held_out")
+    own = audited["sets"].get("on_policies") or audited["sets"].get("held_out")
     return {
-        "run": found["run"],
-        "seed": found["seeds"]["run"],
-        "world_model": found["world_model"],
-        "policies": len(found["policies"]),
-        "targets": found["targets"],
-        "trust": found["verdict"]["trust"],
-        "notes": found["notes"],
+        "run": audited["run"],
+        "seed": audited["seeds"]["run"],
+        "world_model": audited["world_model"],
+        "policies": len(audited["policies"]),
+        "targets": audited["targets"],
+        "trust": audited["verdict"]["trust"],
+        "notes": audited["notes"],
         "failures": {"about": own["about"], **own["failures"]} if own else None,
         "page": str(page),
-        "seconds": found["seconds"],
-        "real_steps": found["real_steps"],
+        "seconds": audited["seconds"],
+        "real_steps": audited["real_steps"],
     }
 
 

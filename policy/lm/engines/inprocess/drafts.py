@@ -67,12 +67,12 @@ class Drafts:
         for n in LENGTHS:
             if len(ids) <= n:
                 continue
-            found, source = own.get(n), ids
-            if found is None:
-                found, source = self._lookup(hashes[n - 1], n), self._corpus
-            if found is None:
+            place, source = own.get(n), ids
+            if place is None:
+                place, source = self._lookup(hashes[n - 1], n), self._corpus
+            if place is None:
                 continue
-            guess = source[found : found + min(limit, self._records[n].length())]
+            guess = source[place : place + min(limit, self._records[n].length())]
             ends = np.flatnonzero((guess == stop) | (guess < 0))
             if len(ends):
                 guess = guess[: ends[0] + (guess[ends[0]] >= 0)]
