@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import json
 import re
+import runpy
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -135,6 +136,16 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 def cells() -> list[dict[str, Any]]:
     notebook = ROOT / "examples" / "quickstart.ipynb"
     return list(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+
+
+def test_the_tutorial_trains_in_dreams_and_plays_for_real(capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "examples" / "train_in_dreams.py"
+    pytest.importorskip("textworld_express", reason="pip install 'imagination[textworld-express]'")
+    rates = runpy.run_path(str(path))["main"](games=12, unseen=3, imitation_steps=3, updates=2)
+    assert all(0 <= rate <= 1 for rate in rates)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[1:-1]] == ["update 1", "update 2"]
+    assert len(path.read_text().splitlines()) <= 120
 
 
 def test_links_between_pages_and_to_files_lead_somewhere() -> None:
