@@ -79,18 +79,14 @@ def fit_screens(config: Config, folder: Path) -> None:
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         model.save(run.model(NAME))
         placed = sum(turn.place is not None for turn in turns)
-        run.update(
-            {
-                "screens": {
-                    "turns": len(turns),
-                    "pictures": len(frames),
-                    "changing_share": sum(turn.changes for turn in turns) / len(turns),
-                    "placed_share": placed / len(turns),
-                    "parameters": sum(p.numel() for p in model.parameters()),
-                },
-                "real_steps": {STAGE: 0},
-            }
-        )
+        measured = {
+            "turns": len(turns),
+            "pictures": len(frames),
+            "changing_share": sum(turn.changes for turn in turns) / len(turns),
+            "placed_share": placed / len(turns),
+            "parameters": sum(p.numel() for p in model.parameters()),
+        }
+        run.update({"screens": measured, "real_steps": {STAGE: 0}})
         if not placed:
             print(
                 f"note: no turn of {run.log} says where its action went, so the model only reads the action's words; "
@@ -151,12 +147,7 @@ def audit_screens(config: Config, folder: Path) -> None:
     loops = dream_episodes(model, _with_dreamed_pages(world, held, episodes, seed), frames, settings.steps, seed)
     open_loop = [turn for episode in episodes for turn in episode]
     result = {
-        "format": "imagination-screens-audit",
-        "version": 1,
-        "run": config.run,
-        "seed": config.seed,
-        "model_version": weights_version(model),
-        "steps": settings.steps,
+        **_header("imagination-screens-audit", config, model),
         "one_turn": alikeness(turns, before, after, dreamed, seed),
         "open_loop": alikeness(
             open_loop, *_screens(frames, open_loop), [screen for loop in loops for screen in loop], seed
@@ -203,12 +194,7 @@ def compare_screens(config: Config, folder: Path) -> None:
         ahead.append(dream_turns(model, some, [frames[turn.before] for turn in episode], settings.steps, seed))
     compared_episodes = compared(episodes, loops, ahead, frames, lambda screen: _keep(screen, folder / DREAMED))
     result = {
-        "format": "imagination-screens-comparison",
-        "version": 1,
-        "run": config.run,
-        "seed": config.seed,
-        "model_version": weights_version(model),
-        "steps": settings.steps,
+        **_header("imagination-screens-comparison", config, model),
         "size": list(frames.size),
         "episodes": compared_episodes,
     }
@@ -218,6 +204,11 @@ def compare_screens(config: Config, folder: Path) -> None:
     parted = sum(episode["parted"] is not None for episode in compared_episodes)
     print(f"{len(episodes)} episodes dreamed from their first screen; {parted} part visibly from reality")
     print(f"side by side: {folder / PAGE}")
+
+
+def _header(kind: str, config: Config, model: ScreenModel) -> dict[str, Any]:
+    about = {"format": kind, "version": 1, "run": config.run, "seed": config.seed}
+    return about | {"model_version": weights_version(model), "steps": config.worldmodel.screen.steps}
 
 
 def _held_out(session: Session) -> list[Trajectory]:

@@ -153,13 +153,7 @@ class _Data:
 
     @classmethod
     def of(cls, session: Session, seed: int, starts: Mapping[str, Start] | None) -> _Data:
-        """
-        Args:
-            starts: where dreams begin; by default every state of the log.
-
-        Raises:
-            UserError: expert episodes are to be mixed in and there are none, or no held-out task is logged.
-        """
+        """Raises ``UserError``: experts are to be mixed in and there are none, or no held-out task is logged."""
         config, settings = session.config, session.config.train
         dreamed, known = settings.world == "dream", session.log.train
         log: Sequence[Trajectory] = known

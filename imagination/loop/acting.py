@@ -142,9 +142,7 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
 
     Example: ``wave(["a", "b", "c"], left=20, longest=12)`` is {"a": 12, "b": 8}.
 
-    Args:
-        longest: turns of an episode.
-        most: episodes at a time; by default all.
+    At most ``most`` episodes of at most ``longest`` turns.
     """
     limits: dict[str, int] = {}
     for name in waiting[:most]:
@@ -158,8 +156,7 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
 async def play_round(session: Session, number: int, chosen: Sequence[str], limits: Limits) -> Journal:
     """Plays the real episodes of a round and puts them into the log; those of a killed process are not played again.
 
-    Args:
-        chosen: tasks; none are chosen in round 0, which scripted agents play as ``collect`` would.
+    No tasks are chosen in round 0, which scripted agents play as ``collect`` would.
     """
     config, run, scripted = session.config, session.run, number == 0
     tasks = session.tasks(scripted)

@@ -54,12 +54,7 @@ class _Record:
 class Journal:
     """The real episodes of a round, those of earlier processes included.
 
-    Attributes:
-        asked: steps that were asked for: real interaction used, as everywhere in a run's summary.
-        charged: those that were answered, or may have been.
-
-    Raises:
-        OSError: the file cannot be written.
+    ``asked`` counts the steps that were asked for, ``charged`` those that were answered, or may have been.
     """
 
     def __init__(self, path: Path) -> None:
@@ -170,12 +165,7 @@ def _trace(written: Mapping[str, Any] | None) -> Trace | None:
 
 
 class JournalEnv:
-    """A real environment whose every step is in a journal.
-
-    Args:
-        episodes: by seed; no two have the same.
-        player_of: who plays an episode, and what is stamped on it.
-    """
+    """A real environment whose every step is in a journal; ``episodes`` are by seed, of which no two have the same."""
 
     def __init__(
         self,

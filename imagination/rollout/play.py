@@ -225,8 +225,7 @@ async def replay_all(
 ) -> list[Trajectory]:
     """Does in the real world what dreams did, turn for turn, in the order of ``episodes``.
 
-    Args:
-        dreams: by the id of the episode that repeats it; each has at least one turn.
+    ``dreams`` are by the id of the episode that repeats it; each has at least one turn.
     """
     return await play_all(
         episodes,

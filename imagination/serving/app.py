@@ -233,12 +233,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with a callback at the start.
-
-    Args:
-        message_bytes: of a message on a socket; a longer one closes it with 1009, as WebSockets have it.
-        on_start: called once requests are answered.
-    """
+    """Uvicorn that calls ``on_start`` once requests are answered; too long a message closes a socket (1009)."""
 
     def __init__(self, app: ASGIApp, message_bytes: int, on_start: Callable[[], None] = lambda: None) -> None:
         self._on_start = on_start
@@ -261,10 +256,6 @@ class Server(uvicorn.Server):
 
 
 def run_server(server: Server, listening: socket.socket) -> None:
-    """Serves until the process is told to stop; then sessions are closed, and Ctrl-C is a ``KeyboardInterrupt``.
-
-    Args:
-        listening: closed in the end.
-    """
+    """Serves until the process is told to stop; then all is closed, and Ctrl-C is a ``KeyboardInterrupt``."""
     with listening:
         asyncio.run(server.serve(sockets=[listening]))

@@ -44,10 +44,7 @@ def is_local(host: str) -> bool:
 
 
 class Gate:
-    """ASGI middleware in front of everything: checks host, origin and token, and bounds concurrent requests.
-
-    Args:
-        token: that clients must send; empty where they need not.
+    """ASGI middleware in front of everything: checks host, origin and token (if any), bounds concurrent requests.
 
     Raises:
         UserError: other machines would reach a server without a token.

@@ -34,7 +34,6 @@ def train_tokenizer(
     compose a command it has not read. Every digit is a token of its own, so that a number is read as its digits.
 
     Args:
-        texts: a sample of what the models will read and write.
         vocab_size: upper bound of the number of tokens, at least 256 bytes plus the special tokens.
         phrases: strings that become one token each: marks of the format, such as the lines that end a prediction.
         mask: with a token that hides another one, for models that fill in.

@@ -82,12 +82,7 @@ class OpenAIEngine:
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """Continues ``ids``.
-
-        Raises:
-            ContextFull: ``len(ids) + max_tokens`` exceeds the context.
-            EngineFailure: the server refused, did not answer after all retries, or its answer cannot be used.
-        """
+        """See ``Engine``; it fails where the server refuses, does not answer, or gives no usable answer."""
         check_room(ids, sampling, self.context)
         request = {
             "model": self.model,

@@ -117,11 +117,9 @@ class VllmEngine:
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """Continues ``ids``; prefixes are cached by their tokens, so ``session`` is not needed.
+        """See ``Engine``; prefixes are cached by their tokens, so ``session`` is not needed.
 
         Raises:
-            ContextFull: ``len(ids) + max_tokens`` exceeds the context.
-            EngineFailure: log-probs are missing or not finite, or vLLM broke off; only this completion is lost.
             ValueError: no such token, or a temperature that vLLM cannot sample at (above 2, or just above 0).
         """
         check_room(ids, sampling, self.context)

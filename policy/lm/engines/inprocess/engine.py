@@ -98,13 +98,7 @@ class InProcessEngine(SlotEngine[Request]):
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """See ``Engine``.
-
-        Raises:
-            ContextFull: ``len(ids) + max_tokens`` exceeds the context.
-            EngineFailure: the logits are not finite.
-            ValueError: there is no id to continue, one the model does not know, or stop strings without ``decode``.
-        """
+        """See ``Engine``; ``ValueError``: no id to continue, an unknown one, or stop strings without ``decode``."""
         check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("a completion needs at least one token to continue")
@@ -115,12 +109,9 @@ class InProcessEngine(SlotEngine[Request]):
         return completion
 
     async def score(self, ids: Sequence[int], start: int, session: Hashable | None = None) -> tuple[float, ...]:
-        """See ``Scorer``. A scored episode stays cached like a sampled one; both kinds of request share a step.
+        """See ``Scorer``; ``ValueError``: ``start`` leaves nothing before or behind it, or an unknown id.
 
-        Raises:
-            ContextFull: ``len(ids)`` exceeds the context.
-            EngineFailure: a log-prob is not finite.
-            ValueError: ``start`` leaves nothing before or behind it, or an id that the model does not know.
+        A scored episode stays cached like a sampled one; both kinds of request share a step.
         """
         if len(ids) > self.context:
             raise ContextFull(f"{len(ids)} tokens do not fit a context of {self.context}")
