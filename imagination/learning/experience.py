@@ -34,7 +34,7 @@ def policy_rows(
     it could not answer earns what the worst of the log would, see ``RewardShaping``.
     """
     groups = group_numbers(episodes)
-    rows = [policy_row(e, 0.0, min_weight, groups[e.group_id], shaping) for e in episodes]
+    rows = [policy_row(e, min_weight, groups[e.group_id], shaping) for e in episodes]
     return [row for row in rows if row is not None]
 
 
@@ -84,7 +84,6 @@ def turn_weights(episode: Trajectory, min_weight: float) -> list[float]:
 
 def policy_row(
     episode: Trajectory,
-    advantage: float = 0.0,
     min_weight: float | None = None,
     group: int = 0,
     shaping: RewardShaping = _AS_EARNED,
@@ -100,7 +99,6 @@ def policy_row(
     Bootstrapping at the state before the uncertain action would make uncertain actions free (docs/log/).
 
     Args:
-        advantage: of all its tokens, where that is known before the update is judged.
         min_weight: ``rl_weight`` of a token is that of its turn by ``turn_weights``; ``None`` counts all alike.
 
     Raises:
@@ -132,7 +130,6 @@ def policy_row(
         made,
         episode.source,
         behavior_logprobs=[NAN if logprob is None else logprob for logprob in trace.logprobs[:n]],
-        advantages=torch.where(made, advantage, 0.0),
         rl_weight=torch.where(made, torch.tensor(weights)[turns.clamp(min=0)], 0.0),
         turns=turns,
         rewards=rewards,

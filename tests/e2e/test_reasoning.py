@@ -122,7 +122,7 @@ def check_policy(config: Config, run: Path, trajectory: Trajectory) -> None:
     told = chat.decode([id for id, owner in owned if owner == Owner.ENV])
     assert told == trajectory.start + "".join(turn.observation for turn in seen)
     assert MARK not in chat.decode([id for id, owner in owned if owner != Owner.AGENT])
-    row = policy_row(trajectory, 1.0)
+    row = policy_row(trajectory)
     assert row is not None
     assert row.ids.tolist() == list(trace.ids)[: len(row.ids)]
 

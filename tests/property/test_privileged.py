@@ -129,7 +129,7 @@ def seen_by_policy(env: Env, hidden: Sequence[str]) -> tuple[str, Trajectory]:
     agent = LanguageModelAgent(engine, CHAT)
     episode = Episode("e", task(hidden), "g", 0)
     trajectory = asyncio.run(play(env, agent, episode, Provenance(Source.DREAM), max_turns=3))
-    row = policy_row(trajectory, 1.0)
+    row = policy_row(trajectory)
     assert row is not None
     assert len(engine.prompts) == 3
     return "\n".join(CHAT.tokenizer.decode(ids) for ids in [*engine.prompts, list(row.ids)]), trajectory

@@ -131,7 +131,7 @@ def test_a_malformed_prediction_is_no_survivor_bias() -> None:
 
 def test_a_malformed_prediction_costs_the_action_that_provoked_it() -> None:
     """What was earned before it stays earned; the last action, which nothing answered, is trained, and ends at 0."""
-    row = policy_row(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])), 1.0)
+    row = policy_row(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])))
     assert row is not None
     assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
@@ -175,11 +175,8 @@ def test_stragglers() -> None:
     """Episodes of one, three and five tokens: every token has the advantage of its episode."""
     traces = [trace("SA", [0]), trace("SAESAA", [0, 1, 1]), trace("SAAESAAA", [0, 0, 1, 1, 1])]
     group = [episode([0.0] * k + [r], trace=t) for k, r, t in zip((0, 1, 1), (1.0, 0.0, 0.0), traces, strict=True)]
-    advantages, counts = group_advantages(group)
-    assert counts == [True] * 3
-    rows = [policy_row(e, a) for e, a in zip(group, advantages, strict=True)]
     high, low = (2 / 3) / (math.sqrt(1 / 3) + 1e-4), (-1 / 3) / (math.sqrt(1 / 3) + 1e-4)
-    batch = collate([row for row in rows if row is not None], pad=0)
+    batch = credited(policy_rows(group), build_algorithm(AlgorithmSettings()))
     assert batch.advantages.tolist() == [
         pytest.approx([0, high, 0, 0, 0, 0, 0, 0]),
         pytest.approx([0, low, 0, 0, low, low, 0, 0]),
@@ -213,13 +210,12 @@ def test_turns_of_equal_observations_have_equal_anchors() -> None:
 
 def test_a_row_by_hand() -> None:
     """Two turns of which the second pays; the tail after the last action is read by no loss and left out."""
-    row = policy_row(episode([0.0, 1.0], trace=trace("SESAASESAAAS", [0, 0, 1, 1, 1])), advantage=2.0)
+    row = policy_row(episode([0.0, 1.0], trace=trace("SESAASESAAAS", [0, 0, 1, 1, 1])))
     assert row is not None
     assert list(row.ids) == list(range(100, 111))
     batch = collate([row], pad=0)
     s = [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
     assert batch.action_mask[0].long().tolist() == batch.rl_weight[0].tolist() == s
-    assert batch.advantages[0].tolist() == [2.0 * x for x in s]
     assert batch.rewards[0].tolist() == [0, 1.0, 0]
     assert batch.turns[0].tolist() == [-1, -1, -1, 0, 0, -1, -1, -1, 1, 1, 1]
     expected = [-(i + 1) / 10 if mine else math.nan for i, mine in enumerate(s)]
@@ -232,7 +228,7 @@ def test_a_row_by_hand() -> None:
 def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
     """Not on an end token that the loop forced, not on the observation that brought it, and not on another turn's: with
     no discount to come, the return of the last token of a turn is what is earned from there on."""
-    row = policy_row(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])), 0.0)
+    row = policy_row(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])))
     assert row is not None
     assert row.rewards.tolist() == [0.5, 0, 0.25, 0]
     batch = credited([row], build_algorithm(AlgorithmSettings("reinforce", gamma=0.5)))
@@ -244,7 +240,7 @@ def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
 )
 def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, length: int, truncated: bool) -> None:
     """A critic bootstraps from it. After the world's end there is no state to keep."""
-    row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])), 1.0)
+    row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])))
     assert row is not None
     assert len(row.ids) == len(row.rl_weight) == length
     assert bool(row.truncated) is truncated
@@ -253,13 +249,13 @@ def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, 
 
 def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed() -> None:
     """Its context was full: the row ends in the state before that action, whose value is all that is known."""
-    row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])), 1.0)
+    row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])))
     assert row is not None
     assert list(row.ids) == [100, 101, 102, 103]
     assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0]
     assert row.truncated
-    assert policy_row(episode([], C, trace=trace("SESAA", [0, 0])), 1.0) is None  # there was no action but that
+    assert policy_row(episode([], C, trace=trace("SESAA", [0, 0]))) is None  # there was no action but that
 
 
 @pytest.mark.parametrize("name", ["ppo", "turn_ppo", "bilevel_ppo"])
@@ -333,7 +329,7 @@ def test_the_worst_of_the_log_by_hand() -> None:
 
 def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
     """The log's actions are scaffold there: their rewards have no token to stand on, and were not earned."""
-    row = policy_row(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])), 1.0)
+    row = policy_row(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])))
     assert row is not None
     assert row.rewards.tolist() == [0, 0, 0.25, 0]
 
@@ -341,7 +337,7 @@ def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
 @pytest.mark.parametrize("failure", OUTAGES)
 def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
     """Whatever it had earned before the world broke, it says nothing about the task."""
-    assert policy_row(episode([1.0], failure, trace=trace("SAESAA", [0, 1, 1])), 1.0) is None
+    assert policy_row(episode([1.0], failure, trace=trace("SAESAA", [0, 1, 1]))) is None
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
@@ -349,12 +345,12 @@ def test_an_episode_of_a_cut_distribution_does_not_train(cut: dict[str, float]) 
     """Its log-probs are those of the nucleus; the trainer's are of the whole: every ratio would be too small."""
     played = episode([1.0], trace=replace(ONE, **cut))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="was sampled with top_p"):
-        policy_row(played, 1.0)
+        policy_row(played)
 
 
 def test_an_episode_without_a_sampled_token_has_no_row() -> None:
-    assert policy_row(episode([1.0]), 1.0) is None  # scripted
-    assert policy_row(episode([], C, trace=trace("SES", [])), 1.0) is None  # the context was full at once
+    assert policy_row(episode([1.0])) is None  # scripted
+    assert policy_row(episode([], C, trace=trace("SES", []))) is None  # the context was full at once
 
 
 # --- rows of experts ---
@@ -436,12 +432,12 @@ def test_a_turn_counts_by_how_likely_all_before_it_were_right() -> None:
 
 def test_only_the_weights_of_a_row_change() -> None:
     episode_ = doubtful([None, 0.5, 0.5, 0.5], prefix=1)
-    plain, weighed = policy_row(episode_, 2.0), policy_row(episode_, 2.0, min_weight=0.3)
+    plain, weighed = policy_row(episode_), policy_row(episode_, min_weight=0.3)
     assert plain is not None
     assert weighed is not None
     assert plain.rl_weight.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert weighed.rl_weight.tolist() == pytest.approx([0, 1, 0, 0.5, 0, 0.3, 0])
     assert str(replace(weighed, rl_weight=plain.rl_weight)) == str(plain)  # as text: NaN is not NaN
-    surest = policy_row(doubtful([1.0, 1.0, 1.0]), 2.0, min_weight=0.3)
+    surest = policy_row(doubtful([1.0, 1.0, 1.0]), min_weight=0.3)
     assert surest is not None
     assert list(surest.rl_weight) == [0, 1, 0, 1, 0, 1, 0]

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import ALGORITHMS
-from imagination.learning.experience import policy_row
+from imagination.learning.experience import policy_rows
 from imagination.learning.policy_module import PolicyModule, Update
 from imagination.rollout.play import Episode, Provenance, play_all
 from imagination.settings import AlgorithmSettings, TrainSettings
@@ -64,8 +64,7 @@ def rollouts(model: PreTrainedModel, temperature: float) -> list[Row]:
     agent = LanguageModelAgent(InProcessEngine(model, 256), chat, max_action_tokens=6, temperature=temperature)
     episodes = [Episode(str(seed), Task("t"), "g", seed) for seed in range(6)]
     played = asyncio.run(play_all(episodes, Echo, agent, Provenance(Source.DREAM), 5))
-    rows = [policy_row(episode, 1.0 - 0.5 * i) for i, episode in enumerate(played)]
-    return [row for row in rows if row is not None]
+    return [replace(row, advantages=(1.0 - 0.5 * i) * row.action_mask) for i, row in enumerate(policy_rows(played))]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
