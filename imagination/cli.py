@@ -16,6 +16,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,8 +180,11 @@ def _command(words: Sequence[str]) -> int:
         )
         return 0
     function: Callable[[Any, Path], None] = _load(stage.function)
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun
+    work = _load("imagination.runs.processes:joined")(stage.name, folder) if several else nullcontext(folder)
     try:
-        function(config, folder)
+        with work as place:
+            function(config, place)
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down

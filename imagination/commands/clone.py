@@ -10,6 +10,7 @@ from imagination.learning.supervised import SupervisedTrainer
 from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
+from imagination.runs.processes import leave
 from imagination.settings import Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from policy.lm.induction import plant_induction
@@ -74,6 +75,7 @@ def clone(config: Config, folder: Path) -> None:
         )
         trainer = SupervisedTrainer(run, "clone", settings, seed, keep_every=config.clone.keep_every)
         trainer.train(model, tokenizer, batches)
+        leave()
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")

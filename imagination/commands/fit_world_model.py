@@ -26,6 +26,7 @@ from imagination.rollout.world_models import (
 from imagination.runs.lifecycle import finish, open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of
+from imagination.runs.processes import leave
 from imagination.session import Session
 from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.backbone import save_checkpoint
@@ -99,6 +100,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
             if diffusion:
                 mark(model, settings.diffusion)
             save_checkpoint(model, tokenizer, member_folder(run, member))
+        leave()
         if settings.rules != "off":
             print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
         threshold = solved_at(run, config.worldmodel.goal)

@@ -27,6 +27,7 @@ from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
 from imagination.runs.lifecycle import finish, open_run, resume_from
 from imagination.runs.models import adapted
+from imagination.runs.processes import from_first, leave
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Policy, Session
@@ -118,7 +119,10 @@ def _train(
     trainer = make_trainer(run, "train", bar, module.done, settings.checkpoint_every, callbacks=callbacks)
     device = policy.model.device
     if not _stopped(watch):
-        trainer.fit(module, StepStream(last, module.done, collector.update), ckpt_path=state, weights_only=True)
+        trainer.fit(
+            module, StepStream(last, module.done, from_first(collector.update)), ckpt_path=state, weights_only=True
+        )
+    leave()
 
     # look at the last policy, and save the one to keep
     if not _stopped(watch):

@@ -22,6 +22,7 @@ from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
 from imagination.learning.supervised import BETAS, Record
+from imagination.runs.processes import count, gathered, own, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import encode, split
@@ -210,10 +211,13 @@ class PolicyModule(L.LightningModule):
         )
         # the algorithm's weight times the row's own, which is less than 1 where a dream is uncertain
         batch.rl_weight = batch.rl_weight * weights
-        return [
-            self.losses.backward(micro, step, self.manual_backward)
-            for _, micro in split(self.model, batch, self.settings.micro_tokens)
-        ]
+        limit = self.settings.micro_tokens
+        if count() > 1:  # at least a part for each process
+            limit = min(limit, math.ceil(int(batch.attention_mask.sum()) / count()))
+        parts = own(list(split(self.model, batch, limit)))
+        terms = [self.losses.backward(micro, step, self.manual_backward) for _, micro in parts]
+        sum_gradients(self.parameters())
+        return gathered(terms)
 
     def _differs_from_engine(self, terms: Sequence[LossTerms]) -> bool:
         """Whether the log-probs that came with the tokens may be too far from the trainer's to stand for them."""

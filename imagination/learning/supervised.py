@@ -18,6 +18,8 @@ from imagination.learning.losses import cross_entropy_loss, token_logprobs
 from imagination.learning.optimizers import MuonAdamW
 from imagination.learning.trainer import KeepCheckpoints, StepStream, WeightAverage, make_trainer
 from imagination.runs.lifecycle import resume_from
+from imagination.runs.processes import count as processes
+from imagination.runs.processes import from_first, gathered, own, sum_gradients
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings
@@ -141,16 +143,17 @@ class SupervisedModule(L.LightningModule):
         optimizer.zero_grad()
         count = len(batch.ids)
         loss = self.objective.step(batch, derive_seed("objective", self.seed, step))
-        size = max(1, self.settings.micro_tokens // loss.width)
+        size = max(1, min(self.settings.micro_tokens // loss.width, math.ceil(count / processes())))
         parts: list[tuple[Tensor, Tensor]] = []
-        for start in range(0, count, size):
+        for start in own(range(0, count, size)):
             rows = slice(start, start + size)
             parts.append(self._backward(loss, rows))
             self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / count))
+        sum_gradients(self.parameters())
         optimizer.step()
         scheduler.step()
         if step % 10 == 0:
-            total, right = (float(sum(column)) for column in zip(*parts, strict=True))
+            total, right = (float(sum(column)) for column in zip(*gathered(parts), strict=True))
             metrics = {"loss": total, "token_accuracy": right / max(1, loss.count)}
             self.log_dict(metrics, prog_bar=True)
             self.record(step, metrics)
@@ -223,7 +226,9 @@ class SupervisedTrainer:
         keep = KeepCheckpoints(
             run.model("kept"), stage, self.keep_every, steps, done, partial(save_checkpoint, model, tokenizer)
         )
-        precision = chosen_precision(settings.precision, model, batches(min(resumed, steps - 1)), run, stage)
+        precision = from_first(chosen_precision)(
+            settings.precision, model, batches(min(resumed, steps - 1)), run, stage
+        )
         save_every = self.save_every or max(1, steps // 5)
         trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, keep])
         stream = StepStream(steps, done, batches, lambda: passed() >= 1)

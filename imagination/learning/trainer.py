@@ -17,11 +17,13 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
+from imagination.runs.processes import count, gathered
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
@@ -125,7 +127,8 @@ class _SaveState(Callback):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".tmp")
             trainer.save_checkpoint(partial)
-            os.replace(partial, self._path)
+            if trainer.is_global_zero:
+                os.replace(partial, self._path)
 
 
 class KeepCheckpoints(Callback):
@@ -245,6 +248,21 @@ class BestPolicy(Callback):
 
 
 # --- the trainer ---
+class _StopTogether(Callback):
+    """Several processes end a training when one of them does."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop = any(gathered([trainer.should_stop]))
+
+
+class _SumOfGradients(DDPStrategy):
+    """Lightning's DDP without its wrapper, which takes a mean of gradients at each backward pass.
+
+    Our steps are several passes, and their losses are divided by counts of all rows: ``processes.sum_gradients``.
+    """
+
+    def configure_ddp(self) -> None:
+        """Leaves the module as it is."""
 
 
 def make_logger(name: LoggerName, run: RunFolder, stage: str) -> Logger | Literal[False]:
@@ -278,13 +296,16 @@ def make_trainer(
     save = _SaveState(run.training_state(stage), every, run.settings, done)
     averages = [callback for callback in callbacks if isinstance(callback, WeightAverage)]  # they belong to the state
     others = [callback for callback in callbacks if not isinstance(callback, WeightAverage)]
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count() > 1 else 1
     return L.Trainer(
         max_epochs=1,
         accelerator="gpu" if torch.cuda.is_available() else "cpu",  # not MPS, which has no float64 to sample with
-        devices=1,
+        devices=local,
+        num_nodes=count() // local,
+        strategy="auto" if count() == 1 else _SumOfGradients(),
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         logger=make_logger(run.logger, run, stage),
-        callbacks=[*averages, save, _ShowBar(bar, done), *others],
+        callbacks=[*averages, save, _ShowBar(bar, done), *others, _StopTogether()],
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,

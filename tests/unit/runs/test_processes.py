@@ -1,0 +1,94 @@
+"""If these fail, processes that train together do not compute what one process computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from imagination.learning.algorithms import build_algorithm
+from imagination.learning.policy_module import Update
+from imagination.learning.supervised import SupervisedModule
+from imagination.learning.trainer import StepStream, make_trainer
+from imagination.runs.processes import from_first, joined, rank
+from imagination.runs.progress_bar import Bar
+from imagination.runs.run_folder import RunFolder
+from imagination.settings import AlgorithmSettings, FitSettings, UserError
+from policy.lm.batch import collate
+from tests.support.plain import DEFAULTS, EXPERTS, Noted, Notes, assert_same, make_model, rl_row
+
+ROOT = Path(__file__).parents[3]
+
+
+class NotedSupervised(SupervisedModule):
+    def configure_optimizers(self) -> Any:
+        self.notes = Notes(self)
+        constant = torch.optim.lr_scheduler.LambdaLR(self.notes, lambda step: 1.0)
+        return {"optimizer": self.notes, "lr_scheduler": constant}
+
+
+def gradients(folder: Path) -> dict[str, Any]:
+    """Of two supervised steps, the second of a single row, and of an update of five rollouts and two experts: one row
+    a pass, so that two processes have unequal parts, and one has none of the single row."""
+    run, model, lines = RunFolder(folder, 0), make_model(), list[dict[str, float]]()
+
+    def fit(module: Any, steps: int, item: Any) -> list[Any]:
+        done = lambda: len(module.notes.seen) if hasattr(module, "notes") else 0  # noqa: E731
+        trainer = make_trainer(run, "train", Bar("train", steps, "rows"), done, every=1)
+        trainer.fit(module, StepStream(steps, lambda: 0, item))
+        return list(module.notes.seen)
+
+    def record(step: int, metrics: Any) -> None:
+        lines.append({key: value for key, value in metrics.items() if isinstance(value, int | float)})
+
+    batches = [collate(EXPERTS, pad=0), collate(EXPERTS[:1], pad=0)]
+    fits = fit(NotedSupervised(model, FitSettings(precision="fp32", micro_tokens=1), record), 2, lambda k: batches[k])
+    train = replace(DEFAULTS, micro_tokens=1, minibatches=2)
+    module = Noted(model, build_algorithm(AlgorithmSettings(tis_cap=0.0)), train, record)
+    episodes = ((".AA..AAA", 1.0), ("..A.A....AAAA.A", 0.0), (".A", 0.0), (".......AAAAA......", 1.0), (".AAAA.", 0.0))
+    rows = [*(rl_row(model, mask, 0.0, k, reward) for k, (mask, reward) in enumerate(episodes)), *EXPERTS]
+    played = from_first(lambda k: Update(k, rows, {"played_by": float(rank())}, exact=True))
+    return {"steps": [*fits, *fit(module, 1, played)], "metrics": lines}
+
+
+def main(folder: Path) -> None:
+    with joined("train", folder) as place:
+        torch.save(gradients(place), folder / f"of-{rank()}.pt")
+
+
+def test_two_processes_have_the_gradients_and_the_metrics_of_one(tmp_path: Path) -> None:
+    (tmp_path / "two").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = gradients(tmp_path / "one")
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, "-m", "tests.unit.runs.test_processes", str(tmp_path / "two")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for process in (0, 1):
+        together = torch.load(tmp_path / "two" / f"of-{process}.pt", weights_only=True)
+        assert len(together["steps"]) == len(alone["steps"]) == 4
+        for got, expected in zip(together["steps"], alone["steps"], strict=True):
+            assert_same(got, expected)
+        assert together["metrics"][-1]["played_by"] == 0.0
+        for got, expected in zip(together["metrics"], alone["metrics"], strict=True):
+            assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert (tmp_path / "two" / "checkpoints" / "train.ckpt").exists()
+
+
+def test_a_command_whose_work_is_not_shared_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="torchrun starts 2 processes, and only fit-world-model, clone, train"):
+        joined("evaluate", tmp_path).__enter__()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
