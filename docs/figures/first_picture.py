@@ -36,7 +36,7 @@ def curve(axes: Any, updates: list[dict[str, Any]], summary: dict[str, Any]) -> 
     """Dreamed success at each update, real success before and after with 95 % intervals."""
     shown = [(line["step"], line["dream_success"]) for line in updates if "dream_success" in line]
     axes.plot(*zip(*shown, strict=True), color=DREAM, lw=2)
-    axes.text(0.34, 0.86, "in dreams", transform=axes.transAxes, color=DREAM)
+    axes.text(0.3, 0.7, "in dreams", transform=axes.transAxes, color=DREAM)
     for which, at, side in (("before", -0.6, "left"), ("after", len(updates) - 0.4, "right")):
         real = summary["policy"][which]["heldout_tasks"]
         low, high = real["ci95"]
