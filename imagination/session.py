@@ -84,19 +84,11 @@ class Session:
 
     @cached_property
     def log(self) -> Log:
-        """
-        Raises:
-            StoreError: the log is missing or broken.
-            UserError: nothing is left to train on.
-        """
+        """See ``read_log``."""
         return Log(*read_log(self.run, self.config.collect.validation))
 
     def tasks(self, privileged: bool = False) -> TaskSet:
-        """The run's tasks and real environments, opened anew; the caller closes them.
-
-        Raises:
-            UserError: ``collect`` has not made them, or the log is of another world.
-        """
+        """The run's tasks and real environments, opened anew; the caller closes them. See ``open_tasks``."""
         return open_tasks(self.run, self.config.env, self.config.collect.workers, privileged)
 
     @cached_property
@@ -185,11 +177,7 @@ class Session:
         return guard_of(self.run, self.config.worldmodel, self.config.dream, ends, name)
 
     def calibration(self, needed_by: str) -> Calibration:
-        """The calibration of the run's world model.
-
-        Raises:
-            UserError: there is none for these settings, and ``needed_by`` needs one.
-        """
+        """The calibration of the run's world model, which the setting ``needed_by`` needs; see ``calibration_of``."""
         return calibration_of(self.run, self.config.worldmodel, self.config.dream, needed_by)
 
     def dreams(self, model: LanguageWorldModel, starts: Mapping[str, Start]) -> Callable[[], DreamEnv]:

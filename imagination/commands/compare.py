@@ -1,10 +1,6 @@
-"""Stage ``compare``: dreams beside reality, pair by pair and policy by policy.
+"""Dreams beside reality, pair by pair and policy by policy, in any world of the protocols ``Env`` and ``TaskSet``.
 
-Only the protocols ``Env`` and ``TaskSet`` are played through, so any world that keeps them can be compared. Without
-one, logged episodes stand for reality.
-
-A real environment must answer the same actions in the same way, given task and seed. Where it does not, a replay parts
-from its dream by chance, and the first divergence is not the world model's mistake.
+Where it does not answer the same actions in the same way, given task and seed, a replay parts from its dream by chance.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """OpenEnv over its WebSocket: a socket is a session. Its ``/schema`` and ``/metadata`` are here, too.
 
 ``{"type": "reset", "data": {"seed": 3, "task": "corridor-a"}}``, ``{"type": "step", "data": {"message": "look"}}``,
-``{"type": "state"}``, ``{"type": "close"}``. Answers carry one text, ``observation.text``; what no policy need read is
-in ``metadata``: beside the observation, where clients since 0.4 find it, and in it, where those before do. The protocol
-knows one end, ``done``; ``metadata`` keeps ``terminated`` and ``truncated`` apart. A dream that broke is an
-``EXECUTION_ERROR``, never an observation.
+``{"type": "state"}``, ``{"type": "close"}``. Answers carry one text, ``observation.text``; ``metadata`` keeps the rest,
+such as ``terminated`` and ``truncated`` apart: beside the observation, where clients since 0.4 find it, and in it, for
+those before. A dream that broke is an ``EXECUTION_ERROR``, never an observation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """A forward pass with gradients over packed tokens, for decoders shaped like Llama, in fp32 or better on CPUs.
 
-It reads the model's own parameters, so gradients arrive where an optimiser looks for them. Small models spend as much
-time around their matrix products as in them. So here products that share their input are one; a norm's weight is
-multiplied into the product behind it; norm, rotation and gate have backward passes that write each number once; and
-what the last layer makes of tokens whose state nobody asks for is not computed. In fp32 all of this but the products is
-compiled where it can be (``native_training``), and attention walks the tree of prefixes instead of rows.
+It reads the model's own parameters, so gradients arrive where an optimiser looks for them. Products that share their
+input are one; a norm's weight is multiplied into the product behind it; norm, rotation and gate have backward passes
+that write each number once; the last layer computes only what is asked for. In fp32 all but the products is compiled
+where it can be (``native_training``), and attention walks the tree of prefixes instead of rows.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Trajectory -> token ids with an owner per token, through the model's own chat template.
 
-The policy is the assistant of its conversation and writes actions::
+The policy is the assistant of its conversation and writes actions (the world model's view of the same episode is in
+``worldmodel.formats.full``)::
 
     user: <start>   assistant: go east   user: -= Hall =- ...   assistant: take lamp   user: You take the lamp. ...
-
-The world model's view of the same episode is in ``worldmodel.formats.full``.
 
 A chat template is cut once into the token ids between contents (``ChatFormat``). From there on sequences grow by
 appending ids, so a prompt is a prefix of the next one (caches stay valid) and sampled ids are never re-tokenised.

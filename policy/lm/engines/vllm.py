@@ -1,8 +1,7 @@
 """vLLM as an ``Engine``: continuous batching, paged keys and values, and a prefix cache, in this process.
 
-vLLM lives in the process that trains, because new weights then cross as tensors: no file, no server, no restart. Its
-model starts empty and gets its weights from the trainer's module, so what samples is what trains from the first token
-on. The driver is one asyncio task: callers add requests, it steps the engine and resolves who is done.
+vLLM lives in the process that trains, because new weights then cross as tensors: no file, no server, no restart. The
+driver is one asyncio task: callers add requests, it steps the engine and resolves who is done.
 """
 
 from __future__ import annotations
@@ -281,10 +280,9 @@ def _start(vllm: Any, folder: str, context: int, dtype: str, settings: EngineSet
 def _process_state_kept() -> Iterator[None]:
     """Undoes what the start of vLLM does to its process, which here is the trainer's.
 
-    It seeds every global generator (weights drawn later would be the same in every run), forbids
-    ``torch.set_num_threads``, tells child processes to preload its allocator, and freezes the heap, so that an engine
-    that is dropped later would never be collected. It also looks into every object of every module, and stumbles over
-    one of llvmlite's that answers to any name, which is there where numba was imported before: bm25s does so.
+    It seeds every global generator, forbids ``torch.set_num_threads``, tells child processes to preload its allocator,
+    and freezes the heap, so that a dropped engine would never be collected. It also looks into every object of every
+    module, and stumbles over one of llvmlite's that answers to any name (imported by numba, as bm25s does).
     """
     stumbling_block = sys.modules.pop(_LLVMLITE, None)
     threads, set_num_threads = torch.get_num_threads(), torch.set_num_threads
