@@ -11,20 +11,16 @@ from real_envs.trajectory import Observation, StopReason, Trace
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to solve, such as one TextWorld game.
+    """One thing to solve, such as one TextWorld game."""
 
-    Attributes:
-        id: unique, stable across runs; the key by which data is split.
-        spec: what the environment needs to load it, such as ``{"path": "games/tw-7.z8"}``.
-        privileged: what only the environment and its judge may know, such as a gold answer or a plan. Whatever must not
-            reach a policy is declared here or in ``Observation.privileged``: neither is ever rendered into tokens.
-        world_facts: facts of its initial state, a line each. The world model may read them (``worldmodel.facts``), no
-            policy ever does.
-    """
-
-    id: str
+    id: str  # unique, stable across runs; the key by which data is split
+    # what the environment needs to load it, such as ``{"path": "games/tw-7.z8"}``
     spec: Mapping[str, str] = field(default_factory=dict)
+    # what only the environment and its judge may know, such as a gold answer or a plan. Whatever must not reach a
+    # policy is declared here or in ``Observation.privileged``: neither is ever rendered into tokens.
     privileged: Mapping[str, object] = field(default_factory=dict, repr=False)
+    # facts of its initial state, a line each. The world model may read them (``worldmodel.facts``), no policy ever
+    # does.
     world_facts: tuple[str, ...] = field(default=(), repr=False)
 
 

@@ -26,17 +26,13 @@ _IDLE = re.compile(r"(examine|look|inventory)\b")
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How a world is spoken to, for agents that make plausible mistakes in it.
+    """How a world is spoken to, for agents that make plausible mistakes in it."""
 
-    Attributes:
-        forms: commands with their weights; ``{a}`` and ``{b}`` are names of things, ``{d}`` a direction. Most are what
-            the world's own commands look like; some are other ways of speaking, which it may not understand.
-        look: a command that is always understood and changes nothing.
-    """
-
+    # commands with their weights; ``{a}`` and ``{b}`` are names of things, ``{d}`` a direction. Most are what the
+    # world's own commands look like; some are other ways of speaking, which it may not understand.
     forms: Mapping[str, float]
     directions: tuple[str, ...] = ("north", "south", "east", "west")
-    look: str = "look"
+    look: str = "look"  # a command that is always understood and changes nothing
 
     @classmethod
     def of(cls, forms: str, **others: Any) -> Language:
@@ -68,14 +64,11 @@ class ScriptedAgent:
     """Follows the simulator's plan and errs with probability ``p``; random valid commands where there is no plan.
 
     With ``up_to``, each episode draws its own probability between the two, so that one agent logs many skills.
-
-    Attributes:
-        errors: of which kinds its errors are; the shares total 1.
     """
 
     name: str
     p: float
-    errors: Habits
+    errors: Habits  # of which kinds its errors are; the shares total 1
     up_to: float | None = None
     language: Language = INFORM
 

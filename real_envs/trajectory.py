@@ -92,18 +92,14 @@ class Owner(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an agent sees.
+    """What an agent sees."""
 
-    Attributes:
-        text: all that a policy may condition on.
-        privileged: what the simulator knows and a policy must not see (admissible commands, a plan, hidden state). Only
-            scripted agents read it; nothing renders it into tokens.
-        history: the turns that led here, where an episode starts in the middle of a logged one; ``text`` is then still
-            the observation of the log's ``reset``. Empty for a world that starts at its beginning.
-    """
-
-    text: str
+    text: str  # all that a policy may condition on
+    # what the simulator knows and a policy must not see (admissible commands, a plan, hidden state). Only scripted
+    # agents read it; nothing renders it into tokens.
     privileged: Mapping[str, object] = field(default_factory=dict)
+    # the turns that led here, where an episode starts in the middle of a logged one; ``text`` is then still the
+    # observation of the log's ``reset``. Empty for a world that starts at its beginning.
     history: tuple[Turn, ...] = ()
 
 
@@ -112,16 +108,15 @@ class Turn:
     """An action and the world's answer.
 
     Attributes:
-        reward: what the action earned; ``None`` where nobody measured it, which is not 0.0.
-        info: what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
-            what was thought before the observation was predicted: a world model that reasons learns to write it. In
-            an episode that ``imagine reflect`` has made, it is what the policy thinks before the action.
+            what was thought before the observation was predicted: a world model that reasons learns to write it. In an
+            episode that ``imagine reflect`` has made, it is what the policy thinks before the action.
     """
 
     action: str
     observation: str
-    reward: float | None
+    reward: float | None  # what the action earned; ``None`` where nobody measured it, which is not 0.0
     terminated: bool
+    # what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
     info: Mapping[str, float | str | bool] = field(default_factory=dict)
 
 
@@ -162,33 +157,27 @@ class Trajectory:
     """One episode with its provenance.
 
     Attributes:
-        task_id: the task (for TextWorld: the game) it was played in.
-        group_id: episodes that share a start and are compared with each other (a GRPO group).
-        seed: the seed that drove the agent (and, in a dream, the world model).
-        start: the observation of ``reset``, goal included.
         policy_version, world_model_version: which weights acted and dreamed; ``None`` where there were none.
-        trace: the policy's tokens; ``None`` for scripted agents.
-        failure: one sentence on what broke where ``stop`` is a failure.
-        world_facts: what the task says of its initial state (``Task.world_facts``), for the world model alone.
-        success: whether the task was solved, where the log states it, or a threshold other than 1 says so; ``None``
-            leaves it to the rewards.
     """
 
     id: str
-    task_id: str
-    group_id: str
+    task_id: str  # the task (for TextWorld: the game) it was played in
+    group_id: str  # episodes that share a start and are compared with each other (a GRPO group)
     source: Source
     agent: str
-    seed: int
-    start: str
+    seed: int  # the seed that drove the agent (and, in a dream, the world model)
+    start: str  # the observation of ``reset``, goal included
     turns: tuple[Turn, ...]
     stop: StopReason
     prefix_turns: int = 0
     policy_version: str | None = None
     world_model_version: str | None = None
-    trace: Trace | None = None
-    failure: str | None = None
+    trace: Trace | None = None  # the policy's tokens; ``None`` for scripted agents
+    failure: str | None = None  # one sentence on what broke where ``stop`` is a failure
+    # what the task says of its initial state (``Task.world_facts``), for the world model alone
     world_facts: tuple[str, ...] = ()
+    # whether the task was solved, where the log states it, or a threshold other than 1 says so; ``None`` leaves it to
+    # the rewards
     success: bool | None = None
 
     @property

@@ -42,13 +42,12 @@ class PoolStats:
     """Since the pool was made. ``steps`` and ``resets`` count requests, also those that failed: real interaction used.
 
     Attributes:
-        seconds: inside these requests, the start of a process included and the wait for a free worker not.
         crashes, timeouts, garbage: workers lost. ``garbage`` are answers that do not keep the protocol.
     """
 
     steps: int = 0
     resets: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # inside these requests, the start of a process included and the wait for a free worker not
     crashes: int = 0
     timeouts: int = 0
     garbage: int = 0

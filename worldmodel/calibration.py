@@ -136,21 +136,14 @@ def fit_score(seen: Sequence[tuple[float, float | None, bool]], steps: int = 500
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Probabilities of being right.
+    """Probabilities of being right."""
 
-    Attributes:
-        score: what orders whole predictions.
-        exact: from that score to the probability that observation, reward and end are all right.
-        outcome: from ``Prediction.outcome_confidence`` to the probability that reward and end are right.
-        temperature: at which the predictions were made that it was fitted on.
-        goal: the pattern of the declared goal that rewards and ends were judged by; empty where they were the log's.
-    """
-
-    score: Score
-    exact: Isotonic
-    outcome: Isotonic
-    temperature: float
+    score: Score  # what orders whole predictions
+    exact: Isotonic  # from that score to the probability that observation, reward and end are all right
+    outcome: Isotonic  # from ``Prediction.outcome_confidence`` to the probability that reward and end are right
+    temperature: float  # at which the predictions were made that it was fitted on
     n: int
+    # the pattern of the declared goal that rewards and ends were judged by; empty where they were the log's
     goal: str = ""
 
     def probability(self, prediction: Prediction) -> float:

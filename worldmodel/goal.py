@@ -20,22 +20,15 @@ class Goal:
 
     Patterns are regular expressions that are searched, so ``^`` and ``$`` anchor them to the whole text.
 
-    Attributes:
-        observation: what the observation says when the goal is met; empty declares no goal.
-        action: what the action says that meets it; empty takes any.
-        earlier: each must have been said by some observation before that one.
-        reward: earned when it is met; all other turns earn 0.
-        ends: meeting it ends the episode, and nothing else does.
-
     Raises:
         ValueError: a pattern is no regular expression, or stands without ``observation``.
     """
 
-    observation: str = ""
-    action: str = ""
-    earlier: list[str] = field(default_factory=list)
-    reward: float = 1.0
-    ends: bool = True
+    observation: str = ""  #: what the observation says when the goal is met; empty declares no goal
+    action: str = ""  #: what the action says that meets it; empty takes any
+    earlier: list[str] = field(default_factory=list)  #: each must have been said by some observation before that one
+    reward: float = 1.0  #: earned when it is met; all other turns earn 0
+    ends: bool = True  #: meeting it ends the episode, and nothing else does
 
     def __post_init__(self) -> None:
         for pattern in (self.observation, self.action, *self.earlier):

@@ -17,16 +17,11 @@ from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrediction:
-    """A prediction with its tokens.
+    """A prediction with its tokens."""
 
-    Attributes:
-        prompt: the ids before it: those that the model continued, and its reasoning where it reasons.
-        status_start: index into them of the first token that reaches into the status line.
-    """
-
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # the ids before it: those that the model continued, and its reasoning where it reasons
     completion: Completion
-    status_start: int
+    status_start: int  # index into them of the first token that reaches into the status line
     prediction: Prediction
 
 

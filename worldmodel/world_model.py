@@ -16,35 +16,27 @@ if TYPE_CHECKING:  # settings are read before anything heavy is imported
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the model predicts an action does.
-
-    Attributes:
-        confidence: probability, under the model, of exactly this observation, reward and end, in (0, 1].
-        outcome_confidence: probability of this reward and end, given the observation, in (0, 1].
-        disagreement: of the members of an ensemble on it, in nats, 0 where they agree (see ``EnsembleWorldModel``);
-            ``None`` where there is one model only.
-        outcome_by: who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule.
-        reasoning: what the model wrote before the prediction, for people to read; ``None`` where it does not reason.
-            Both confidences are conditional on it, and do not include its own probability.
-        rule: the rule that answered in place of the model, in words (see ``RuledWorldModel``).
-        mended: words of it were changed, because they broke an invariant. Both confidences are those of the answer
-            before the change.
-        resampled: how many answers were discarded before this one, because they broke an invariant.
-        broken: the invariants that it still breaks, in words.
-    """
+    """What the model predicts an action does."""
 
     observation: str
     reward: float
     terminated: bool
-    confidence: float
-    outcome_confidence: float
+    confidence: float  # probability, under the model, of exactly this observation, reward and end, in (0, 1]
+    outcome_confidence: float  # probability of this reward and end, given the observation, in (0, 1]
+    # of the members of an ensemble on it, in nats, 0 where they agree (see ``EnsembleWorldModel``); ``None`` where
+    # there is one model only
     disagreement: float | None = None
+    # who decided reward and end: the model, a declared goal (see ``GoalWorldModel``), or a rule
     outcome_by: Literal["model", "predicate", "rule"] = "model"
+    # what the model wrote before the prediction, for people to read; ``None`` where it does not reason. Both
+    # confidences are conditional on it, and do not include its own probability.
     reasoning: str | None = None
-    rule: str | None = None
+    rule: str | None = None  # the rule that answered in place of the model, in words (see ``RuledWorldModel``)
+    # words of it were changed, because they broke an invariant. Both confidences are those of the answer before the
+    # change.
     mended: bool = False
-    resampled: int = 0
-    broken: tuple[str, ...] = ()
+    resampled: int = 0  # how many answers were discarded before this one, because they broke an invariant
+    broken: tuple[str, ...] = ()  # the invariants that it still breaks, in words
 
     def record(self) -> dict[str, float | str | bool]:
         """``Turn.info`` of the turn."""

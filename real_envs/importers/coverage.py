@@ -101,15 +101,7 @@ class Coverage:
     """Counts over the episodes of a log; ``count`` adds one.
 
     Attributes:
-        nonzero_rewards: turns with a reward other than 0; ``nonzero_final_rewards`` are the last of their episode.
-        invalid: turns whose answer begins like a refusal of the action (``INVALID``).
-        rewarded_episodes: those with a measured reward; ``only_rewarded`` do not state success beside it.
-        contradictions: episodes whose stated success is not what their total reward says.
         action_sizes, observation_sizes, episode_sizes: how many have so many characters.
-        read_sizes: by task, the characters before and after each action: the start counts once a turn.
-        cumulative: episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far.
-        solved_at: total reward from which dreams count as solved.
-        split_of: by task; others are in training.
     """
 
     episodes: int = 0
@@ -119,27 +111,30 @@ class Coverage:
     agents: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
     rewarded_turns: int = 0
+    # turns with a reward other than 0; ``nonzero_final_rewards`` are the last of their episode
     nonzero_rewards: int = 0
     nonzero_final_rewards: int = 0
     terminated: int = 0
     failed: int = 0
-    invalid: int = 0
+    invalid: int = 0  # turns whose answer begins like a refusal of the action (``INVALID``)
+    # episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far
     cumulative: int = 0
     stated_success: int = 0
-    rewarded_episodes: int = 0
+    rewarded_episodes: int = 0  # those with a measured reward; ``only_rewarded`` do not state success beside it
     solved: int = 0
     total_reward: float = 0.0
     best_reward: float = -math.inf
     reaching_one: int = 0
     only_rewarded: int = 0
-    contradictions: int = 0
+    contradictions: int = 0  # episodes whose stated success is not what their total reward says
     action_sizes: Counter[int] = field(default_factory=Counter)
     observation_sizes: Counter[int] = field(default_factory=Counter)
     episode_sizes: Counter[int] = field(default_factory=Counter)
+    # by task, the characters before and after each action: the start counts once a turn
     read_sizes: Counter[str] = field(default_factory=Counter)
-    solved_at: float = 1.0
+    solved_at: float = 1.0  # total reward from which dreams count as solved
     starts: SimilarTasks = field(default_factory=SimilarTasks)
-    split_of: dict[str, str] = field(default_factory=dict)
+    split_of: dict[str, str] = field(default_factory=dict)  # by task; others are in training
     _hashes: TurnHashes = field(default_factory=TurnHashes)
     _numbers: dict[str, int] = field(default_factory=dict)  # by task
 

@@ -26,44 +26,35 @@ _LONGEST_NOTE = 500  # characters of a text that is kept there
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the records of a file are to be understood where the format leaves it open.
-
-    Attributes:
-        mapping: columns by what they are: ``{"action": "cmd", "observation": "out"}``.
-        observation: whether a mapped observation was seen before or after the action beside it; "" is unknown, an
-            error where the table does not show it.
-        reward: whether a mapped reward is what a step earned or the score so far.
-        done: whether a mapped done means that the world ended, or only that the episode did (time-outs, too).
-        names: of the values of discrete spaces, by space: ``{"action": ["left", "right"]}``.
-    """
+    """How the records of a file are to be understood where the format leaves it open."""
 
     agent: str = "log"
     system: bool = True
+    # columns by what they are: ``{"action": "cmd", "observation": "out"}``
     mapping: Mapping[str, str] = field(default_factory=dict)
+    # whether a mapped observation was seen before or after the action beside it; "" is unknown, an error where the
+    # table does not show it
     observation: Literal["", "before", "after"] = ""
-    reward: Literal["step", "cumulative"] = "step"
+    reward: Literal["step", "cumulative"] = "step"  # whether a mapped reward is what a step earned or the score so far
+    # whether a mapped done means that the world ended, or only that the episode did (time-outs, too)
     done: Literal["terminated", "ended"] = "terminated"
+    # of the values of discrete spaces, by space: ``{"action": ["left", "right"]}``
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class EpisodeDraft:
-    """An episode as a record states it. Nothing in it has been checked; ``None`` is not stated.
-
-    Attributes:
-        turns: dicts of ``action``, ``observation`` and, where known, ``reward``, ``terminated``, ``info``.
-        reward: of the whole episode: its last turn earned it, the others 0.
-        extra: other fields of the record; numbers, flags and short texts are kept with the last turn.
-    """
+    """An episode as a record states it. Nothing in it has been checked; ``None`` is not stated."""
 
     start: object
-    turns: object
+    turns: object  # dicts of ``action``, ``observation`` and, where known, ``reward``, ``terminated``, ``info``
     task_id: object = None
     agent: object = None
     stop: object = None
     success: object = None
-    reward: object = None
+    reward: object = None  # of the whole episode: its last turn earned it, the others 0
     id: object = None
+    # other fields of the record; numbers, flags and short texts are kept with the last turn
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod

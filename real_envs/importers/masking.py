@@ -32,17 +32,12 @@ _MASK = re.compile(r"<[a-z-]+#[0-9a-f]{8}>")
 
 @dataclass(frozen=True, slots=True)
 class Prefilter:
-    """Passes a text that has one word of each clause, and a match of ``part`` if there is one.
+    """Passes a text that has one word of each clause, and a match of ``part`` if there is one."""
 
-    Attributes:
-        clauses: alternatives of words. Clauses of single characters come first: they are searched fastest.
-        folded: whether the words are searched in the case-folded text.
-        part: begins with a literal character, which ``re`` finds fast as well.
-    """
-
+    # alternatives of words. Clauses of single characters come first: they are searched fastest.
     clauses: tuple[tuple[str, ...], ...] = ()
-    folded: bool = False
-    part: re.Pattern[str] | None = None
+    folded: bool = False  # whether the words are searched in the case-folded text
+    part: re.Pattern[str] | None = None  # begins with a literal character, which ``re`` finds fast as well
 
     def passes(self, text: str, folded: str) -> bool:
         """``folded`` is ``text.casefold()``."""

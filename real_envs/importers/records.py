@@ -26,15 +26,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a format is recognised by.
-
-    Attributes:
-        text: its first 100,000 bytes, if it is text.
-    """
+    """What a format is recognised by."""
 
     path: Path
     record: Any
-    text: str
+    text: str  # its first 100,000 bytes, if it is text
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -47,19 +47,12 @@ LANGUAGE = Language.of(
 
 @dataclass(frozen=True, slots=True)
 class AlfworldSettings:
-    """Where the games are, and which of them train and judge.
+    """Where the games are, and which of them train and judge."""
 
-    Attributes:
-        data: the folder with a folder for each split; empty takes ``$ALFWORLD_DATA/json_2.1.1``.
-        train: splits that are logged and dreamed in, with ``+`` between them.
-        heldout: splits that judge.
-        kind: only tasks whose folder begins so, such as ``pick_and_place_simple``; empty takes all six kinds.
-    """
-
-    data: str = ""
-    train: str = "train"
-    heldout: str = "valid_seen"
-    kind: str = ""
+    data: str = ""  #: the folder with a folder for each split; empty takes ``$ALFWORLD_DATA/json_2.1.1``
+    train: str = "train"  #: splits that are logged and dreamed in, with ``+`` between them
+    heldout: str = "valid_seen"  #: splits that judge
+    kind: str = ""  #: only tasks whose folder begins so, such as ``pick_and_place_simple``; empty takes all six kinds
 
     def __post_init__(self) -> None:
         if both := set(self.train.split("+")) & set(self.heldout.split("+")):

@@ -17,20 +17,13 @@ _TYPE = re.compile(r"\((objecttype|receptacletype) \?\w+ (\w+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a game asks for; types as in its problem, in lower case.
+    """What a game asks for; types as in its problem, in lower case."""
 
-    Attributes:
-        thing: type of what is brought, or held in the light.
-        count: how many, all in the same place.
-        change: ``clean``, ``heat``, ``cool`` or nothing.
-        lamp: type of the lamp that is switched on; empty without one.
-    """
-
-    thing: str
+    thing: str  #: type of what is brought, or held in the light
     place: str = ""
-    count: int = 1
-    change: str = ""
-    lamp: str = ""
+    count: int = 1  #: how many, all in the same place
+    change: str = ""  #: ``clean``, ``heat``, ``cool`` or nothing
+    lamp: str = ""  #: type of the lamp that is switched on; empty without one
 
 
 def read_goal(problem: str) -> Goal | None:

@@ -65,15 +65,11 @@ class TextEnv(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GymnasiumSettings:
-    """Which environment.
+    """Which environment."""
 
-    Attributes:
-        id: as ``gymnasium.make`` takes it.
-        wrapper: ``module:name`` of what makes it speak text; empty takes that of BabyAI and MiniGrid for theirs, and
-            for others texts as they are.
-    """
-
-    id: str = "BabyAI-GoToLocal-v0"
+    id: str = "BabyAI-GoToLocal-v0"  #: as ``gymnasium.make`` takes it
+    #: ``module:name`` of what makes it speak text; empty takes that of BabyAI and MiniGrid for theirs, and for others
+    #: texts as they are
     wrapper: str = ""
 
 

@@ -42,16 +42,12 @@ LANGUAGE = Language.of(
 
 @dataclass(frozen=True, slots=True)
 class ScienceSettings:
-    """Which families, how hard, and which fold judges.
+    """Which families, how hard, and which fold judges."""
 
-    Attributes:
-        families: such as ``find-living-thing+boil``, as the benchmark names them; empty takes all thirty.
-        simplifications: ``easy`` opens doors and containers and more; as the benchmark names them, empty for none.
-        heldout_fold: the variations of held-out tasks: ``dev`` to choose by, ``test`` to report.
-    """
-
-    families: str = ""
+    families: str = ""  #: such as ``find-living-thing+boil``, as the benchmark names them; empty takes all thirty
+    #: ``easy`` opens doors and containers and more; as the benchmark names them, empty for none
     simplifications: str = "easy"
+    #: the variations of held-out tasks: ``dev`` to choose by, ``test`` to report
     heldout_fold: Literal["dev", "test"] = "test"
 
 

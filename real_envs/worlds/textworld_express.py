@@ -49,18 +49,13 @@ LANGUAGE = Language.of(
 
 @dataclass(frozen=True, slots=True)
 class ExpressSettings:
-    """Which game, how hard, and which fold judges.
+    """Which game, how hard, and which fold judges."""
 
-    Attributes:
-        game: of the six.
-        params: ``numLocations=5,includeDoors=0`` and so on, as the game names them; empty takes its defaults.
-        heldout_fold: the fold of held-out tasks: ``dev`` to choose by, ``test`` to report.
-        train_fold: the fold of training tasks; ``dev`` where another run has been trained on ``train``.
-    """
-
-    game: Literal["coin", "mapreader", "twc", "sorting", "arithmetic", "cookingworld"] = "coin"
-    params: str = ""
+    game: Literal["coin", "mapreader", "twc", "sorting", "arithmetic", "cookingworld"] = "coin"  #: of the six
+    params: str = ""  #: ``numLocations=5,includeDoors=0`` and so on, as the game names them; empty takes its defaults
+    #: the fold of held-out tasks: ``dev`` to choose by, ``test`` to report
     heldout_fold: Literal["dev", "test"] = "test"
+    #: the fold of training tasks; ``dev`` where another run has been trained on ``train``
     train_fold: Literal["train", "dev"] = "train"
 
     def __post_init__(self) -> None:

@@ -60,30 +60,22 @@ class Filler(Protocol):
 
 @dataclass(slots=True)
 class _Request:
-    """An answer under way.
+    """An answer under way."""
 
-    Attributes:
-        text: the prompt and the canvases that are done.
-        canvas: the tokens under way; the mask where one is hidden.
-        open_until: places of this canvas before this one must not end the answer.
-        logprobs: of the tokens of the answer so far; 0 where they were given.
-        passes: over the canvas under way.
-        edit: what the canvas under way is looked at as, before any of it is filled in; ``None`` where that is over.
-    """
-
-    text: list[int]
+    text: list[int]  # the prompt and the canvases that are done
     prompt: int
     sampling: Sampling
     generator: torch.Generator
     session: Hashable | None
     future: asyncio.Future[Completion]
-    canvas: np.ndarray
-    open_until: int = 0
-    logprobs: list[float] = field(default_factory=list)
+    canvas: np.ndarray  # the tokens under way; the mask where one is hidden
+    open_until: int = 0  # places of this canvas before this one must not end the answer
+    logprobs: list[float] = field(default_factory=list)  # of the tokens of the answer so far; 0 where they were given
     own: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    passes: int = 0
+    passes: int = 0  # over the canvas under way
     passed: int = 0
     asked: int = 0
+    # what the canvas under way is looked at as, before any of it is filled in; ``None`` where that is over
     edit: CanvasEdit | None = None
 
     def shown(self) -> np.ndarray:

@@ -38,20 +38,13 @@ TEXT, NOWHERE = -1, -2  # where columns of a layout belong that are of no canvas
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """A canvas and what belongs in it.
+    """A canvas and what belongs in it."""
 
-    Attributes:
-        row: whose text it is of.
-        start: the position of its first token; it sees the text before that.
-        weight: of the turn.
-        asked: how many of its first tokens are to be filled in; the rest is given.
-    """
-
-    row: int
-    start: int
+    row: int  # whose text it is of
+    start: int  # the position of its first token; it sees the text before that
     ids: tuple[int, ...]
-    weight: float
-    asked: int
+    weight: float  # of the turn
+    asked: int  # how many of its first tokens are to be filled in; the rest is given
 
 
 def canvases(
@@ -98,13 +91,12 @@ class CanvasLayout:
 
     Attributes:
         ids, positions: ``[rows, n]``; the canvases hold what is right.
-        seen: ``[rows, n, n]``, which columns each one sees.
         row, column: ``[tokens]``, where the tokens of the canvases stand, one canvas after the other.
     """
 
     ids: Tensor
     positions: Tensor
-    seen: Tensor
+    seen: Tensor  # ``[rows, n, n]``, which columns each one sees
     row: Tensor
     column: Tensor
 
@@ -158,14 +150,10 @@ def canvas_states(model: Any, layout: CanvasLayout, ids: Tensor) -> Tensor:
 class InverseQuestion:
     """The question which action led here, as a canvas behind the past: places for the action, filled up with ends, and
     what came of it.
-
-    Attributes:
-        action_tokens: places for the action with an end behind it.
-        answer_tokens: of what came of it that are given at most, the first ones.
     """
 
-    action_tokens: int
-    answer_tokens: int
+    action_tokens: int  # places for the action with an end behind it
+    answer_tokens: int  # of what came of it that are given at most, the first ones
     between: tuple[int, ...]
     before: tuple[int, ...]
 
@@ -230,22 +218,16 @@ def weighted_nll(logprobs: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DiffusionStep:
-    """The loss of an optimiser step: its canvases and how they are hidden are drawn for all of its rows at once.
-
-    Attributes:
-        hidden: ``[canvases, longest]``.
-        shares: ``[canvases]``, of what is asked for, how much is hidden.
-        denominator: the sum over canvases of ``weight * tokens to be filled in``.
-        causal_weight: of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases.
-    """
+    """The loss of an optimiser step: its canvases and how they are hidden are drawn for all of its rows at once."""
 
     batch: RowBatch
     canvases: list[Canvas]
-    hidden: Tensor
-    shares: Tensor
+    hidden: Tensor  # ``[canvases, longest]``
+    shares: Tensor  # ``[canvases]``, of what is asked for, how much is hidden
     mask: int
     width: int
-    denominator: float
+    denominator: float  # the sum over canvases of ``weight * tokens to be filled in``
+    # of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases
     causal_weight: float = 0.0
 
     @property
@@ -288,11 +270,7 @@ class DiffusionStep:
 
 @dataclass(frozen=True, slots=True)
 class MaskedDiffusion:
-    """What ``worldmodel.kind=diffusion`` is trained by.
-
-    Attributes:
-        inverse_share: of the actions that are asked for in a step, drawn anew for each.
-    """
+    """What ``worldmodel.kind=diffusion`` is trained by."""
 
     block: int
     mask: int
@@ -300,7 +278,7 @@ class MaskedDiffusion:
     context: int
     causal_weight: float = 0.0
     inverse: InverseQuestion | None = None
-    inverse_share: float = 0.0
+    inverse_share: float = 0.0  # of the actions that are asked for in a step, drawn anew for each
 
     def canvases(self, batch: RowBatch) -> list[Canvas]:
         """Row by row: the tokens with a ``ce_weight``."""

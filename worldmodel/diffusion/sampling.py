@@ -99,14 +99,11 @@ class CanvasEdit:
     probability given its neighbours, as they were. What is then unlikely is hidden and filled in like anything else.
     The neighbours are those of the old page: a change that shows only in several tokens at once, each of which follows
     from the others, can be overlooked.
-
-    Attributes:
-        draft: ``[size]``, what stood there; the mask behind it where that was shorter.
-        logprobs: ``[size]``, of the tokens of the draft, as far as passes have scored them.
     """
 
-    draft: np.ndarray
+    draft: np.ndarray  # ``[size]``, what stood there; the mask behind it where that was shorter
     mask: int
+    # ``[size]``, of the tokens of the draft, as far as passes have scored them
     logprobs: np.ndarray = field(init=False)
     passes: int = 0
 

@@ -69,12 +69,11 @@ class Split:
 
     Attributes:
         reasoning, prediction: the texts before and after the line.
-        begin: index of the first token of the prediction. A token that ends the line and goes on belongs to it.
     """
 
     reasoning: str
     prediction: str
-    begin: int
+    begin: int  # index of the first token of the prediction. A token that ends the line and goes on belongs to it.
 
 
 def split_reasoning(chat: ChatFormat, ids: Sequence[int], limit: int) -> Split:

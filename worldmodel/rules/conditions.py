@@ -20,27 +20,19 @@ CopyKind = Literal["say", "last", "line", "again", "link", "way", "page", "edit"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One test of the words of an episode before an action.
+    """One test of the words of an episode before an action."""
 
-    Attributes:
-        kind: ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``missing``: some
-            filler of the action does not stand in the text of a scope; ``last_deed``: the last accepted action that
-            named the filler had it in this slot of this template; ``did``: some accepted action had it there;
-            ``done``: an action of the template was accepted; ``paid``: this action earned something before; ``since``:
-            one was accepted after the text that is copied was seen, or one of several, with `` | `` between them.
-        slot: of the filler, from 1; 0 where there is none.
-        value: the context with ``_`` for the filler, the value, or the template.
-        scope: of ``text`` and ``missing``: see ``Episode.text``.
-        other: the slot in the template of a deed.
-        negated: the condition holds where this is not so.
-    """
-
+    # ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``missing``: some filler of
+    # the action does not stand in the text of a scope; ``last_deed``: the last accepted action that named the filler
+    # had it in this slot of this template; ``did``: some accepted action had it there; ``done``: an action of the
+    # template was accepted; ``paid``: this action earned something before; ``since``: one was accepted after the text
+    # that is copied was seen, or one of several, with `` | `` between them
     kind: ConditionKind
-    slot: int = 0
-    value: str = ""
-    scope: str = ""
-    other: int = 0
-    negated: bool = False
+    slot: int = 0  # of the filler, from 1; 0 where there is none
+    value: str = ""  # the context with ``_`` for the filler, the value, or the template
+    scope: str = ""  # of ``text`` and ``missing``: see ``Episode.text``
+    other: int = 0  # the slot in the template of a deed
+    negated: bool = False  # the condition holds where this is not so
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConditionKind):
@@ -105,21 +97,19 @@ class Copy:
     """Where the words of an answer come from.
 
     Attributes:
-        kind: ``say``: a pattern with the fillers; ``last``: the last text of a kind; ``line``: its first line;
-            ``again``: the answer to the same action before; ``link``: the last text of a kind whose name stands beside
-            the filler in the text now; ``way``: the last text of a kind of the place to which this action led before,
-            or that a step came from which it undoes; ``page``: the last page, behind a notice; ``edit``: the last page
-            with a ``Change``.
-        text: the pattern, or the kind.
         slot, between: of ``link``: the filler, and the words between it and the name.
-        named: of ``edit``; ``text``, ``slot``, ``between``, ``without`` and this are the parts of the ``Change``.
     """
 
+    # ``say``: a pattern with the fillers; ``last``: the last text of a kind; ``line``: its first line; ``again``: the
+    # answer to the same action before; ``link``: the last text of a kind whose name stands beside the filler in the
+    # text now; ``way``: the last text of a kind of the place to which this action led before, or that a step came from
+    # which it undoes; ``page``: the last page, behind a notice; ``edit``: the last page with a ``Change``
     kind: CopyKind
-    text: str = ""
+    text: str = ""  # the pattern, or the kind
     slot: int = 0
     between: str = ""
     without: str = ""
+    # of ``edit``; ``text``, ``slot``, ``between``, ``without`` and this are the parts of the ``Change``
     named: str = ""
 
     def __post_init__(self) -> None:

@@ -21,38 +21,26 @@ _MENTIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A text of a kind: an observation from the line on that begins as its kind does.
-
-    Attributes:
-        name: the words that follow its opening, up to the next punctuation: ``the kitchen``.
-        time: 0 for the start, k for the answer to the k-th action.
-    """
+    """A text of a kind: an observation from the line on that begins as its kind does."""
 
     text: str
     flat: str
-    name: str
-    time: int
+    name: str  # the words that follow its opening, up to the next punctuation: ``the kitchen``
+    time: int  # 0 for the start, k for the answer to the k-th action
 
 
 @dataclass(frozen=True)
 class Language:
-    """What the texts of a log are made of.
+    """What the texts of a log are made of."""
 
-    Attributes:
-        templates: of its actions.
-        kinds: openings of observations, such as ``you are in``.
-        refuses: whether an answer refuses an action.
-        inverses: by action, the one that leads back.
-        mentions: words after which the first text names something that later texts of a kind are about: in ``the
-            coin that is located in the pantry`` they are ``located in``. ``{located_in}`` stands for that name.
-        notices: openings of lines before a page that are no part of it; ``None`` where texts are no pages.
-    """
-
-    templates: Templates
-    kinds: tuple[str, ...]
-    refuses: Callable[[str, str], bool]
-    inverses: Mapping[str, str] = field(default_factory=dict)
+    templates: Templates  # of its actions
+    kinds: tuple[str, ...]  # openings of observations, such as ``you are in``
+    refuses: Callable[[str, str], bool]  # whether an answer refuses an action
+    inverses: Mapping[str, str] = field(default_factory=dict)  # by action, the one that leads back
+    # words after which the first text names something that later texts of a kind are about: in ``the coin that is
+    # located in the pantry`` they are ``located in``. ``{located_in}`` stands for that name.
     mentions: tuple[str, ...] = ()
+    # openings of lines before a page that are no part of it; ``None`` where texts are no pages
     notices: tuple[str, ...] | None = None
 
     def head(self, start: str) -> str:

@@ -30,22 +30,20 @@ class Invariant(Evidence):
     """A phrase that the answers of a kind to actions of a template have, or do not have.
 
     Attributes:
-        conditions: all must hold; the slot after the last of the template is the name in the answer.
-        phrase: with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the
-            template leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``,
-            ``OPENING`` and ``OUTCOME``.
-        once: it may stand there, but not twice.
-        link: where ``{there}`` is read.
         reward, terminated: of an ``OUTCOME``; where it is not required, they are nothing.
     """
 
     template: str
     kind: str
+    # all must hold; the slot after the last of the template is the name in the answer
     conditions: tuple[Condition, ...]
+    # with ``{here}`` for the name of the last text of the kind, ``{there}`` for the name that a link of the template
+    # leads to, ``{name}`` for that of the answer and ``{1}``, ... for fillers; or one of ``REFUSAL``, ``OPENING`` and
+    # ``OUTCOME``.
     phrase: str
     required: bool
-    link: Copy | None = None
-    once: bool = False
+    link: Copy | None = None  # where ``{there}`` is read
+    once: bool = False  # it may stand there, but not twice
     turns: int = 0
     exceptions: int = 0
     held_turns: int = 0

@@ -24,22 +24,16 @@ _SHARE = 0.5  # of a log's observations that must have elements
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an action does to a page; words in it may have slots, ``{1}`` for the first filler.
+    """What an action does to a page; words in it may have slots, ``{1}`` for the first filler."""
 
-    Attributes:
-        slot: of the filler that is the id of the element acted on; 0 leaves the page as it is.
-        sets: attributes that the element gets, ``checked`` or ``value='{2}'``; where ``slot`` is 0, a notice that
-            stands before the page.
-        drops: names of those that it loses.
-        others: names of attributes that all other elements of the same role lose: of that of the named one, if any.
-        named: ``{2} selected``: an attribute that the element with this name gets.
-    """
-
-    slot: int = 0
+    slot: int = 0  # of the filler that is the id of the element acted on; 0 leaves the page as it is
+    # attributes that the element gets, ``checked`` or ``value='{2}'``; where ``slot`` is 0, a notice that stands before
+    # the page
     sets: str = ""
-    drops: str = ""
+    drops: str = ""  # names of those that it loses
+    # names of attributes that all other elements of the same role lose: of that of the named one, if any
     others: str = ""
-    named: str = ""
+    named: str = ""  # ``{2} selected``: an attribute that the element with this name gets
 
     def __str__(self) -> str:
         if not self.slot:

@@ -51,16 +51,11 @@ def lower_bound(right: float, turns: float) -> float:
 
 @dataclass(frozen=True)
 class Conjunction:
-    """A conjunction that holds what was asked of it.
+    """A conjunction that holds what was asked of it."""
 
-    Attributes:
-        literals: (column, negated).
-        gain: the turns that it answers and nothing before did, less for each condition.
-    """
-
-    literals: tuple[tuple[int, bool], ...]
+    literals: tuple[tuple[int, bool], ...]  # (column, negated)
     covers: np.ndarray
-    gain: float
+    gain: float  # the turns that it answers and nothing before did, less for each condition
     turns: int
     exceptions: int
     held_turns: int

@@ -63,16 +63,11 @@ def _shape(tokens: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action read by the template it matches.
-
-    Attributes:
-        fillers: the words in each slot, joined by spaces, in lower case.
-        text: the action as it was given.
-    """
+    """An action read by the template it matches."""
 
     template: str
-    fillers: tuple[str, ...]
-    text: str
+    fillers: tuple[str, ...]  # the words in each slot, joined by spaces, in lower case
+    text: str  # the action as it was given
 
     @property
     def written(self) -> tuple[str, ...]:

@@ -60,21 +60,16 @@ class AgentGymSettings(ServerSettings):
     """Which server, how its messages are read, and which of its tasks are played.
 
     Attributes:
-        url: ``http://host:port``, with a path where the server has one.
-        task: the field of ``/reset`` that takes a task's number: ``data_idx``, ``game``, ``session_id``, ``item_id``.
-        create: fields that ``/create`` wants, ``name=text,name=text``.
-        reset: other fields that ``/reset`` wants, such as ``world_type=Text``.
-        reward: the field of what an action earned.
-        score: the field of what the episode has earned so far, to be read instead of ``reward``.
         train, heldout: the numbers of the tasks of each split, such as ``0-373+400``.
     """
 
-    url: str = "http://127.0.0.1:36001"
+    url: str = "http://127.0.0.1:36001"  #: ``http://host:port``, with a path where the server has one
+    #: the field of ``/reset`` that takes a task's number: ``data_idx``, ``game``, ``session_id``, ``item_id``
     task: str = "data_idx"
-    create: str = ""
-    reset: str = ""
-    reward: str = "reward"
-    score: str = ""
+    create: str = ""  #: fields that ``/create`` wants, ``name=text,name=text``
+    reset: str = ""  #: other fields that ``/reset`` wants, such as ``world_type=Text``
+    reward: str = "reward"  #: the field of what an action earned
+    score: str = ""  #: the field of what the episode has earned so far, to be read instead of ``reward``
     train: str = "0-99"
     heldout: str = "100-199"
 

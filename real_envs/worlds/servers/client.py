@@ -137,20 +137,14 @@ class ServerTasks(PooledTasks):
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Which server, and what every one of them needs.
-
-    Attributes:
-        solved: the total reward of a solved task; rewards are divided by it.
-        commands: what scripted agents choose from where the server offers none, ``look|go north|take key``.
-        distinct: only tasks whose starts differ are different; false where what differs is hidden.
-        timeout: seconds for an answer.
-    """
+    """Which server, and what every one of them needs."""
 
     url: str = ""
-    solved: float = 1.0
+    solved: float = 1.0  #: the total reward of a solved task; rewards are divided by it
+    #: what scripted agents choose from where the server offers none, ``look|go north|take key``
     commands: str = "look|inventory"
-    distinct: bool = True
-    timeout: float = 30.0
+    distinct: bool = True  #: only tasks whose starts differ are different; false where what differs is hidden
+    timeout: float = 30.0  #: seconds for an answer
 
     def __post_init__(self) -> None:
         if not commands_of(self.commands):

@@ -50,19 +50,12 @@ _CODE = re.compile(r"\(code: (\w+)\)$")  # the client puts an error's code at th
 
 @dataclass(frozen=True, slots=True)
 class OpenEnvSettings(ServerSettings):
-    """Which server, and how its messages are read.
+    """Which server, and how its messages are read."""
 
-    Attributes:
-        url: ``ws://host:port`` or ``http://host:port``.
-        action: the field of an action that takes the text.
-        fixed: other fields that an action needs, ``name=text,name=text``.
-        text: the fields of an observation that are its text, joined by ``+``; empty takes all that are text.
-    """
-
-    url: str = "ws://127.0.0.1:8000"
-    action: str = "message"
-    fixed: str = ""
-    text: str = ""
+    url: str = "ws://127.0.0.1:8000"  #: ``ws://host:port`` or ``http://host:port``
+    action: str = "message"  #: the field of an action that takes the text
+    fixed: str = ""  #: other fields that an action needs, ``name=text,name=text``
+    text: str = ""  #: the fields of an observation that are its text, joined by ``+``; empty takes all that are text
     commands: str = "look|inventory|help"
 
     def __post_init__(self) -> None:

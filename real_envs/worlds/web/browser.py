@@ -42,25 +42,15 @@ Plan = Callable[[Task, str, Sequence[Element]], Sequence[str]]  # task, goal, pa
 
 @dataclass(frozen=True, slots=True)
 class BrowserLook:
-    """How a worker's browser plays, for ``BrowserGame``.
+    """How a worker's browser plays, for ``BrowserGame``."""
 
-    Attributes:
-        suite: ``browsergym.<suite>`` registers the pages.
-        actions: BrowserGym's sets of actions with ``+`` between them.
-        delay: seconds after an action before the page is read.
-        timeout: ms that an action may wait for its element; ``None`` leaves it to the task.
-        where: whether a page's text begins with its title and address.
-        crop: width and height of what is kept of a screenshot, in its pixels.
-        still: without animations.
-    """
-
-    suite: str
-    actions: str
-    delay: float
-    timeout: int | None = None
-    where: bool = True
-    crop: tuple[int, int] | None = None
-    still: bool = False
+    suite: str  # ``browsergym.<suite>`` registers the pages
+    actions: str  # BrowserGym's sets of actions with ``+`` between them
+    delay: float  # seconds after an action before the page is read
+    timeout: int | None = None  # ms that an action may wait for its element; ``None`` leaves it to the task
+    where: bool = True  # whether a page's text begins with its title and address
+    crop: tuple[int, int] | None = None  # width and height of what is kept of a screenshot, in its pixels
+    still: bool = False  # without animations
 
 
 class BrowserGame(Game):

@@ -48,17 +48,12 @@ _TIMEOUT = 2000  # ms; no element of these pages comes later
 
 @dataclass(frozen=True, slots=True)
 class MiniwobSettings:
-    """Which families, and how the browser waits.
+    """Which families, and how the browser waits."""
 
-    Attributes:
-        families: names with spaces between them; any of MiniWoB++ can be played, those of ``RULES`` have experts.
-        delay: seconds after an action before the page is read.
-        screenshots: whether a PNG file is kept for each turn.
-    """
-
+    #: names with spaces between them; any of MiniWoB++ can be played, those of ``RULES`` have experts
     families: str = FAMILIES
-    delay: float = 0.1
-    screenshots: bool = True
+    delay: float = 0.1  #: seconds after an action before the page is read
+    screenshots: bool = True  #: whether a PNG file is kept for each turn
 
     def __post_init__(self) -> None:
         if not self.families.split():

@@ -39,19 +39,14 @@ class ActionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A line of a page.
+    """A line of a page."""
 
-    Attributes:
-        number: what actions call it by; ``None`` for text alone.
-        value: what has been put into it, ``None`` where nothing can be.
-        states: such as ``checked``, ``selected``, ``expanded``. Where the focus is, is not told: it would move with
-            every action, and actions name their elements.
-    """
-
-    number: int | None
+    number: int | None  # what actions call it by; ``None`` for text alone
     role: str
     name: str
-    value: str | None = None
+    value: str | None = None  # what has been put into it, ``None`` where nothing can be
+    # such as ``checked``, ``selected``, ``expanded``. Where the focus is, is not told: it would move with every action,
+    # and actions name their elements.
     states: tuple[str, ...] = ()
 
     @property

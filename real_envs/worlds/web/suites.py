@@ -29,23 +29,16 @@ STEP_TIMEOUT, RESET_TIMEOUT = 60.0, 120.0  # seconds; a page from far away may t
 
 @dataclass(frozen=True, slots=True)
 class BrowserSettings:
-    """Which environments of BrowserGym, and how the browser waits.
+    """Which environments of BrowserGym, and how the browser waits."""
 
-    Attributes:
-        suite: ``browsergym.<suite>`` registers them, such as ``webarena``, ``workarena`` or ``miniwob``.
-        match: a regular expression that their ids match from the beginning, without ``browsergym/``; empty takes all.
-        seeds: seeds an id, for suites where they make different tasks; 1 takes each id once.
-        actions: BrowserGym's sets of actions with ``+`` between them.
-        delay: seconds after an action before the page is read.
-        screenshots: whether a PNG file is kept for each turn.
-    """
-
+    #: ``browsergym.<suite>`` registers them, such as ``webarena``, ``workarena`` or ``miniwob``
     suite: str = "webarena"
+    #: a regular expression that their ids match from the beginning, without ``browsergym/``; empty takes all
     match: str = ""
-    seeds: int = 1
-    actions: str = "bid+nav+tab+chat+infeas"
-    delay: float = 0.5
-    screenshots: bool = True
+    seeds: int = 1  #: seeds an id, for suites where they make different tasks; 1 takes each id once
+    actions: str = "bid+nav+tab+chat+infeas"  #: BrowserGym's sets of actions with ``+`` between them
+    delay: float = 0.5  #: seconds after an action before the page is read
+    screenshots: bool = True  #: whether a PNG file is kept for each turn
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"\w+", self.suite):

@@ -27,17 +27,15 @@ class ScreenTransition:
     """A turn between two screenshots, whose files ``before`` and ``after`` name.
 
     Attributes:
-        goal: the first line of the episode's start.
-        place: of the element that the action named, in pixels of the screenshot ``before``.
         page, answer: the observations before and after.
     """
 
     episode: str
     turn: int
     task_id: str
-    goal: str
+    goal: str  # the first line of the episode's start
     action: str
-    place: Place | None
+    place: Place | None  # of the element that the action named, in pixels of the screenshot ``before``
     before: str
     after: str
     page: str

@@ -25,19 +25,12 @@ TRAIN_STEPS = 1000  # diffusers counts noise in thousandths
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What a batch of next screens depends on.
+    """What a batch of next screens depends on."""
 
-    Attributes:
-        before: the last screens, float32 ``[batch, 3, height, width]`` in [-1, 1].
-        maps: where the actions went, ``[batch, MAPS, height, width]``.
-        words: features of the words of action, task and page, ``[batch, count, features]``.
-        present: bool ``[batch, count]``.
-    """
-
-    before: Tensor
-    maps: Tensor
-    words: Tensor
-    present: Tensor
+    before: Tensor  # the last screens, float32 ``[batch, 3, height, width]`` in [-1, 1]
+    maps: Tensor  # where the actions went, ``[batch, MAPS, height, width]``
+    words: Tensor  # features of the words of action, task and page, ``[batch, count, features]``
+    present: Tensor  # bool ``[batch, count]``
 
     def rows(self, which: Tensor) -> Conditions:
         return Conditions(self.before[which], self.maps[which], self.words[which], self.present[which])

@@ -54,19 +54,13 @@ def shortcut_target(velocity: Velocity, x_t: Tensor, t: Tensor, d: Tensor) -> Te
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What is random about a batch.
+    """What is random about a batch."""
 
-    Attributes:
-        x0: of the pictures' shape, standard normal.
-        t: where on the line, a multiple of ``d`` below 1.
-        d: how long a step is learned.
-        bootstrap: bool, ``[batch]``; rows that learn from two steps of half the length. The others have the finest
-            ``d`` and learn from the data.
-    """
-
-    x0: Tensor
-    t: Tensor
-    d: Tensor
+    x0: Tensor  # of the pictures' shape, standard normal
+    t: Tensor  # where on the line, a multiple of ``d`` below 1
+    d: Tensor  # how long a step is learned
+    # bool, ``[batch]``; rows that learn from two steps of half the length. The others have the finest ``d`` and learn
+    # from the data.
     bootstrap: Tensor
 
     def to(self, device: torch.device) -> Noise:

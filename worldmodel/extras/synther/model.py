@@ -176,14 +176,11 @@ def _denoised(network: Network, scheduler: EDMDPMSolverMultistepScheduler, x: Te
 
 @dataclass(frozen=True, slots=True)
 class Upsampler:
-    """A fitted model of transitions with its scheduler.
-
-    Attributes:
-        kept_variance: share of the states' variance that its components hold; ``None`` for one from a folder.
-    """
+    """A fitted model of transitions with its scheduler."""
 
     denoiser: TransitionDenoiser
     scheduler: EDMDPMSolverMultistepScheduler
+    # share of the states' variance that its components hold; ``None`` for one from a folder
     kept_variance: float | None = None
 
     @classmethod

@@ -7,29 +7,17 @@ from dataclasses import dataclass
 
 @dataclass
 class SyntherSettings:
-    """Synthetic transitions beside the logged ones (SynthER, arXiv 2303.06614).
+    """Synthetic transitions beside the logged ones (SynthER, arXiv 2303.06614)."""
 
-    Attributes:
-        ratio: share of each batch that is synthetic; 0 makes none and needs no diffusers.
-        samples: synthetic transitions that are made, once.
-        dims: principal components of a hidden state that are modelled; what the others say is lost.
-        hidden: width of the denoiser.
-        layers: residual blocks of the denoiser.
-        steps: optimiser steps of the denoiser.
-        batch: transitions of such a step.
-        lr: of its Adam, down to 0 along a cosine.
-        denoising_steps: from noise to a transition.
-    """
-
-    ratio: float = 0.0
-    samples: int = 10_000
-    dims: int = 32
-    hidden: int = 256
-    layers: int = 4
-    steps: int = 3000
-    batch: int = 256
-    lr: float = 1e-3
-    denoising_steps: int = 128
+    ratio: float = 0.0  #: share of each batch that is synthetic; 0 makes none and needs no diffusers
+    samples: int = 10_000  #: synthetic transitions that are made, once
+    dims: int = 32  #: principal components of a hidden state that are modelled; what the others say is lost
+    hidden: int = 256  #: width of the denoiser
+    layers: int = 4  #: residual blocks of the denoiser
+    steps: int = 3000  #: optimiser steps of the denoiser
+    batch: int = 256  #: transitions of such a step
+    lr: float = 1e-3  #: of its Adam, down to 0 along a cosine
+    denoising_steps: int = 128  #: from noise to a transition
 
     def __post_init__(self) -> None:
         if not 0 <= self.ratio < 1:

@@ -24,9 +24,6 @@ class Transitions:
     Attributes:
         states, next_states: float ``[n, hidden]``. The next state of the last transition of an episode is what stands
             after all of it.
-        rewards: ``[n]``, earned in between.
-        dones: bool ``[n]``, the world ended there.
-        returns: ``[n]``, discounted, of all that was earned from the state on.
 
     Raises:
         ValueError: shapes disagree, or ``dones`` is not bool.
@@ -34,9 +31,9 @@ class Transitions:
 
     states: Tensor
     next_states: Tensor
-    rewards: Tensor
-    dones: Tensor
-    returns: Tensor
+    rewards: Tensor  # ``[n]``, earned in between
+    dones: Tensor  # bool ``[n]``, the world ended there
+    returns: Tensor  # ``[n]``, discounted, of all that was earned from the state on
 
     def __post_init__(self) -> None:
         n = len(self.states)
@@ -70,15 +67,11 @@ class Similarity:
     Marginals and correlations are the paper's. Its dynamics error asks the simulator for the true next state, which
     nobody can compute from a hidden state of a language model. Instead a regressor that was fitted on real held-out
     transitions predicts it: on synthetic ones it errs more than on real ones where their dynamics are others.
-
-    Attributes:
-        marginal: 1 less the mean Kolmogorov-Smirnov statistic of the columns.
-        correlation: 1 less half of the mean distance of the columns' correlations.
-        dynamics_error: mean squared error, in whitened units, of a regressor from states to next states and rewards.
     """
 
-    marginal: float
-    correlation: float
+    marginal: float  # 1 less the mean Kolmogorov-Smirnov statistic of the columns
+    correlation: float  # 1 less half of the mean distance of the columns' correlations
+    # mean squared error, in whitened units, of a regressor from states to next states and rewards
     dynamics_error: float
 
     def to_json(self) -> dict[str, float]:
