@@ -149,6 +149,3 @@ class EnsembleWorldModel:
     def release(self, session: object) -> None:
         for member in self.members:
             member.release(session)
-
-
-__all__ = ["EnsembleWorldModel", "disagreement", "log_mean"]

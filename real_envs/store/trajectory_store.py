@@ -100,8 +100,6 @@ class Staging:
 
 _LONGEST_WAIT = 60.0  # seconds that a finished episode is in memory alone
 
-__all__ = ["StoreError", "Summary", "Tally", "TrajectoryStore", "Writer", "is_validation"]
-
 
 def is_validation(trajectory_id: str, share: float) -> bool:
     """Whether an episode is held out from its split: about ``share`` of all ids, always the same ones.

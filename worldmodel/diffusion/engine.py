@@ -261,6 +261,3 @@ class CanvasEngine(SlotEngine[_Request]):
         request.passes = request.open_until = 0
         request.edit = self._draft(request.text, stop)
         return None
-
-
-__all__ = ["CanvasEngine", "Filler"]

@@ -109,6 +109,3 @@ class MemoryFormat(FormatWrapper):
     def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
         hidden = self.hidden | self.memory.hidden_by(episodes)
         return MemoryFormat(self.memory, self.most, self.inner.excluding(episodes), hidden)
-
-
-__all__ = ["MemoryFormat", "TaskMemory"]

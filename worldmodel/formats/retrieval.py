@@ -180,6 +180,3 @@ class RetrievalFormat(FormatWrapper):
     def excluding(self, episodes: Sequence[Trajectory]) -> TransitionFormat:
         hidden = self.hidden | self.index.hidden_by(episodes)
         return RetrievalFormat(self.index, self.top_k, self.inner.excluding(episodes), hidden)
-
-
-__all__ = ["LoggedTransition", "RetrievalFormat", "TransitionIndex", "content"]

@@ -204,6 +204,3 @@ def _changed(element: Element, sets: str, drops: str) -> str | None:
             return None
         attributes[key] = value
     return replace(element, attributes=tuple(attributes.items())).line()
-
-
-__all__ = ["Change", "apply", "describe", "find_notices", "has_elements", "page_of", "read_element"]

@@ -168,6 +168,3 @@ def blank(text: str, fillers: Sequence[str]) -> str:
         words_ = r"\s+".join(re.escape(word) for word in filler.split())
         text = re.sub(rf"(?<![\w{{]){words_}(?![\w}}])", f"{{{slot}}}", text, flags=re.IGNORECASE)
     return text
-
-
-__all__ = ["ANY", "NEWLINE", "OTHER", "Action", "Templates", "blank", "fill", "find_templates", "flat", "words"]
