@@ -26,6 +26,7 @@ from typing import Any
 
 from imagination.commands.experiments.arms import fit_beside, prepared_run
 from imagination.evaluation.world_model_eval import heldout_tasks
+from imagination.rollout.world_models import trained_as
 from imagination.runs.log import read_log
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
@@ -117,7 +118,9 @@ def make_part(config: Config, source: Path, name: str, checkpoint: str, tokens: 
     if tokens:
         fit_beside(config, source, there)
     else:
-        save_checkpoint(*load_checkpoint(checkpoint), RunFolder(there, seed).model("worldmodel"))
+        run = RunFolder(there, seed)
+        save_checkpoint(*load_checkpoint(checkpoint), run.model("worldmodel"))
+        run.update({"world_model_form": trained_as(config.worldmodel)})
     estimates = asyncio.run(_judged(config, source, there))
     seconds = RunFolder(there, seed).summary.get("wall_seconds", {}).get("fit_world_model", 0.0)
     part = {"world": source.parent.name, "model": name, "tokens": tokens, "seed": seed, "seconds": seconds}

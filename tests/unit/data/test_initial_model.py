@@ -7,16 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from imagination.commands.fit_world_model import share_of_rate
 from imagination.data import initial_model
 from imagination.data.initial_model import check_texts, chosen_model
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import UserError, WorldModelSettings
 from policy.lm import backbone
 from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, save_checkpoint
+from policy.lm.batch import Row, collate
 from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.trajectory import Source
+from tests.support.plain import VOCAB, make_model, random_ids
 from tests.support.tiny import TASKS, logged_episode
 
 LOG = [logged_episode(task, number) for task in TASKS for number in range(4)]
@@ -70,3 +75,16 @@ def test_an_installation_without_a_base_says_so(tmp_path: Path, monkeypatch: pyt
     assert chosen_model(RunFolder(tmp_path, 0), WorldModelSettings(), 400, LOG) == ""
     with pytest.raises(CheckpointError, match="base: this installation came without the base model"):
         load_checkpoint("base")
+
+
+@pytest.mark.parametrize(("known", "share"), [(10, 0.1), (9, 0.1), (8, 1.0), (0, 1.0)])
+def test_a_base_that_knows_the_log_is_tuned_at_a_tenth_of_the_rate(known: int, share: float) -> None:
+    """By hand: rows of one trained token, of which the model says ``known`` of ten."""
+    model = make_model()
+    rows = []
+    for k in range(10):
+        ids = random_ids(5, k)
+        said = int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        answer = said if k < known else (said + 1) % VOCAB
+        rows.append(Row([*ids, answer], (), Source.REAL, ce_weight=[0.0] * 5 + [1.0]))
+    assert share_of_rate(model, lambda step: collate(rows, pad=0)) == share
