@@ -72,9 +72,9 @@ class Stage:
         path = Path(__file__).parents[1] / f"{module.replace('.', '/')}.py"
         functions = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef))
         docstring = next(ast.get_docstring(node) or "" for node in functions if node.name == name)
-        found = _DOCSTRING.match(docstring)
-        assert found is not None, f"{self.function}: its docstring lacks Reads, Writes or Examples"
-        return found.groups()
+        parts = _DOCSTRING.match(docstring)
+        assert parts is not None, f"{self.function}: its docstring lacks Reads, Writes or Examples"
+        return parts.groups()
 
     @property
     def summary(self) -> str:
@@ -202,10 +202,10 @@ def placed(stage: Stage, words: list[str]) -> list[str]:
         return words
     *single, rest = stage.places
     quoted = ["'" + word.replace("'", "\\'") + "'" for word in bare]
-    found = [f"{key}={word}" for key, word in zip(single, bare, strict=False)]
+    overrides = [f"{key}={word}" for key, word in zip(single, bare, strict=False)]
     if len(bare) > len(single):
-        found.append(f"{rest}=[{','.join(quoted[len(single) :])}]")
-    return [*found, *(word for word in words if word not in bare)]
+        overrides.append(f"{rest}=[{','.join(quoted[len(single) :])}]")
+    return [*overrides, *(word for word in words if word not in bare)]
 
 
 def _completed(stage: Stage, overrides: list[str]) -> list[str]:

@@ -51,11 +51,11 @@ class ChatServer:
         self._client.close()
 
     def question(self, system: str, user: str, max_tokens: int) -> dict[str, Any]:
-        said: Sequence[Mapping[str, str]] = [
+        chat: Sequence[Mapping[str, str]] = [
             {"role": "system", "content": system},
             {"role": "user", "content": user},
         ]
-        return {"model": self.model, "messages": said, "temperature": 0.0, "max_tokens": max_tokens}
+        return {"model": self.model, "messages": chat, "temperature": 0.0, "max_tokens": max_tokens}
 
     def ask(self, question: Mapping[str, Any]) -> Reply:
         reason = ""
@@ -80,12 +80,12 @@ def _reply(response: httpx.Response) -> Reply:
     try:
         choice = response.json()["choices"][0]
         message = choice["message"]
-        said = message.get("content") or ""
+        words = message.get("content") or ""
         refused = message.get("refusal") or choice.get("finish_reason") == "content_filter"
-        if not isinstance(said, str):
+        if not isinstance(words, str):
             raise TypeError
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return Reply(None, MALFORMED, f"no chat completion: {response.text[:200]!r}")
     if refused:
         return Reply(None, REFUSED, str(message.get("refusal") or "content_filter")[:200])
-    return Reply(said)
+    return Reply(words)

@@ -30,10 +30,10 @@ def end_tree(leader: int, mark: str) -> None:
     """
     _kill_group(leader)
     for _ in range(_ROUNDS):
-        found = marked(mark)
-        if not found:
+        leftovers = marked(mark)
+        if not leftovers:
             return
-        for process in found:
+        for process in leftovers:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
@@ -42,12 +42,12 @@ def end_tree(leader: int, mark: str) -> None:
 def marked(mark: str) -> list[int]:
     """Living processes that were started with the mark in their environment; none where there is no /proc."""
     wanted = f"{MARK}={mark}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it ended meanwhile, or is another user's
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def has_ended(process: int) -> bool:

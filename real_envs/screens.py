@@ -43,8 +43,8 @@ class Place(NamedTuple):
 
 def place_of(turn: Turn) -> Place | None:
     """Where the element was that a turn's action named; ``None`` where that is not known."""
-    found = [turn.info.get(key) for key in _PLACE]
-    numbers = [float(v) for v in found if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    place = [turn.info.get(key) for key in _PLACE]
+    numbers = [float(v) for v in place if isinstance(v, (int, float)) and not isinstance(v, bool)]
     if len(numbers) != len(_PLACE) or not all(map(math.isfinite, numbers)) or min(numbers[2:]) < 0:
         return None
     return Place(*numbers)

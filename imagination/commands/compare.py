@@ -225,8 +225,8 @@ def _unseen(session: Session, store: TrajectoryStore | None, split: str) -> list
     if split == "train":
         return session.log.held
     tasks = frozenset(store.tasks(split))
-    found = (t for t in store.read(require_actions=False) if t.task_id in tasks)
-    return sorted((t for t in found if t.turns and not t.stop.is_failure), key=lambda t: t.id)
+    logged = (t for t in store.read(require_actions=False) if t.task_id in tasks)
+    return sorted((t for t in logged if t.turns and not t.stop.is_failure), key=lambda t: t.id)
 
 
 def _choose(log: Sequence[Trajectory], per_task: int, tasks: int | None) -> list[Trajectory]:

@@ -113,9 +113,9 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
 
         def more() -> bool:
             nonlocal buffer, at, size
-            found = text.read(size)
-            buffer, at, size = buffer[at:] + found, 0, min(size * 2, 1 << 28)
-            return bool(found)
+            chunk = text.read(size)
+            buffer, at, size = buffer[at:] + chunk, 0, min(size * 2, 1 << 28)
+            return bool(chunk)
 
         def sign() -> str:
             """The next character that is no space; "" at the end."""
@@ -133,7 +133,7 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
             while True:
                 sign()
                 try:
-                    found, end = decoder.raw_decode(buffer, at)
+                    record, end = decoder.raw_decode(buffer, at)
                 except json.JSONDecodeError as error:
                     # cut off by the end of the buffer, or wrong
                     cut = error.msg.startswith("Unterminated") or error.pos >= len(buffer) - 16
@@ -142,7 +142,7 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
                     raise
                 if end < len(buffer) or not more():
                     at, size = end, _CHUNK
-                    return found
+                    return record
 
         opening, number = sign(), 0
         at += 1
@@ -155,12 +155,12 @@ def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
                     if sign() != ":":
                         raise ValueError(f"':' is missing after {key!r}")
                     at += 1
-                found = value()
+                item = value()
                 if sign() not in (",", "]", "}"):
                     raise ValueError("it breaks off")
             except (ValueError, RecursionError) as error:
                 yield key, FieldError("", f"is no JSON, and the rest of the file is not read: {error}")
                 return
-            yield key, found
+            yield key, item
             if sign() == ",":
                 at += 1

@@ -118,8 +118,8 @@ def decode(row: Mapping[str, object]) -> Trajectory:
 
 def _facts(value: object) -> tuple[str, ...]:
     """None where the column is missing: shards of earlier versions have none."""
-    found = [] if value is None else _list(value, "world_facts")
-    return tuple(_text(line, f"world_facts[{i}]") for i, line in enumerate(found))
+    facts = [] if value is None else _list(value, "world_facts")
+    return tuple(_text(line, f"world_facts[{i}]") for i, line in enumerate(facts))
 
 
 def _turn(value: object, at: str) -> Turn:

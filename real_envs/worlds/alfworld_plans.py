@@ -170,8 +170,8 @@ class _Writer:
         """What is held and not wanted goes back to some place that takes it: one with a thing of its kind or, failing
         that, here."""
         kind_of = {thing: kind for kind, things in self._state.kinds.items() for thing in things}
-        mine, inside = kind_of.get(self._held), self._state.inside
-        like = [place for thing, place in inside.items() if kind_of.get(thing) == mine and place in self._state.at]
+        held_kind, inside = kind_of.get(self._held), self._state.inside
+        like = [place for thing, place in inside.items() if kind_of.get(thing) == held_kind and place in self._state.at]
         here = [place for place, location in self._state.at.items() if location == self._here]
         if places := [*like, *here]:
             self.put(self._held, places[0])

@@ -172,12 +172,12 @@ def _variations(settings: ScienceSettings, folds: set[str]) -> dict[str, dict[st
         easier = {"easy", *java.get_possible_simplifications()}
         if strange := [name for name in settings.simplifications.split(",") if name and name not in easier]:
             raise UserError(f"ScienceWorld has no simplification '{strange[0]}'; it has {', '.join(sorted(easier))}")
-        found: dict[str, dict[str, list[int]]] = {fold: {} for fold in folds}
+        by_fold: dict[str, dict[str, list[int]]] = {fold: {} for fold in folds}
         for family in families:
             java.load(family, 0, "")
             for fold in folds:
-                found[fold][family] = list(getattr(java, f"get_variations_{fold}")())
-        return found
+                by_fold[fold][family] = list(getattr(java, f"get_variations_{fold}")())
+        return by_fold
     finally:
         java.close()
 

@@ -81,7 +81,7 @@ def learn_refusals(log: Iterable[Trajectory]) -> Refusals:
             verbs.setdefault(shape, set()).add(_verb(action))
             if differs:
                 effective.add(_verb(action))
-    found = {
+    frequent = {
         shape
         for shape, times in compared.items()
         if times >= COMPARED
@@ -89,8 +89,8 @@ def learn_refusals(log: Iterable[Trajectory]) -> Refusals:
         and shape not in consequential
         and (len(verbs[shape]) >= FIRST_WORDS or verbs[shape] & effective)
     }
-    said = {pattern(u.action, u.observation) for t in episodes for u in t.turns if "refused" in u.info}
-    return Refusals(frozenset(found | said))
+    declared = {pattern(u.action, u.observation) for t in episodes for u in t.turns if "refused" in u.info}
+    return Refusals(frozenset(frequent | declared))
 
 
 def _answers(episodes: Sequence[Trajectory]) -> dict[tuple[str, tuple[str, ...], str], _Answer]:

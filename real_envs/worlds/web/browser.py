@@ -195,12 +195,12 @@ def _calls(actions: Any) -> dict[str, tuple[int, ...]]:
     """The calls of a set of actions, each with the places of its arguments that name elements."""
     from browsergym.core.action import functions
 
-    found = {}
+    arguments_of = {}
     for name in actions.action_set:
         if name not in _FORBIDDEN:
             parameters = inspect.signature(getattr(functions, name)).parameters
-            found[name] = tuple(k for k, argument in enumerate(parameters) if argument.endswith("bid"))
-    return found
+            arguments_of[name] = tuple(k for k, argument in enumerate(parameters) if argument.endswith("bid"))
+    return arguments_of
 
 
 def _short(error: str) -> str:

@@ -35,10 +35,10 @@ def find_chromium() -> str:
         UserError: there is none; the message says what to do.
     """
     wanted = os.environ.get("CHROMIUM", "")
-    found = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
-    if not found:
+    executable = shutil.which(wanted) if wanted else next(filter(None, map(shutil.which, _NAMES)), None)
+    if not executable:
         raise UserError(f"there is no Chromium{f' at CHROMIUM={wanted}' if wanted else ''}: {_ADVICE}")
-    return found
+    return executable
 
 
 class KeptBrowser:

@@ -44,8 +44,8 @@ def _submit(page: Sequence[Element], *names: str) -> list[str]:
 
 
 def _match(pattern: str, goal: str) -> tuple[str, ...]:
-    found = re.search(pattern, goal)
-    return tuple(found.groups()) if found else ("",) * re.compile(pattern).groups
+    match = re.search(pattern, goal)
+    return tuple(match.groups()) if match else ("",) * re.compile(pattern).groups
 
 
 def _quoted(goal: str) -> list[str]:
@@ -170,8 +170,8 @@ def _form(goal: str, page: Sequence[Element]) -> list[str]:
 
 def _film(goal: str, page: Sequence[Element]) -> list[str]:
     """Each field has its label before or after it."""
-    said = _match(r"for (.*) movies directed by (.*) from year (\d+)", goal)
-    texts = dict(zip(("genre", "director", "year"), said, strict=True))
+    wanted = _match(r"for (.*) movies directed by (.*) from year (\d+)", goal)
+    texts = dict(zip(("genre", "director", "year"), wanted, strict=True))
     names = [e.name.lower().replace("date", "year") for e in page if e.role == "text"]
     labels = [kind for name in names for kind in texts if kind in name]
     filled = [_fill(e, texts[kind]) for e, kind in zip(_of(page, "textbox"), labels, strict=False)]

@@ -94,14 +94,14 @@ def read_page(tree: Mapping[str, Any], properties: Mapping[str, Mapping[str, Any
         below = [nodes[k] for k in node.get("childIds", ()) if k in nodes and k != node["nodeId"]]
         shown = above
         if role not in _SILENT and not node.get("ignored"):
-            found = properties.get(str(browser_id), {})
+            own = properties.get(str(browser_id), {})
             if role in _CONTROLS and browser_id:
                 if not (name and name == above):  # a link within a tab of the same name is the tab
                     elements.append(_element(node, role, name, numbers.of(browser_id)))
                     shown = name
                 if role in _WHOLE:
                     return
-            elif browser_id and found.get("clickable") and role in _GROUPS and found.get("visibility", 1.0):
+            elif browser_id and own.get("clickable") and role in _GROUPS and own.get("visibility", 1.0):
                 text = _only_text(below, nodes)
                 if text is not None and not ((text or name) and (text or name) == above):
                     shown = text or name
@@ -196,10 +196,10 @@ def _only_text(below: Sequence[Mapping[str, Any]], nodes: Mapping[Any, Mapping[s
 def _element(node: Mapping[str, Any], role: str, name: str, number: int) -> Element:
     held = node.get("value", {}).get("value")
     value = str(held) if role in _HOLDS_VALUE and held not in (None, "") else None
-    found = {p["name"]: p.get("value", {}).get("value") for p in node.get("properties", ())}
-    states = [state for state in ("selected", "disabled") if found.get(state) is True]
-    if found.get("checked") in ("true", True, "mixed"):
+    values = {p["name"]: p.get("value", {}).get("value") for p in node.get("properties", ())}
+    states = [state for state in ("selected", "disabled") if values.get(state) is True]
+    if values.get("checked") in ("true", True, "mixed"):
         states.append("checked")
-    if found.get("expanded") is not None and role != "combobox":
-        states.append("expanded" if found["expanded"] else "collapsed")
+    if values.get("expanded") is not None and role != "combobox":
+        states.append("expanded" if values["expanded"] else "collapsed")
     return Element(number, role, name, value, tuple(states))
