@@ -254,13 +254,13 @@ class BabyAIText:
         """Things in view, nearest first, with cells ahead and to the right."""
         grid, visible = self._env.unwrapped.gen_obs_grid()
         middle, last = grid.width // 2, grid.height - 1
-        visible = []
+        things = []
         for i in range(grid.width):
             for j in range(grid.height):
                 thing = grid.get(i, j)
                 if thing and visible[i, j] and (i, j) != (middle, last) and thing.type not in ("wall", "floor"):
-                    visible.append((thing, last - j, i - middle))
-        return sorted(visible, key=lambda seen: (seen[1] + abs(seen[2]), seen[1], seen[2]))
+                    things.append((thing, last - j, i - middle))
+        return sorted(things, key=lambda seen: (seen[1] + abs(seen[2]), seen[1], seen[2]))
 
     def _view(self) -> str:
         lines = [f"{_name(thing)}: {_where(ahead, right)}" for thing, ahead, right in self._seen()]
