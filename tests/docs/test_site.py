@@ -23,7 +23,8 @@ DEAD = "[x](nowhere.md) [y](trust.md#nothing)"
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """What ``make docs`` runs, on a copy of the pages whose FAQ has a line with two dead links, and where."""
     there = tmp_path_factory.mktemp("docs")
-    shutil.copytree(ROOT / "docs", there / "docs")
+    for folder in ("docs", "examples"):
+        shutil.copytree(ROOT / folder, there / folder)
     shutil.copy(ROOT / "mkdocs.yml", there)
     with (there / "docs" / "faq.md").open("a") as page:
         page.write(f"\n{DEAD}\n")
