@@ -36,8 +36,8 @@ REAL, DREAM, TURNS = Provenance(Source.REAL), Provenance(Source.DREAM), 14
 
 def logprobs_of(model, batch, mask):
     """Log-probs ``[n]`` of the tokens under ``mask`` ``[batch, time]``."""
-    predictors = hidden_before(model, batch.input_ids, batch.attention_mask, mask)
-    return token_logprobs(token_logits(model, predictors.states), batch.input_ids[mask], which=predictors.which)
+    predictors = hidden_before(model, batch.ids, batch.attention_mask, mask)
+    return token_logprobs(token_logits(model, predictors.states), batch.ids[mask], which=predictors.which)
 
 
 def step(model, optimizer, loss):
