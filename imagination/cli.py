@@ -173,14 +173,15 @@ def _command(words: Sequence[str]) -> int:
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
     dry = DRY_RUN in overrides
-    config, folder = prepare([word for word in overrides if word != DRY_RUN], write=stage.writes_run and not dry)
+    several, first = int(os.environ.get("WORLD_SIZE", "1")) > 1, os.environ.get("RANK", "0") == "0"  # torchrun
+    write = stage.writes_run and not dry and first
+    config, folder = prepare([word for word in overrides if word != DRY_RUN], write)
     if dry:
         print(
             compose.to_yaml(config), f"in {folder}:", *(f"  {line}" for line in plan(config, folder, stage)), sep="\n"
         )
         return 0
     function: Callable[[Any, Path], None] = _load(stage.function)
-    several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun
     work = _load("imagination.runs.processes:joined")(stage.name, folder) if several else nullcontext(folder)
     try:
         with work as place:
