@@ -214,7 +214,7 @@ class PolicyModule(L.LightningModule):
         limit = self.settings.micro_tokens
         if count() > 1:  # at least a part for each process
             limit = min(limit, math.ceil(int(batch.attention_mask.sum()) / count()))
-        parts = own(list(split(self.model, batch, limit)))
+        parts = own(split(self.model, batch, limit))
         terms = [self.losses.backward(micro, step, self.manual_backward) for _, micro in parts]
         sum_gradients(self.parameters())
         return gathered(terms)

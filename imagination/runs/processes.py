@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import islice
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -72,9 +73,9 @@ def leave() -> None:
         raise SystemExit(0)
 
 
-def own(items: Sequence[T]) -> Sequence[T]:
-    """The part of ``items`` that this process takes: every n-th."""
-    return items[rank() :: count()]
+def own(items: Iterable[T]) -> Iterator[T]:
+    """The part of ``items`` that this process takes: every n-th, one at a time."""
+    return islice(items, rank(), None, count())
 
 
 def from_first(make: Callable[P, T]) -> Callable[P, T]:

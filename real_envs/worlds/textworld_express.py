@@ -145,10 +145,10 @@ class TextWorldExpress(GeneratedWorld):
             random.Random(name).shuffle(seeds)
             return [settings.task(fold, number) for number in seeds[: _TRIES * count]]
 
-        def too_few(split: str, found: int) -> str:
+        def too_few(split: str, number: int) -> str:
             return (
                 f"{settings.game} with '{settings.params}' has too few different games for {counts[split]} in split "
-                f"'{split}': {found} found among {_TRIES * counts[split]} seeds"
+                f"'{split}': {number} found among {_TRIES * counts[split]} seeds"
             )
 
         with in_worker(TextWorldExpressGame) as start_of:

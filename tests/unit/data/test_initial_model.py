@@ -84,7 +84,7 @@ def test_a_base_that_knows_the_log_is_tuned_at_a_tenth_of_the_rate(known: int, s
     rows = []
     for k in range(10):
         ids = random_ids(5, k)
-        said = int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
-        answer = said if k < known else (said + 1) % VOCAB
+        likeliest = int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        answer = likeliest if k < known else (likeliest + 1) % VOCAB
         rows.append(Row([*ids, answer], (), Source.REAL, ce_weight=[0.0] * 5 + [1.0]))
     assert share_of_rate(model, lambda step: collate(rows, pad=0)) == share
