@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from imagination.data.augmentation import read_supplements, with_renamed
@@ -11,19 +12,21 @@ from imagination.runs.lifecycle import finish, need, open_run
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
 from imagination.runs.processes import leave
-from imagination.settings import Config, UserError
+from imagination.settings import CloneSettings, Config, UserError
 from policy.lm.backbone import load_checkpoint, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat, policy_text
 from real_envs.seeding import derive_seed
+from real_envs.trajectory import Trajectory
 
 
 def clone(config: Config, folder: Path) -> None:
-    """Make the starting policy: imitate the mediocre agents of the log.
+    """Make the starting policy: imitate agents of the log, the mediocre ones by default.
 
-    Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents. A policy without
-    a checkpoint of its own starts from the world model's weights. clone.world_steps also learns what the
-    world answers, clone.supplements imitates what `reflect` and `relabel` have written.
+    Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents, or only of those that
+    solved their task (clone.solved_only). A policy without a checkpoint of its own starts from the world model's
+    weights. clone.world_steps also learns what the world answers, clone.supplements imitates what `reflect` and
+    `relabel` have written.
 
     Reads: log/, models/worldmodel/
     Writes: models/policy-clone/
@@ -35,11 +38,8 @@ def clone(config: Config, folder: Path) -> None:
     run = open_run(config, folder, "clone")
     with run.timed("clone"):
         train, _ = read_log(run, config.collect.validation)
-        chosen = [t for t in train if t.agent.startswith(tuple(config.clone.agents))]
         extra = read_supplements(run, config.clone.supplements)
-        if not (chosen or extra):
-            agents = sorted({t.agent for t in train})
-            raise UserError(f"no episode of the log is by clone.agents={config.clone.agents}; it has {agents}")
+        chosen = imitated(train, config.clone, needed=not extra)
         from_world_model = config.clone.from_world_model and not config.policy.model
         if from_world_model:
             model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
@@ -79,3 +79,22 @@ def clone(config: Config, folder: Path) -> None:
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
     finish(run, "clone")
+
+
+def imitated(log: Sequence[Trajectory], settings: CloneSettings, needed: bool = True) -> list[Trajectory]:
+    """The episodes of the log that ``clone.agents`` and ``clone.solved_only`` choose.
+
+    Raises:
+        UserError: there is none, although it is ``needed``.
+    """
+    chosen = [t for t in log if t.agent.startswith(tuple(settings.agents))]
+    if needed and not chosen:
+        raise UserError(
+            f"no episode of the log is by clone.agents={settings.agents}; it has {sorted({t.agent for t in log})}"
+        )
+    if not settings.solved_only:
+        return chosen
+    solved = [t for t in chosen if t.solved]
+    if needed and not solved:
+        raise UserError(f"none of the {len(chosen)} episodes by clone.agents solved its task")
+    return solved

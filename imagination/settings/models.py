@@ -195,6 +195,7 @@ class CloneSettings(FitSettings):
     average: float = 0.0
     #: agents of the log to imitate, by prefix of their names
     agents: list[str] = field(default_factory=lambda: ["noisy"])
+    solved_only: bool = False  #: imitate only their episodes that solved the task (filtered behaviour cloning)
     from_world_model: bool = True  #: start from the world model's weights, not from random ones
     #: augmentation beside the log: reflections (imagine reflect), hindsight (imagine relabel)
     supplements: list[Literal["reflections", "hindsight"]] = field(default_factory=list)
