@@ -34,8 +34,8 @@ from policy.lm.render import ChatFormat
 from real_envs.env import TaskSet
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import Calibration
-from worldmodel.diffusion.checkpoint import check_trained, inverse_of
-from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.diffusion.checkpoint import check_trained
+from worldmodel.diffusion.engine import DiffusionWorldModel
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.goal import GoalWorldModel
@@ -167,8 +167,7 @@ class Session:
         if settings.kind == "diffusion":
             check_trained(model, folder, settings.diffusion.block)
             filler = self.engines.make_canvas(model, chat, context, settings.diffusion)
-            inverse = inverse_of(model, chat)
-            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form, inverse)
+            return DiffusionWorldModel(filler, chat, weights_version(model), max_tokens, temperature, form)
         engine = self.engines.make(model, chat, context, drafts_from(log, chat, form))
         return TextWorldModel(engine, chat, weights_version(model), max_tokens, temperature, form)
 

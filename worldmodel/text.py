@@ -109,7 +109,7 @@ class TextWorldModel:
         return self._like(self.sampling.temperature, self.form.excluding(episodes))
 
     def _like(self, temperature: float, form: TransitionFormat) -> TextWorldModel:
-        return TextWorldModel(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
+        return type(self)(self.engine, self.chat, self.version, self.max_tokens, temperature, form)
 
     @property
     def continues(self) -> bool:

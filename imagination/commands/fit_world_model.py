@@ -37,7 +37,7 @@ from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
 from real_envs.seeding import derive_seed
-from worldmodel.diffusion.checkpoint import check_canvases, make_inverse, mark, mask_of
+from worldmodel.diffusion.checkpoint import check_canvases, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 
 # Learning rate of the base model, as a share of fit.lr, by the share of the log's tokens that it
@@ -134,14 +134,11 @@ def _objective(settings: WorldModelSettings, model: Any, chat: ChatFormat, conte
     """Raises ``UserError``: the model cannot be trained that way."""
     if settings.kind != "diffusion":
         return NextToken()
-    diffusion, block = settings.diffusion, settings.diffusion.block
+    block = settings.diffusion.block
     if block >= context:
         raise UserError(
             f"worldmodel.diffusion.block={block} leaves no room for a history in worldmodel.context={context}"
         )
     check_canvases(model, context)
-    inverse = make_inverse(diffusion.inverse_tokens, diffusion.inverse_told, chat) if diffusion.inverse_share else None
-    if inverse is not None and settings.facts:
-        raise UserError("worldmodel.diffusion.inverse_share needs worldmodel.facts=0: facts stand before actions")
     mask = mask_of(chat.tokenizer)
-    return MaskedDiffusion(block, mask, chat.stop, context, diffusion.causal_weight, inverse, diffusion.inverse_share)
+    return MaskedDiffusion(block, mask, chat.stop, context, settings.diffusion.causal_weight)

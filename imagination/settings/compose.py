@@ -17,7 +17,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
 
-from imagination.settings.schema import ConfigError, build, schema_keys, typed, union_types, unknown, unknown_key
+from imagination.settings.schema import (
+    ConfigError,
+    build,
+    is_removed,
+    schema_keys,
+    typed,
+    union_types,
+    unknown,
+    unknown_key,
+)
 from real_envs.files import write_atomically
 
 if TYPE_CHECKING:
@@ -105,7 +114,8 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
 
     folder = folder or config_folder()
     keys, choices = schema_keys(schema), groups(folder)
-    checked = [o for word in merge_overrides([], overrides) for o in _hydra_overrides(word, keys, choices)]
+    words = [word for word in merge_overrides([], overrides) if not is_removed(word.partition("=")[0])]
+    checked = [override for word in words for override in _hydra_overrides(word, keys, choices)]
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(folder.absolute()), job_name="imagine"):
             composed = compose("config", overrides=checked)

@@ -20,6 +20,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from real_envs.errors import UserError
 
+# Keys whose feature is gone: settings of old runs may still name them, until the next release.
+_REMOVED = {f"worldmodel.diffusion.inverse_{name}" for name in ("share", "tokens", "told")}
+
 _TYPE_NAMES = {int: "an int", float: "a number", bool: "true or false", str: "text", Path: "a path", type(None): "null"}
 
 
@@ -35,6 +38,14 @@ def nearest(name: str, valid: Iterable[str], cutoff: float = 0.4) -> list[str]:
     ranked = [(difflib.SequenceMatcher(None, word, name).ratio(), word) for word in valid]
     best = sorted((pair for pair in ranked if pair[0] >= cutoff), key=lambda pair: -pair[0])[:2]
     return [word for score, word in ranked if (score, word) in best and score >= best[0][0] - 0.1]
+
+
+@cache
+def is_removed(key: str) -> bool:
+    """Whether a key's feature is gone, which is said once."""
+    if key in _REMOVED:
+        print(f"note: {key} is ignored: what it set was removed", file=sys.stderr)
+    return key in _REMOVED
 
 
 def unknown(what: str, name: str, valid: Sequence[str]) -> ConfigError:
@@ -208,6 +219,7 @@ def _build_dataclass(schema: Any, value: Any, key: str) -> Any:
     prefix, known = f"{key}." if key else "", field_types(schema)
     if not isinstance(value, dict):
         raise ConfigError(f"{key} is a section; set one of its keys: {', '.join(prefix + name for name in known)}")
+    value = {name: item for name, item in value.items() if name in known or not is_removed(f"{prefix}{name}")}
     for name in value:
         if name not in known:
             raise unknown_key(f"{prefix}{name}", [prefix + valid for valid in known])

@@ -27,7 +27,6 @@ import itertools
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -59,7 +58,6 @@ from tests.benchmarks.study import (
     write_files,
 )
 from worldmodel.diffusion.engine import CanvasEngine
-from worldmodel.diffusion.world_model import DiffusionWorldModel
 
 FROM_TEXT = "from_text"  # begins with the weights of the kind "text", which has read the texts once by then
 CANVAS = ["worldmodel.kind=diffusion", "worldmodel.diffusion.block=8"]
@@ -76,7 +74,6 @@ KINDS: Mapping[str, Sequence[str]] = {
     "diffusion, from the last page": [*AFTER, "worldmodel.diffusion.edit=0.7"],
     "diffusion, from nothing": [*CANVAS, "fit.steps={twice}"],
     "diffusion, canvases of 32": [*AFTER, "worldmodel.diffusion.block=32"],
-    "diffusion, asked for actions": [*AFTER, "worldmodel.diffusion.inverse_share=0.5", "worldmodel.facts=0"],
 }
 SAMPLED = ("one place a pass", "bolder", "by confidence", "from the last page")
 FITTED_AS = {f"diffusion, {way}": "diffusion" for way in SAMPLED}  # the same weights
@@ -153,8 +150,6 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
         "fit_seconds": run.summary["wall_seconds"]["fit_world_model"],
     }
     found |= {"world_model": run.summary["world_model"], "speed": asyncio.run(speed(config, run))}
-    if config.worldmodel.diffusion.inverse_share:
-        found["actions"] = asyncio.run(actions(config, run))
     write_atomically(folder / PART, json.dumps(found, indent=1))
 
 
@@ -189,25 +184,6 @@ async def speed(config: Config, run: RunFolder) -> dict[str, float | None]:
     return found | {"turns": turns, **{k: n / turns if turns and n else None for k, n in written.items()}}
 
 
-async def actions(config: Config, run: RunFolder) -> dict[str, float]:
-    """How often the action between a turn of a held-out log and the one before is named to the letter, and how often
-    the most usual action of the log would be right. First turns are left out: the model was not asked for theirs."""
-    train, _ = read_log(run, config.collect.validation)
-    (usual, _), *_ = Counter(turn.action for t in train for turn in t.turns).most_common(1)
-    world = Session(config, run).world_model(train, temperature=0.0)
-    assert isinstance(world, DiffusionWorldModel)
-    asked = [(t, k) for t in heldout_tasks(run) for k in range(1, len(t.turns))]
-    told = await asyncio.gather(
-        *(world.action_between(t.start, t.turns[:k], t.turns[k], config.seed, (t.id, k)) for t, k in asked)
-    )
-    right = [action == t.turns[k].action for (t, k), (action, _) in zip(asked, told, strict=True)]
-    return {
-        "n": len(right),
-        "right": sum(right) / len(right),
-        "usual": sum(t.turns[k].action == usual for t, k in asked) / len(asked),
-    }
-
-
 def write_table(out: Path) -> str:
     """``table.md`` of all parts that are there; what it says."""
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"*/seed-*/*/{PART}")]
@@ -218,7 +194,7 @@ def write_table(out: Path) -> str:
 
 def table(parts: Sequence[Mapping[str, Any]]) -> str:
     """A line a part."""
-    rows, notes = [], []
+    rows = []
     for part in parts:
         card, speed = part["world_model"], part["speed"]
         new, sampled = card["heldout_tasks"], card["calibration"]
@@ -240,14 +216,7 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
             tenth(speed["passes"]),
         ]
         rows.append(cells)
-    for part in (part for part in parts if "actions" in part):
-        found = part["actions"]
-        notes.append(
-            f"\n{part['world']}, {part['kind']}, seed {part['seed']}: {found['right']:.2f} of {found['n']} actions "
-            "between two held-out turns are predicted exactly; "
-            f"the most frequent one would be right in {found['usual']:.2f}.\n"
-        )
-    return "".join([markdown(HEAD, rows), *notes])
+    return markdown(HEAD, rows)
 
 
 def tenth(value: float | None) -> str:

@@ -30,8 +30,7 @@ from policy.lm.engine import EngineUnavailable
 from policy.lm.settings import EngineSettings, LoraSettings
 from policy.lm.tokenizer import train_tokenizer
 from tests.support.tiny import TASKS, start, tiny_settings, write_log
-from worldmodel.diffusion.engine import CanvasEngine
-from worldmodel.diffusion.world_model import DiffusionWorldModel
+from worldmodel.diffusion.engine import CanvasEngine, DiffusionWorldModel
 from worldmodel.world_model import PredictionInvalid
 
 
@@ -98,7 +97,7 @@ def test_it_is_a_checkpoint_like_any_other_with_a_mask(fitted: Path) -> None:
 
 
 def test_many_ask_at_once_and_share_passes(fitted: Path) -> None:
-    """Predictions depend on their own seed alone, are metered, and lines that are given stay."""
+    """Predictions depend on their own seed alone, and are metered."""
     config = diffusion_settings()
     session = Session(config, RunFolder(fitted, 0))
     world = session.world_model((), 1.0)
@@ -121,16 +120,6 @@ def test_many_ask_at_once_and_share_passes(fitted: Path) -> None:
             assert (one.observation, one.reward, one.terminated) == (other.observation, other.reward, other.terminated)
             assert one.confidence == pytest.approx(other.confidence, rel=1e-3)
     assert session.engines.tokens == engine.counts.generated
-    way, thing = TASKS["corridor-a"]
-
-    async def between() -> Any:
-        asked = world.infill(start("corridor-a"), [], "go east", f"You walk {way}.", f"a {thing}.", 3, seed=0)
-        return (await asyncio.gather(asked, return_exceptions=True))[0]
-
-    told = asyncio.run(between())
-    if not isinstance(told, PredictionInvalid):  # the lines are given, the status line behind them is the model's own
-        assert told.observation.startswith(f"You walk {way}.")
-        assert told.observation.endswith(f"a {thing}.")
 
 
 def test_what_diffusion_cannot_is_said_in_a_line(fitted: Path, tmp_path: Path) -> None:

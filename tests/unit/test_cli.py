@@ -415,6 +415,14 @@ def test_the_same_run_goes_on_with_its_settings(ran: Calls, capsys: pytest.Captu
     assert json.loads(Path("outputs/mine/overrides.json").read_text())[-1] == "seed=2"
 
 
+def test_an_old_run_may_name_a_setting_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = "worldmodel.diffusion.inverse_share"
+    assert compose.load_config([f"{gone}=0.5", "seed=3"], real_settings.Config).seed == 3
+    (tmp_path / "config.yaml").write_text("seed: 4\nworldmodel: {diffusion: {inverse_share: 0.5}}")
+    assert compose.saved_config(tmp_path, real_settings.Config).seed == 4
+    assert capsys.readouterr().err.count(gone) == 1
+
+
 def test_what_is_asked_for_once_is_not_remembered(ran: Calls) -> None:
     cli.main(["compare", "run=mine", "compare.episodes=5", "compare.show=dream/train/a/0"])
     cli.main(["compare", "run=mine"])

@@ -10,14 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from policy.lm.engine import UnsupportedModel
 from policy.lm.forward import attention_window, decoder, evaluating
-from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import MASK
 from real_envs.errors import UserError
-from worldmodel.diffusion.objective import Canvas, InverseQuestion, canvas_states, lay_out
+from worldmodel.diffusion.objective import Canvas, canvas_states, lay_out
 from worldmodel.diffusion.settings import DiffusionSettings
 
 _BLOCK = "diffusion_block"  # in the config
-_INVERSE = "diffusion_inverse"  # places for an action, and tokens of what came of it
 
 
 def with_mask(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -46,22 +44,6 @@ def mask_of(tokenizer: PreTrainedTokenizerBase) -> int:
 def mark(model: Any, settings: DiffusionSettings) -> None:
     """Writes into the model's config which canvases it was trained to fill in."""
     setattr(model.config, _BLOCK, settings.block)
-    asked = [settings.inverse_tokens, settings.inverse_told] if settings.inverse_share else None
-    setattr(model.config, _INVERSE, asked)
-
-
-def make_inverse(action_tokens: int, answer_tokens: int, chat: ChatFormat) -> InverseQuestion:
-    """How actions are asked for in chats of this format."""
-    return InverseQuestion(action_tokens, answer_tokens, chat.to_assistant, chat.to_user)
-
-
-def inverse_of(model: Any, chat: ChatFormat) -> InverseQuestion | None:
-    """How the model was trained to be asked for actions; ``None`` where it was not."""
-    asked = getattr(model.config, _INVERSE, None)
-    if not asked:
-        return None
-    action_tokens, answer_tokens = asked
-    return make_inverse(action_tokens, answer_tokens, chat)
 
 
 def check_trained(model: Any, where: object, block: int) -> None:
@@ -94,7 +76,7 @@ def check_canvases(model: Any, context: int) -> None:
             f"{model.config.model_type} attends to {window} tokens: lower worldmodel.context to that for diffusion"
         )
     text = torch.arange(1, 5, device=model.device)[None]
-    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0, 2)])
+    layout = lay_out(text, [Canvas(0, 2, (3, 4), 1.0)])
     other = layout.ids.clone()
     other[0, -1] = 1
     with evaluating(model):

@@ -8,9 +8,9 @@ its keys and values are overwritten each time. All running canvases share a pass
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,40 +22,9 @@ from policy.lm.settings import EngineSettings
 from worldmodel.diffusion.objective import without_mask
 from worldmodel.diffusion.sampling import CanvasEdit, draft_of, make_sampler
 from worldmodel.diffusion.settings import DiffusionSettings
+from worldmodel.text import TextWorldModel
 
 _STEP_TOKENS = 8192  # texts are read in pieces of this size at most: it bounds the memory of a step
-
-
-@runtime_checkable
-class Filler(Protocol):
-    """What an engine can that also fills in a canvas of which some is given.
-
-    Attributes:
-        block: tokens of a canvas.
-    """
-
-    block: int
-
-    async def fill(
-        self,
-        ids: Sequence[int],
-        given: Mapping[int, int],
-        sampling: Sampling,
-        seed: int,
-        session: Hashable | None = None,
-        asked: int = 0,
-    ) -> Completion:
-        """``Engine.complete`` where some of the answer is known.
-
-        Args:
-            given: tokens by their place in the answer. Before the last of them that is not the stop, none ends it.
-            asked: if not 0, there is one canvas, which ends with what is given. Only its first so many tokens are the
-                answer, and may end before that.
-
-        Raises:
-            ValueError: a given token lies beyond the first canvas.
-        """
-        ...
 
 
 @dataclass(slots=True)
@@ -69,14 +38,15 @@ class _Request:
     session: Hashable | None
     future: asyncio.Future[Completion]
     canvas: np.ndarray  # the tokens under way; the mask where one is hidden
-    open_until: int = 0  # places of this canvas before this one must not end the answer
-    logprobs: list[float] = field(default_factory=list)  # of the tokens of the answer so far; 0 where they were given
-    own: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    logprobs: list[float] = field(default_factory=list)  # of the tokens of the answer so far
+    own: np.ndarray = field(init=False)  # log-probs of the canvas under way
     passes: int = 0  # over the canvas under way
     passed: int = 0
-    asked: int = 0
     # what the canvas under way is looked at as, before any of it is filled in; ``None`` where that is over
     edit: CanvasEdit | None = None
+
+    def __post_init__(self) -> None:
+        self.own = np.zeros(len(self.canvas))
 
     def shown(self) -> np.ndarray:
         """What the next pass reads."""
@@ -122,28 +92,11 @@ class CanvasEngine(SlotEngine[_Request]):
             EngineFailure: the logits are not finite.
             ValueError: no id to continue, or ``top_p``, ``top_k`` or stop strings, which canvases do not have.
         """
-        return await self.fill(ids, {}, sampling, seed, session)
-
-    async def fill(
-        self,
-        ids: Sequence[int],
-        given: Mapping[int, int],
-        sampling: Sampling,
-        seed: int,
-        session: Hashable | None = None,
-        asked: int = 0,
-    ) -> Completion:
-        """See ``Filler``; raises what ``complete`` raises as well."""
         check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("an answer needs at least one token before it")
         if sampling.top_p < 1 or sampling.top_k or sampling.stop_strings:
             raise ValueError("a canvas is sampled without top_p, top_k and stop strings")
-        canvas = self._hidden(len(ids), max(given, default=-1) + 1 if asked else self.block)
-        if given and not 0 <= min(given) <= max(given) < len(canvas):
-            raise ValueError(f"what is given must lie within a canvas of {len(canvas)} tokens, got {max(given)}")
-        for at, token in given.items():
-            canvas[at] = token
         request = _Request(
             list(ids),
             len(ids),
@@ -151,17 +104,14 @@ class CanvasEngine(SlotEngine[_Request]):
             torch.Generator(self.model.device).manual_seed(seed),
             session,
             asyncio.get_running_loop().create_future(),
-            canvas,
-            0 if asked else max((at for at, token in given.items() if token != sampling.stop), default=0),
-            own=np.zeros(len(canvas)),
-            asked=asked,
-            edit=None if given else self._draft(ids, sampling.stop),
+            self._hidden(len(ids)),
+            edit=self._draft(ids, sampling.stop),
         )
         completion: Completion = await self._ask(request)
         return completion
 
-    def _hidden(self, length: int, size: int) -> np.ndarray:
-        return np.full(min(size, self.context - length), self.mask, dtype=np.int64)
+    def _hidden(self, length: int) -> np.ndarray:
+        return np.full(min(self.block, self.context - length), self.mask, dtype=np.int64)
 
     def _draft(self, text: Sequence[int], stop: int) -> CanvasEdit | None:
         if not self._edit:
@@ -218,8 +168,6 @@ class CanvasEngine(SlotEngine[_Request]):
     def _keep(self, request: _Request, logits: torch.Tensor) -> bool:
         """Fills in what this pass decides; false where the logits are broken."""
         sampling, places = request.sampling, np.flatnonzero(request.shown() == self.mask)
-        inner = torch.from_numpy(places < request.open_until).to(logits.device)
-        logits[inner, sampling.stop] = float("-inf")
         if logits.isnan().any() or logits.isposinf().any():
             return False
         request.passes += 1
@@ -237,7 +185,7 @@ class CanvasEngine(SlotEngine[_Request]):
 
     def _go_on(self, request: _Request, slot: int) -> Completion | None:
         """The answer if it is over; where only its canvas is, the next one."""
-        stop, canvas = request.sampling.stop, request.canvas[: request.asked or None]
+        stop, canvas = request.sampling.stop, request.canvas
         stops = np.flatnonzero(canvas == stop)
         if len(stops):
             canvas[stops[0] :] = stop  # behind an end there is nothing but ends
@@ -248,7 +196,7 @@ class CanvasEngine(SlotEngine[_Request]):
         request.logprobs += request.own[:end].tolist()
         request.passed += request.passes
         length, most = len(request.text), request.prompt + request.sampling.max_tokens
-        if request.asked or len(stops) or length >= most:
+        if len(stops) or length >= most:
             self.counts.generated += min(length, most) - request.prompt
             self.passes += request.passed
             ids = tuple(request.text[request.prompt : most])
@@ -256,8 +204,22 @@ class CanvasEngine(SlotEngine[_Request]):
                 ids, tuple(request.logprobs[: len(ids)]), bool(len(stops)) and length <= most, self.version
             )
         self._ids[slot, length - end : length] = canvas[:end]
-        request.canvas = self._hidden(length, self.block)
+        request.canvas = self._hidden(length)
         request.own = np.zeros(len(request.canvas))
-        request.passes = request.open_until = 0
+        request.passes = 0
         request.edit = self._draft(request.text, stop)
         return None
+
+
+class DiffusionWorldModel(TextWorldModel):
+    """A ``TextWorldModel`` whose engine fills in canvases, the status line with reward and end among them.
+
+    The confidence is the product of the probabilities with which tokens were kept, up to the end of the answer. Tokens
+    kept in one pass are independent of each other, so it is no probability of the text, and is too low where they
+    depend on each other; at ``entropy_bound=0`` and temperature 1 it is that of the text in its order of filling.
+    """
+
+    @property
+    def continues(self) -> bool:
+        """A canvas is filled in from all sides."""
+        return False

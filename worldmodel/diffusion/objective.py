@@ -44,7 +44,6 @@ class Canvas:
     start: int  # the position of its first token; it sees the text before that
     ids: tuple[int, ...]
     weight: float  # of the turn
-    asked: int  # how many of its first tokens are to be filled in; the rest is given
 
 
 def canvases(
@@ -64,7 +63,7 @@ def canvases(
     Example::
 
         canvases(0, [7, 5, 6, 2, 7], [0, 1, 1, 1, 0], block=2, stop=2, context=8)
-        # [Canvas(0, 1, (5, 6), 1, 2), Canvas(0, 3, (2, 2), 1, 2)]
+        # [Canvas(0, 1, (5, 6), 1), Canvas(0, 3, (2, 2), 1)]
     """
     cut: list[Canvas] = []
     at = 0
@@ -80,7 +79,7 @@ def canvases(
         for start in range(begin, at, block):
             piece = tuple(ids[start : min(start + block, at)])
             if (len(piece) == block or ended) and start + block <= context:
-                cut.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start], block))
+                cut.append(Canvas(row, start, piece + (stop,) * (block - len(piece)), weights[start]))
     return cut
 
 
@@ -146,58 +145,16 @@ def canvas_states(model: Any, layout: CanvasLayout, ids: Tensor) -> Tensor:
     return states
 
 
-@dataclass(frozen=True, slots=True)
-class InverseQuestion:
-    """The question which action led here, as a canvas behind the past: places for the action, filled up with ends, and
-    what came of it.
-    """
-
-    action_tokens: int  # places for the action with an end behind it
-    answer_tokens: int  # of what came of it that are given at most, the first ones
-    between: tuple[int, ...]
-    before: tuple[int, ...]
-
-    def canvas(self, action: Sequence[int], answer: Sequence[int], stop: int) -> tuple[int, ...]:
-        """An action longer than its places is cut."""
-        places = (*action, *[stop] * self.action_tokens)[: self.action_tokens]
-        return (*places, *self.between, *answer[: self.answer_tokens])
-
-    def canvases(self, row: int, ids: list[int], weights: Sequence[float], stop: int, context: int) -> list[Canvas]:
-        """One for each action between two answers of a text that has its places; arguments as of ``canvases``.
-
-        The first action of a text is left out: it has no answer before it, by whose end it would be found.
-        """
-        asked: list[Canvas] = []
-        next_user = (stop, *self.before)  # alone, a stop may also end what users say
-        stops = (at for at, token in enumerate(ids) if token == stop)
-        starts = [at + len(next_user) for at in stops if tuple(ids[at : at + len(next_user)]) == next_user]
-        for start, behind in zip(starts, [*starts[1:], len(ids)], strict=False):
-            begin = next((at for at in range(start, behind) if weights[at]), None)
-            if begin is None or stop not in ids[begin:behind]:
-                continue
-            action, between = ids[start : begin - len(self.between)], ids[begin - len(self.between) : begin]
-            if tuple(between) == self.between and 0 < len(action) < self.action_tokens:
-                piece = self.canvas(action, ids[begin : ids.index(stop, begin) + 1], stop)
-                if start + len(piece) <= context:
-                    asked.append(Canvas(row, start, piece, weights[begin], self.action_tokens))
-        return asked
-
-
-def hide(sizes: Tensor, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Which tokens of each canvas are hidden, ``[n, longest]``, and what share of those asked for, ``[n]``.
+def hide(n: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Which tokens of ``n`` canvases are hidden, ``[n, size]``, one at least of each, and what share, ``[n]``.
 
     The shares are spread evenly over the canvases of a step, in random order: one uniform number shifts them all
     (MDLM, section 3.5, after Kingma et al. 2021, arXiv 2107.00630), so a mean over the step varies less.
-
-    Args:
-        sizes: ``[n]``, how many of its first tokens are asked for; one at least of them is hidden.
     """
-    n = len(sizes)
     even = (torch.rand((), generator=generator) + torch.arange(n)) / n
-    counts = (even[torch.randperm(n, generator=generator)] * sizes).floor().long().clamp(max=sizes - 1) + 1
-    order = torch.rand(n, longest, generator=generator)
-    order[torch.arange(longest) >= sizes[:, None]] = 2.0  # behind all that may be hidden
-    return order.argsort(1).argsort(1) < counts[:, None], counts / sizes
+    counts = (even[torch.randperm(n, generator=generator)] * size).floor().long().clamp(max=size - 1) + 1
+    order = torch.rand(n, size, generator=generator)
+    return order.argsort(1).argsort(1) < counts[:, None], counts / size
 
 
 def without_mask(logits: Tensor, mask: int) -> Tensor:
@@ -222,11 +179,11 @@ class DiffusionStep:
 
     batch: RowBatch
     canvases: list[Canvas]
-    hidden: Tensor  # ``[canvases, longest]``
-    shares: Tensor  # ``[canvases]``, of what is asked for, how much is hidden
+    hidden: Tensor  # ``[canvases, block]``
+    shares: Tensor  # ``[canvases]``, how much of each is hidden
     mask: int
     width: int
-    denominator: float  # the sum over canvases of ``weight * tokens to be filled in``
+    denominator: float  # the sum over canvases of ``weight * block``
     # of the next token of the text, a weighted mean as in ``NextToken``, beside the canvases
     causal_weight: float = 0.0
 
@@ -244,8 +201,7 @@ class DiffusionStep:
             return trained.sum() * 0.0, torch.zeros((), dtype=torch.long, device=ids.device)
         chosen = [replace(c, row=c.row - first) for c in (self.canvases[i] for i in own)]
         layout = lay_out(ids, chosen)
-        each = torch.tensor([len(canvas.ids) for canvas in chosen])
-        hidden = self.hidden[own][torch.arange(self.hidden.shape[1]) < each[:, None]].to(ids.device)
+        hidden = self.hidden[own].flatten().to(ids.device)
         at = layout.row[hidden], layout.column[hidden]
         truth, noisy = layout.ids[at], layout.ids.clone()
         noisy[at] = self.mask
@@ -253,7 +209,8 @@ class DiffusionStep:
         logits = without_mask(token_logits(model, states[at]), self.mask)
         logprobs = logits.log_softmax(-1).gather(-1, truth[:, None])[:, 0]
         per_canvas = self.shares[own], torch.tensor([canvas.weight for canvas in chosen])
-        shares, weights = (x.repeat_interleave(each).to(ids.device)[hidden] for x in per_canvas)
+        block = self.hidden.shape[1]
+        shares, weights = (x.repeat_interleave(block).to(ids.device)[hidden] for x in per_canvas)
         loss = weighted_nll(logprobs, shares, weights) / self.denominator
         if self.causal_weight:
             loss = loss + self.causal_weight * self._next_token_loss(model, states, rows)
@@ -277,8 +234,6 @@ class MaskedDiffusion:
     stop: int
     context: int
     causal_weight: float = 0.0
-    inverse: InverseQuestion | None = None
-    inverse_share: float = 0.0  # of the actions that are asked for in a step, drawn anew for each
 
     def canvases(self, batch: RowBatch) -> list[Canvas]:
         """Row by row: the tokens with a ``ce_weight``."""
@@ -289,31 +244,19 @@ class MaskedDiffusion:
             for canvas in canvases(row, one, weight, self.block, self.stop, self.context)
         ]
 
-    def inverse_canvases(self, batch: RowBatch, generator: torch.Generator) -> list[Canvas]:
-        if self.inverse is None:
-            return []
-        asked: list[Canvas] = []
-        for row, (ids, weights) in enumerate(zip(batch.ids.tolist(), batch.ce_weight.tolist(), strict=True)):
-            asked += self.inverse.canvases(row, ids, weights, self.stop, self.context)
-        drawn = torch.rand(len(asked), generator=generator) < self.inverse_share
-        return [canvas for canvas, taken in zip(asked, drawn.tolist(), strict=True) if taken]
-
     def step(self, batch: RowBatch, seed: int) -> DiffusionStep:
         """The loss of a step on ``batch``; the seed decides which tokens are hidden, whatever the device."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = self.canvases(batch) + self.inverse_canvases(batch, generator)
-        asked = torch.tensor([canvas.asked for canvas in drawn], dtype=torch.long)
-        hidden, shares = hide(asked, max((len(canvas.ids) for canvas in drawn), default=0), generator)
-        beside = Counter[int]()
-        for canvas in drawn:
-            beside[canvas.row] += len(canvas.ids)
+        drawn = self.canvases(batch)
+        hidden, shares = hide(len(drawn), self.block, generator)
+        most = max(Counter(canvas.row for canvas in drawn).values(), default=0)
         return DiffusionStep(
             batch,
             drawn,
             hidden,
             shares,
             self.mask,
-            batch.ids.shape[1] + max(beside.values(), default=0),
-            max(1e-9, sum(canvas.weight * canvas.asked for canvas in drawn)),
+            batch.ids.shape[1] + most * self.block,
+            max(1e-9, sum(canvas.weight * self.block for canvas in drawn)),
             self.causal_weight,
         )

@@ -15,10 +15,6 @@ class DiffusionSettings:
             by canvas. Shorter ones are learned sooner, longer ones can be filled in by fewer passes. A model is trained
             for one number.
         causal_weight: how much the next token of the text counts in training, beside the canvases (1 each).
-        inverse_share: of the actions of the log that the model is also asked for in a step of training, given what came
-            of them; with 0 it cannot be asked which action leads from here to there.
-        inverse_tokens: places for such an action, its end included; longer ones are not asked for.
-        inverse_told: tokens of what came of it that are told with the question at most, the first ones.
         sampler: which tokens of a canvas are kept after a pass. entropy keeps those at the surest places, whatever was
             sampled there; confidence keeps those that were sampled with the highest probability.
         entropy_bound: nats of entropy that all places kept in one pass may have together, the least sure one aside
@@ -33,9 +29,6 @@ class DiffusionSettings:
 
     block: int = 8
     causal_weight: float = 1.0
-    inverse_share: float = 0.0
-    inverse_tokens: int = 12
-    inverse_told: int = 64
     sampler: Literal["entropy", "confidence"] = "entropy"
     entropy_bound: float = 0.1
     edit: float = 0.0
@@ -47,10 +40,6 @@ class DiffusionSettings:
             raise ValueError("diffusion.block and diffusion.steps must be at least 1")
         if self.causal_weight < 0:
             raise ValueError(f"diffusion.causal_weight must be 0 or more, got {self.causal_weight}")
-        if not 0 <= self.inverse_share <= 1:
-            raise ValueError(f"diffusion.inverse_share must lie in [0, 1], got {self.inverse_share}")
-        if self.inverse_tokens < 2 or self.inverse_told < 1:
-            raise ValueError("diffusion.inverse_tokens must be at least 2, and diffusion.inverse_told at least 1")
         if self.steps > self.block:
             raise ValueError(f"diffusion.steps={self.steps} passes are more than the {self.block} tokens of a canvas")
         if self.entropy_bound < 0:

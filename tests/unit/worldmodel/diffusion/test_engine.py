@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +18,12 @@ from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError
-from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
+from real_envs.trajectory import Turn
 from tests.support.decoders import make_model, random_rows
-from worldmodel.diffusion.checkpoint import check_trained, inverse_of, make_inverse, mark, mask_of, with_mask
-from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.checkpoint import check_trained, mark, mask_of, with_mask
+from worldmodel.diffusion.engine import CanvasEngine, DiffusionWorldModel
 from worldmodel.diffusion.sampling import draft_of
 from worldmodel.diffusion.settings import DiffusionSettings
-from worldmodel.diffusion.world_model import DiffusionWorldModel
-from worldmodel.formats.full import FullObservation, episode_tokens
 from worldmodel.world_model import InvalidReason, PredictionInvalid
 
 MASK, STOP, BLOCK = 63, 2, 5
@@ -37,7 +35,7 @@ def engine_of(model: Any, settings: DiffusionSettings = SURE, slots: int = 4) ->
 
 
 def by_hand(
-    model: Any, prompt: Sequence[int], most: int, given: Mapping[int, int] = {}, stop: int = STOP, edit: float = 0.0
+    model: Any, prompt: Sequence[int], most: int, stop: int = STOP, edit: float = 0.0
 ) -> tuple[list[int], list[float]]:
     """The likeliest token of the surest place, one a pass, without any cache: a whole pass over text and canvas.
 
@@ -54,8 +52,7 @@ def by_hand(
         return logits
 
     text, logprobs = list(prompt), []
-    canvas = [given.get(place, MASK) for place in range(BLOCK)]
-    open_until = max((place for place, token in given.items() if token != stop), default=0)
+    canvas = [MASK] * BLOCK
     while True:
         told = [0.0] * BLOCK
         if edit and (page := last_page(text, stop)):
@@ -70,7 +67,6 @@ def by_hand(
             if MASK not in canvas[:end]:
                 break
             logits = look(text, canvas)
-            logits[:open_until, stop] = -math.inf
             shares = logits.softmax(-1)
             entropy = torch.special.entr(shares).sum(-1)
             place = min((p for p in range(end) if canvas[p] == MASK), key=lambda p: entropy[p].item())
@@ -80,7 +76,7 @@ def by_hand(
         logprobs += told[:end]
         if canvas[end - 1] == stop or len(text) - len(prompt) >= most:
             return text[len(prompt) :][:most], logprobs[:most]
-        canvas, open_until = [MASK] * BLOCK, 0
+        canvas = [MASK] * BLOCK
 
 
 def last_page(text: list[int], stop: int) -> list[int]:
@@ -202,24 +198,6 @@ def test_a_seed_decides_an_answer_whoever_is_beside_it() -> None:
     assert [c.ids for c in other] != [c.ids for c in alone]
 
 
-def test_what_is_given_stays_and_is_seen_from_both_sides() -> None:
-    model = make_model("llama")
-    (prompt,) = random_rows(1, 9, seed=7)
-    greedy = Sampling(max_tokens=BLOCK, stop=STOP, temperature=0.0)
-    found = []
-    for tail in (30, 31, 32, 33, 34, 35):
-        given = {0: 20, 3: tail, 4: STOP}
-        got = asyncio.run(engine_of(model).fill(prompt, given, greedy, 0))
-        ids, logprobs = by_hand(model, prompt, BLOCK, given)
-        assert list(got.ids) == ids
-        assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
-        assert (got.ids[0], *got.ids[3:]) == (20, tail, STOP)
-        assert STOP not in got.ids[:4]
-        assert got.logprobs[0] == got.logprobs[3] == got.logprobs[4] == 0.0
-        found.append(got.logprobs[1:3])
-    assert len(set(found)) > 1  # what comes behind changes what stands before it
-
-
 def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
     model = make_model("llama")
     engine, plain = engine_of(model), Sampling(max_tokens=8, stop=STOP, temperature=0.0)
@@ -229,8 +207,6 @@ def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
             await engine.complete([5] * 60, plain, 0)
         with pytest.raises(ValueError, match="without top_p"):
             await engine.complete([5], Sampling(8, STOP, top_p=0.5), 0)
-        with pytest.raises(ValueError, match="within a canvas of 5"):
-            await engine.fill([5], {5: 7}, plain, 0)
         with pytest.raises(ValueError, match="at least one token"):
             await engine.complete([], plain, 0)
 
@@ -254,41 +230,6 @@ def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
         CanvasEngine(model, 64, SURE, MASK, EngineSettings(memory_gib=1e-6))
 
 
-def asked_by_hand(model: Any, prompt: Sequence[int], stop: int) -> tuple[list[int], list[float]]:
-    """Three places before two that are given, the surest one a pass, without any cache."""
-    canvas, told = [MASK, MASK, MASK, 30, 31], [0.0] * 3
-    while MASK in canvas:
-        ids, n = [*prompt, *canvas], len(prompt)
-        seen = torch.tensor([[[[k <= q or q >= n for k in range(len(ids))] for q in range(len(ids))]]])
-        with torch.no_grad():
-            logits = model(torch.tensor([ids]), attention_mask=seen, use_cache=False).logits[0, n:].float()
-        logits[:, MASK] = -math.inf
-        shares = logits.softmax(-1)
-        entropy = torch.special.entr(shares).sum(-1)
-        place = min((p for p in range(3) if canvas[p] == MASK), key=lambda p: entropy[p].item())
-        canvas[place], told[place] = int(shares[place].argmax()), shares[place].max().log().item()
-        if stop in canvas[:3]:
-            end = canvas.index(stop)
-            canvas[end:3] = [stop] * (3 - end)
-    end = canvas.index(stop) + 1 if stop in canvas[:3] else 3
-    return canvas[:end], told[:end]
-
-
-def test_what_is_asked_for_before_what_is_given_may_end_early() -> None:
-    """As a plain loop fills it in; the rest of the canvas is seen, stays, and is no part of the answer."""
-    model = make_model("llama")
-    for seed in range(4):
-        (prompt,) = random_rows(1, 9, seed=seed)
-        never, _ = asked_by_hand(model, prompt, stop=-1)
-        for stop in (STOP, *never):  # each of its tokens may be the one that ends it
-            greedy = Sampling(max_tokens=BLOCK, stop=stop, temperature=0.0)
-            got = asyncio.run(engine_of(model).fill(prompt, {3: 30, 4: 31}, greedy, 0, asked=3))
-            ids, logprobs = asked_by_hand(model, prompt, stop)
-            assert list(got.ids) == ids
-            assert got.logprobs == pytest.approx(logprobs, abs=1e-3)
-            assert got.stopped == (ids[-1] == stop)
-
-
 class Scripted:
     """An engine that writes one text whatever is asked."""
 
@@ -299,18 +240,6 @@ class Scripted:
 
     async def complete(self, ids: Sequence[int], sampling: Sampling, seed: int, session: object = None) -> Completion:
         return Completion(self.ids, tuple(math.log(0.5) for _ in self.ids), self.stopped)
-
-    async def fill(
-        self,
-        ids: Sequence[int],
-        given: Mapping[int, int],
-        sampling: Sampling,
-        seed: int,
-        session: object = None,
-        asked: int = 0,
-    ) -> Completion:
-        self.prompt, self.given, self.asked = list(ids), dict(given), asked
-        return await self.complete(ids, sampling, seed)
 
 
 TOKENIZER = train_tokenizer(["Hall. A lamp is here.\n"], 300, ["\n[reward=0]", "\n[reward=1 done]"], mask=True)
@@ -336,40 +265,6 @@ def test_a_canvas_is_a_prediction_or_a_typed_failure() -> None:
         assert broken.rejected == {reason: 1}
 
 
-def test_lines_around_a_gap_are_given() -> None:
-    head, tail = CHAT.encode("Hall."), CHAT.encode("\nA lamp")
-    text = [*head, *CHAT.encode(" is"), *tail, *CHAT.encode("\n[reward=0]"), CHAT.stop]
-    engine = Scripted(text, True)
-    model = DiffusionWorldModel(engine, CHAT, "v")  # type: ignore[arg-type]
-    told = asyncio.run(model.infill("A door.", [], "go", "Hall.", "\nA lamp", hidden=1, seed=0))
-    assert told.observation == "Hall. is\nA lamp"
-    assert engine.given == dict(enumerate(head)) | {len(head) + 1 + k: token for k, token in enumerate(tail)}
-    with pytest.raises(ValueError, match="at least one token"):
-        asyncio.run(model.infill("A door.", [], "go", "Hall.", "", hidden=0, seed=0))
-
-
-def test_it_is_asked_for_an_action_as_it_was_trained_to_be() -> None:
-    """The prompt ends where the action begins, and the canvas is that of the objective with the action hidden."""
-    engine = Scripted([*CHAT.encode("go"), CHAT.stop], True)
-    inverse = make_inverse(6, 3, CHAT)
-    model = DiffusionWorldModel(engine, CHAT, "v", inverse=inverse)  # type: ignore[arg-type]
-    history, after = [Turn("look", "A door.", 0.0, False)], Turn("not looked at", "Hall.", 1.0, True)
-    action, confidence = asyncio.run(model.at_temperature(0.0).action_between("Start.", history, after, 0))  # type: ignore[attr-defined]
-    assert action == "go"
-    assert confidence == pytest.approx(0.5 ** (len(CHAT.encode("go")) + 1))
-    turns = (*history, replace(after, action="go"))
-    episode = Trajectory("e", "t", "e", Source.REAL, "a", 0, "Start.", turns, StopReason.TERMINATED)
-    whole = episode_tokens(CHAT, episode, FullObservation())
-    weights = [float(owner == Owner.ENV) for owner in whole.owners]
-    (trained,) = inverse.canvases(0, whole.ids, weights, CHAT.stop, 200)
-    assert engine.prompt == whole.ids[: trained.start]
-    assert engine.asked == trained.asked == 6
-    assert engine.given == dict(list(enumerate(trained.ids))[6:])
-    plain = DiffusionWorldModel(engine, CHAT, "v")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="inverse_share"):
-        asyncio.run(plain.action_between("Start.", history, after, 0))
-
-
 def test_a_checkpoint_of_another_kind_is_refused_in_a_line() -> None:
     model = make_model("llama")
     with pytest.raises(UserError, match=r"models/w: .*predict the next token.*worldmodel\.kind=diffusion"):
@@ -378,9 +273,6 @@ def test_a_checkpoint_of_another_kind_is_refused_in_a_line() -> None:
     with pytest.raises(UserError, match=r"block=16, not 32"):
         check_trained(model, "models/w", 32)
     check_trained(model, "models/w", 16)
-    assert inverse_of(model, CHAT) is None
-    mark(model, DiffusionSettings(inverse_share=0.5, inverse_told=9))
-    assert inverse_of(model, CHAT) == make_inverse(12, 9, CHAT)
     plain = train_tokenizer(["Hall."], 300)
     with pytest.raises(UserError, match="no mask token"):
         mask_of(plain)

@@ -16,7 +16,7 @@ from real_envs.trajectory import Source
 from tests.support.decoders import MODELS, SIZES
 from tests.support.decoders import make_model as make_decoder
 from worldmodel.diffusion.checkpoint import check_canvases
-from worldmodel.diffusion.objective import Canvas, DiffusionStep, InverseQuestion, MaskedDiffusion, canvases, hide
+from worldmodel.diffusion.objective import Canvas, DiffusionStep, MaskedDiffusion, canvases, hide
 
 STOP, MASK = 2, 63
 OBJECTIVE = MaskedDiffusion(block=4, mask=MASK, stop=STOP, context=40)
@@ -48,16 +48,16 @@ def plain_nll(model: Any, text: list[int], noisy: list[int], truth: list[int]) -
 def test_answers_become_canvases() -> None:
     batch = batch_of(TEXTS)
     assert OBJECTIVE.canvases(batch) == [
-        Canvas(0, 2, (11, 12, STOP, STOP), 1.0, 4),
-        Canvas(0, 7, (13, 14, 15, 16), 0.5, 4),
-        Canvas(0, 11, (17, STOP, STOP, STOP), 0.5, 4),
-        Canvas(1, 1, (21, 22, 23, STOP), 2.0, 4),
-        Canvas(1, 6, (31, 32, 33, 34), 1.0, 4),  # 35 was behind it, and what came then nobody knows
+        Canvas(0, 2, (11, 12, STOP, STOP), 1.0),
+        Canvas(0, 7, (13, 14, 15, 16), 0.5),
+        Canvas(0, 11, (17, STOP, STOP, STOP), 0.5),
+        Canvas(1, 1, (21, 22, 23, STOP), 2.0),
+        Canvas(1, 6, (31, 32, 33, 34), 1.0),  # 35 was behind it, and what came then nobody knows
     ]
     assert [c.start for c in canvases(0, *TEXTS[0], block=4, stop=STOP, context=11)] == [2, 7]
     assert canvases(0, [STOP, STOP], [1.0, 1.0], 2, STOP, 9) == [
-        Canvas(0, 0, (2, 2), 1.0, 2),
-        Canvas(0, 1, (2, 2), 1.0, 2),
+        Canvas(0, 0, (2, 2), 1.0),
+        Canvas(0, 1, (2, 2), 1.0),
     ]
 
 
@@ -100,46 +100,6 @@ def test_the_text_is_told_beside_the_canvases() -> None:
     assert parts[1] - parts[0] == pytest.approx(0.25 * expected, rel=1e-4)
 
 
-BEFORE, BETWEEN = (3, 4), (6,)  # what a template puts before an action, and between it and its answer
-CHAT = (  # start, action, answer; action of two tokens, its answer; one of four; one whose answer has no weight
-    [9, 9, 20, 6, 40, STOP, 3, 4, 21, 22, 6, 41, 42, STOP, 3, 4, 23, 24, 25, 26, 6, 43, STOP, 3, 4, 27, 6, 44, STOP],
-    [0, 0, 0, 0, 1.0, 1.0, *[0] * 5, *[0.5] * 3, *[0] * 7, *[1.0] * 2, *[0] * 6],
-)
-
-
-def test_actions_are_asked_for_between_what_was_and_what_came() -> None:
-    """Only the action is ever hidden, what is behind it is given, and no canvas sees more of the text than its past."""
-    inverse = InverseQuestion(4, 9, BETWEEN, BEFORE)
-    expected = Canvas(0, 8, (21, 22, STOP, STOP, 6, 41, 42, STOP), 0.5, asked=4)
-    assert inverse.canvases(0, *CHAT, stop=STOP, context=40) == [expected]  # four tokens leave no end
-    assert InverseQuestion(5, 2, BETWEEN, BEFORE).canvases(0, *CHAT, stop=STOP, context=40) == [
-        Canvas(0, 8, (21, 22, *[STOP] * 3, 6, 41, 42), 0.5, asked=5),
-        Canvas(0, 16, (23, 24, 25, 26, STOP, 6, 43, STOP), 1.0, asked=5),
-    ]
-    assert inverse.canvases(0, *CHAT, stop=STOP, context=15) == []
-    objective = replace(OBJECTIVE, inverse=inverse, inverse_share=1.0)
-    batch = batch_of([CHAT, TEXTS[0]])
-    model = make_decoder("llama")
-    for seed in range(8):
-        step = objective.step(batch, seed)
-        (at,) = (k for k, canvas in enumerate(step.canvases) if canvas.asked < len(canvas.ids))
-        assert step.canvases[at] == expected
-        assert step.hidden[at, :4].any()
-        assert not step.hidden[at, 4:].any()
-        total = 0.0
-        for canvas, hidden in zip(step.canvases, step.hidden.tolist(), strict=True):
-            assert not any(hidden[len(canvas.ids) :])
-            noisy = [MASK if h else token for h, token in zip(hidden, canvas.ids, strict=False)]
-            text = [CHAT, TEXTS[0]][canvas.row][0][: canvas.start]
-            nll = sum(plain_nll(model, text, noisy, list(canvas.ids)))
-            total += canvas.weight * canvas.asked / sum(hidden) * nll
-        weight = sum(canvas.weight * canvas.asked for canvas in step.canvases)
-        assert step.part(model, slice(0, 2))[0].item() == pytest.approx(total / weight, rel=1e-4)
-    others = len(step.canvases) - 1
-    drawn = [len(replace(objective, inverse_share=0.25).step(batch, seed).canvases) - others for seed in range(400)]
-    assert abs(sum(drawn) / 400 - 0.25) < 5 * (0.25 * 0.75 / 400) ** 0.5
-
-
 def test_its_mean_is_the_sum_over_all_ways_to_hide() -> None:
     """With each token hidden with probability t and t uniform, k chosen tokens of L are the hidden ones with a density
     whose integral over 1 / t is (k - 1)! (L - k)! / L!: the loss is a finite sum. What is drawn otherwise, so
@@ -162,18 +122,14 @@ def test_its_mean_is_the_sum_over_all_ways_to_hide() -> None:
 
 
 def test_all_numbers_of_hidden_tokens_come_equally_often_and_spread_over_a_step() -> None:
-    sizes = torch.tensor([4, 4, 2, 4, 4, 4, 4, 4])
-    drawn = [hide(sizes, 4, torch.Generator().manual_seed(seed)) for seed in range(800)]
+    drawn = [hide(8, 4, torch.Generator().manual_seed(seed)) for seed in range(800)]
     hidden, shares = torch.stack([d[0] for d in drawn]), torch.stack([d[1] for d in drawn])
     counts = hidden.sum(-1)
-    assert torch.equal(counts, (shares * sizes).round().long())
-    assert not hidden[:, 2, 2:].any()  # not asked for
-    for at, size in enumerate(sizes.tolist()):  # each within 5 standard errors
-        for k in range(1, size + 1):
-            assert abs((counts[:, at] == k).float().mean() - 1 / size) < 5 * (1 / size * (1 - 1 / size) / 800) ** 0.5
-        assert (hidden[:, at, :size].float().mean(0) - (size + 1) / 2 / size).abs().max() < 5 * 0.5 / 800**0.5
-    eight = [sorted(hide(torch.full((8,), 4), 4, torch.Generator().manual_seed(s))[0].sum(1).tolist()) for s in (1, 2)]
-    assert eight == [[1, 1, 2, 2, 3, 3, 4, 4]] * 2  # a step has all of them
+    assert torch.equal(counts, (shares * 4).round().long())
+    for k in range(1, 5):  # each within 5 standard errors
+        assert ((counts == k).float().mean(0) - 1 / 4).abs().max() < 5 * (1 / 4 * 3 / 4 / 800) ** 0.5
+    assert (hidden.float().mean(0) - 5 / 8).abs().max() < 5 * 0.5 / 800**0.5
+    assert all(row.sort().values.tolist() == [1, 1, 2, 2, 3, 3, 4, 4] for row in counts)  # a step has all of them
 
 
 def test_a_seed_decides_what_is_hidden_and_an_empty_batch_costs_nothing() -> None:
