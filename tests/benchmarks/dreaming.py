@@ -1,43 +1,36 @@
-"""The dreams that ``rollouts`` and ``gpu`` time: random models, and the one loop that all competitors run.
+"""The dreams that ``rollouts`` times: random models, and the one loop that every competitor runs in its own process.
 
 The models never stop by themselves, so every competitor samples exactly the same number of tokens.
-
-Limits of how fast dreams could be, from rates that this machine reaches in the same run:
-
-*products*: every token passes each model once and every sampled token the output head once, as matrix products at the
-best of several batch sizes. Nothing else costs time, not even that one token follows another.
-
-*decoding*: sampled tokens come one after the other, so their products run at as many rows as there are episodes, and
-each such step reads the keys and values of all episodes once, at the speed of copying memory. What the other model
-wrote is read at the best batch size.
 """
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from policy.lm.engine import Completion, ContextFull, Engine, EngineCounts, Sampling
-from policy.lm.engines.inprocess.decode import kv_shape
-from tests.benchmarks.machine import copy_rate, products_seconds
-from tests.benchmarks.measure import forward_operations
-from tests.benchmarks.table import Limit
+from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.slot_engine import DeviceScheduler
+from policy.lm.engines.vllm import VllmEngine
+from policy.lm.settings import EngineSettings
+from policy.lm.tokenizer import train_tokenizer
+from tests.benchmarks.measure import main_or_worker
 
 NEVER = -1  # a stop token that is never sampled
-_FAMILIES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of both models (heads of 64) and of the dreams; lengths are in tokens. The defaults are those of ``rollouts``."""
+    """Of both models (Llamas with heads of 64) and of the dreams; lengths are in tokens."""
 
-    family: str = "llama"
     hidden: int = 192
     layers: int = 5
     heads: int = 3
@@ -52,9 +45,9 @@ class Shape:
     observation: int = 48
 
 
-def model_config(shape: Shape) -> Any:
+def model_config(shape: Shape) -> LlamaConfig:
     """Of transformers, with tied embeddings and no token that ends a text."""
-    return _FAMILIES[shape.family][0](
+    return LlamaConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -69,11 +62,10 @@ def model_config(shape: Shape) -> Any:
     )
 
 
-def make_model(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+def make_model(shape: Shape, seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """Random weights: speed does not depend on what is written."""
     torch.manual_seed(seed)
-    with torch.device(device):
-        model: Any = _FAMILIES[shape.family][1](model_config(shape))
+    model: Any = LlamaForCausalLM(model_config(shape))
     return model.to(dtype).eval()
 
 
@@ -117,8 +109,8 @@ class GenerateEngine:
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _, _ in waiting])
         with torch.inference_mode():
             out = self.model.generate(
-                tokens.to(self.model.device),
-                attention_mask=mask.to(self.model.device),
+                tokens,
+                attention_mask=mask,
                 max_new_tokens=sampling.max_tokens,
                 do_sample=True,
                 top_k=0,
@@ -161,61 +153,59 @@ async def dream(policy: Engine, world: Engine, shape: Shape, seed: int) -> list[
     return ends
 
 
-_BATCHES = (64, 256, 1024, 4096)
+def make_engines(name: str, shape: Shape, dtype: torch.dtype, eager: bool = True) -> tuple[Engine, Engine]:
+    """Policy and world model: two models of one shape with their own weights, in one process."""
+    models = [make_model(shape, seed, dtype) for seed in (0, 1)]
+    scheduler = DeviceScheduler()
+    if name == "generate":
+        made: list[Engine] = [GenerateEngine(model, shape.context) for model in models]
+    elif name == "vllm":
+        settings = EngineSettings(name="vllm", slots=shape.episodes, eager=eager, memory_gib=1.0)
+        tokenizer = train_tokenizer(["no text is read"], 270)  # it wants one, but sees token ids only
+        made = [VllmEngine(model, tokenizer, shape.context, settings, scheduler) for model in models]
+    else:
+        settings = EngineSettings(slots=shape.episodes, memory_gib=16.0)
+        made = [InProcessEngine(m, shape.context, settings, scheduler=scheduler) for m in models]
+    return made[0], made[1]
 
 
-def linear_shapes(config: Any) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """``(out, in)`` of the products of all layers, joined where they share their input, and of the output head."""
-    _, kv_heads, dim = kv_shape(config)
-    hidden, mlp, heads = config.hidden_size, config.intermediate_size, config.num_attention_heads
-    layer = [((heads + 2 * kv_heads) * dim, hidden), (hidden, heads * dim), (2 * mlp, hidden), (hidden, mlp)]
-    return config.num_hidden_layers * layer, (config.vocab_size, hidden)
+def turns_per_second(policy: Engine, world: Engine, shape: Shape, seeds: range, warm_turns: int) -> list[float]:
+    """Of one play of all episodes per seed, after one that is not timed."""
+    asyncio.run(dream(policy, world, replace(shape, turns=warm_turns), seed=99))
+    rates = []
+    for seed in seeds:
+        policy.update_weights()
+        world.update_weights()
+        begin = time.perf_counter()
+        asyncio.run(dream(policy, world, shape, seed))
+        rates.append(shape.episodes * shape.turns / (time.perf_counter() - begin))
+    return rates
 
 
-def token_seconds(config: Any, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0) -> tuple[float, float]:
-    """Seconds per token of all layers, and per logit row of the head, each at its best batch size."""
-    body, head = linear_shapes(config)
-    per_token = min(products_seconds(body, n, dtype, device, seconds) / n for n in _BATCHES)
-    return per_token, min(products_seconds([head], n, dtype, device, seconds) / n for n in _BATCHES)
+def long_turn_seconds(policy: Engine, world: Engine, shape: Shape) -> tuple[float, float]:
+    """Seconds of turn 30 and of turn 3, each the median of itself and its neighbours."""
+    asyncio.run(dream(policy, world, replace(shape, turns=2), seed=9))
+    ends = asyncio.run(dream(policy, world, replace(shape, turns=31), seed=0))
+    taken = [b - a for a, b in pairwise(ends)]  # taken[k] is turn k + 2, counted from 1
+    return statistics.median(taken[27:30]), statistics.median(taken[0:3])
 
 
-def dream_limits(shape: Shape, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0) -> dict[str, Limit]:
-    """Turns per second of the dreams of ``shape``: ``limit`` and ``decode_limit`` of a row. See the module."""
-    per_token, per_logit = token_seconds(model_config(shape), dtype, device, seconds)
-    turn = (shape.action + shape.observation) * (2 * per_token + per_logit)
-    return {
-        "limit": Limit(1 / turn, "tokens cost only their matrix products, at the best batch size of this machine"),
-        "decode_limit": Limit(
-            decode_turns(shape, dtype, (shape.turns + 1) / 2, device, seconds),
-            f"sampled tokens come one by one: products at {shape.episodes} rows, and keys and values of all "
-            "episodes read once a token at the speed of copying memory",
-        ),
-    }
+def play(spec: dict[str, Any]) -> dict[str, Any]:
+    """Plays as ``spec`` says.
+
+    Args:
+        spec: ``engine`` (inprocess, generate or vllm), ``shape``, ``dtype``, ``eager``, ``seeds`` (the
+            first, and one behind the last), and ``long``: whether to time the turns of a long dream instead.
+    """
+    shape = Shape(**spec["shape"])
+    dtype = getattr(torch, spec["dtype"])
+    policy, world = make_engines(spec["engine"], shape, dtype, spec["eager"])
+    if spec["long"]:
+        return {"seconds": long_turn_seconds(policy, world, shape)}
+    warm = 1 if spec["engine"] == "generate" else shape.turns  # generate is slow, and keeps nothing that was warmed
+    rates = turns_per_second(policy, world, shape, range(*spec["seeds"]), warm)
+    return {"turns/s": rates}
 
 
-def decode_turns(shape: Shape, dtype: torch.dtype, turn: float, device: str = "cpu", seconds: float = 1.0) -> float:
-    """Turns per second at the ``turn``-th turn, counted from 1, if only the second limit held."""
-    config = model_config(shape)
-    body, head = linear_shapes(config)
-    per_token, per_logit = token_seconds(config, dtype, device, seconds)
-    made = shape.action + shape.observation
-    layers, heads, dim = kv_shape(config)
-    length = shape.start + (turn - 0.5) * made
-    cached = layers * 2 * heads * dim * dtype.itemsize * shape.episodes * length  # bytes, of one model
-    step = products_seconds([*body, head], shape.episodes, dtype, device, seconds)
-    step += cached / copy_rate(device, seconds)
-    # the first token of a completion comes out of reading its prompt, the last one is read with the next prompt
-    read_first = (made + 2) * per_token + 2 * per_logit
-    return shape.episodes / ((made - 2) * step + shape.episodes * read_first)
-
-
-def turn_operations(shape: Shape, turn: int) -> float:
-    """Of the matrix products of both models for the ``turn``-th turn of an episode, counted from 1."""
-    config = model_config(shape)
-    made = shape.action + shape.observation
-    before = range(shape.start + (turn - 1) * made)
-    after = range(len(before) + made)
-    return sum(
-        forward_operations(config, [after], sampled) - forward_operations(config, [before], 0)
-        for sampled in (shape.action, shape.observation)
-    )
+if __name__ == "__main__":
+    main_or_worker(lambda: None, play)

@@ -15,8 +15,6 @@ from imagination.runs.machine import cores, processor
 from policy.lm.compiled import native_attention
 from policy.lm.native import linear
 
-# FLOP/s of dense bf16 products as the vendor states them (SXM cards), by a part of the name that torch reports
-NOMINAL_BF16 = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12}
 MUCH_STOLEN = 0.05  # more of the machine's time than this makes its numbers doubtful
 
 
@@ -42,22 +40,9 @@ def _stolen_seconds(stat: Path = Path("/proc/stat")) -> float:
     return int(stat.read_text(encoding="utf-8").splitlines()[0].split()[8]) / os.sysconf("SC_CLK_TCK")
 
 
-def hardware(device: str = "cpu") -> str:
-    """The processor with its number of cores, or the card, as results are labelled."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
+def hardware() -> str:
+    """The processor with its number of cores, as results are labelled."""
     return f"{processor()}, {cores()} cores"
-
-
-def nominal_peak(card: str) -> float | None:
-    """FLOP/s in bf16 that the vendor promises; ``None`` for a card that is not in the table."""
-    return next((rate for part, rate in NOMINAL_BF16.items() if part in card), None)
-
-
-def synchronize() -> None:
-    """Waits for what a GPU still has to do, if one is in use: only then does a clock tell the truth."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
 
 
 def best_seconds(work: Callable[[], object], seconds: float = 1.0) -> float:
@@ -77,35 +62,29 @@ def best_in_turns(works: Sequence[Callable[[], object]], seconds: float = 1.0) -
     until = time.perf_counter() + seconds
     while time.perf_counter() < until or rounds < 5:
         for index, work in enumerate(works):
-            synchronize()
             begin = time.perf_counter()
             work()
-            synchronize()
             best[index] = min(best[index], time.perf_counter() - begin)
         rounds += 1
     return best
 
 
-def products_seconds(
-    shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu", seconds: float = 1.0
-) -> float:
+def products_seconds(shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, seconds: float = 1.0) -> float:
     """Time of the linear layers of a model (``[out, in]`` each) on ``tokens`` tokens, and of nothing else."""
-    return best_seconds(products(shapes, tokens, dtype, device), seconds)
+    return best_seconds(products(shapes, tokens, dtype), seconds)
 
 
-def products(
-    shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype, device: str = "cpu"
-) -> Callable[[], None]:
+def products(shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype) -> Callable[[], None]:
     """The work that ``products_seconds`` measures."""
-    weights = [torch.randn(out, into, device=device).to(dtype) for out, into in shapes]
-    inputs = {into: torch.randn(tokens, into, device=device).to(dtype) for _, into in shapes}
+    weights = [torch.randn(out, into).to(dtype) for out, into in shapes]
+    inputs = {into: torch.randn(tokens, into).to(dtype) for _, into in shapes}
 
     def work() -> None:
         with torch.inference_mode():
             for w in weights:
                 linear(inputs[w.shape[1]], w)
 
-    return _captured(work) if device == "cuda" else work
+    return work
 
 
 def attention_products(
@@ -115,7 +94,6 @@ def attention_products(
     time: int,
     dim: int,
     dtype: torch.dtype,
-    device: str = "cpu",
     seconds: float = 1.0,
 ) -> Callable[[], None]:
     """The two matrix products of attention for one token a row (``heads``: of queries, of keys), as work to measure.
@@ -124,8 +102,8 @@ def attention_products(
     for about ``seconds``.
     """
     queries, keys = heads
-    cache = [torch.randn(2, rows, keys, time, dim, device=device).to(dtype) for _ in range(layers)]
-    query = torch.randn(rows * keys, queries // keys, dim, device=device).to(dtype)
+    cache = [torch.randn(2, rows, keys, time, dim).to(dtype) for _ in range(layers)]
+    query = torch.randn(rows * keys, queries // keys, dim).to(dtype)
 
     def work() -> None:
         with torch.inference_mode():
@@ -133,9 +111,9 @@ def attention_products(
                 k, v = kv.flatten(1, 2)
                 torch.bmm(torch.bmm(query, k.transpose(1, 2)), v)
 
-    native = native_attention(dtype, dim, torch.device(device))
+    native = native_attention(dtype, dim, torch.device("cpu"))
     if native is None:
-        return _captured(work) if device == "cuda" else work
+        return work
     row = np.arange(rows)
     plan = np.stack([row, np.full(rows, time - 1), np.ones(rows, dtype=np.int64), row], 1)
     flat, out = query.view(rows, queries, dim), torch.empty(rows, queries, dim, dtype=dtype)
@@ -148,32 +126,21 @@ def attention_products(
     return compiled if by_us < by_torch else work
 
 
-def _captured(work: Callable[[], None]) -> Callable[[], None]:
-    """The same as a CUDA graph: what it costs to launch kernels is no limit of the card."""
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
-    return graph.replay
-
-
 def matmul_rate(
     dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
     sizes: Sequence[int] = (1024, 1536, 2048),
     seconds: float = 1.0,
 ) -> float:
     """FLOP/s of a large square matrix product, the best of several sizes: what the machine can do."""
     rates = []
     for size in sizes:
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
         rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: linear(a, b), seconds))  # type: ignore[misc]
     return max(rates)
 
 
-def copy_rate(device: str = "cpu", seconds: float = 1.0) -> float:
+def copy_rate(seconds: float = 1.0) -> float:
     """Bytes per second that reading and writing memory reach together, in a copy of 256 MiB."""
-    source = torch.zeros(1 << 26, device=device)
+    source = torch.zeros(1 << 26)
     target = torch.empty_like(source)
     return 2 * source.nbytes / best_seconds(lambda: target.copy_(source), seconds)

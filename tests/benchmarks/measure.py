@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +37,14 @@ def arguments(description: str | None, opponent: str = "") -> argparse.ArgumentP
     return parser
 
 
-def run_worker(
-    python: Path | str, module: str, spec: Mapping[str, Any], folder: Path, threads: int, device: str = "cpu"
-) -> dict[str, Any]:
+def run_worker(python: Path | str, module: str, spec: Mapping[str, Any], folder: Path, threads: int) -> dict[str, Any]:
     """Runs ``python -m tests.benchmarks.<module> SPEC OUT`` and returns what it wrote.
 
     Raises:
         RuntimeError: it failed; the message ends with what it said last.
     """
     with _watched(module):
-        worker = _Worker(python, module, spec, folder, threads, device)
+        worker = _Worker(python, module, spec, folder, threads)
         try:
             return worker.result()
         finally:
@@ -120,7 +118,6 @@ class _Worker:
         spec: Mapping[str, Any],
         folder: Path,
         threads: int,
-        device: str = "cpu",
         turn: socket.socket | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +131,7 @@ class _Worker:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
-            **({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}),
+            "CUDA_VISIBLE_DEVICES": "",
             _TURN_HANDLE: str(turn.fileno()) if turn else "",
         }
         command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(self._out)]
@@ -172,9 +169,13 @@ def _watched(what: str) -> Iterator[None]:
         print(f"note: other virtual machines took {stolen:.0%} of this one's time during {what}", flush=True)
 
 
-def worker_files() -> tuple[dict[str, Any], Path]:
-    """A worker's side of ``run_worker``: what to do, and where to write what came of it."""
-    return json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+def main_or_worker(main: Callable[[], None], work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """``main``, or in a process of ``run_worker`` its side: what ``work`` makes of the spec is written."""
+    if len(sys.argv) == 3 and sys.argv[1].endswith(".spec.json"):
+        found = work(json.loads(Path(sys.argv[1]).read_text()))
+        Path(sys.argv[2]).write_text(json.dumps(found))
+    else:
+        main()
 
 
 def forward_operations(config: Any, rows: Sequence[Sequence[int]], predicted: int) -> float:

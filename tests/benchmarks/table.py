@@ -80,9 +80,7 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return {"ratio": statistics.median(each), "ratio_range": [min(each), max(each)]}
 
 
-def write(
-    name: str, rows: Sequence[Mapping[str, Any]], options: Any, *, device: str = "cpu", **more: Any
-) -> dict[str, Any]:
+def write(name: str, rows: Sequence[Mapping[str, Any]], options: Any, **more: Any) -> dict[str, Any]:
     """Writes ``<options.out>/<name>.json`` and prints a line a row.
 
     Args:
@@ -93,10 +91,10 @@ def write(
     result = {
         "name": name,
         "rows": list(rows),
-        "hardware": hardware(device),
+        "hardware": hardware(),
         "threads": options.threads,
         "torch": torch.__version__,
-        "compiled_attention": native_attention(torch.float32, 64, torch.device(device)) is not None,
+        "compiled_attention": native_attention(torch.float32, 64, torch.device("cpu")) is not None,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join([f"python -m tests.benchmarks.{name}", *sys.argv[1:]]),
         "quick": options.quick,
@@ -159,7 +157,7 @@ def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "outputs/bench")
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     if not results:
-        sys.exit(f"{folder} holds no results yet; `make bench` or `make bench-gpu` measures some")
+        sys.exit(f"{folder} holds no results yet; `make bench` measures some")
     text = table(results)
     (folder / "table.md").write_text(text, encoding="utf-8")
     print(text)

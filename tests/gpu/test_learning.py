@@ -32,7 +32,7 @@ from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.forward import decoder, encode, packs
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source
-from tests.benchmarks.update_ours import Shape, add_own_logprobs, learn, make_rows, rows_to_learn_from
+from tests.benchmarks.trl_update import Shape, add_own_logprobs, learn, make_rows, rows_to_learn_from
 from tests.support import decoders
 from tests.support.asking import together
 from tests.support.decoders import MODELS, ROWS

@@ -1,7 +1,6 @@
 """Whatever is sent to the server, it answers within its protocols, and nobody else's session notices.
 
-If these fail, one client with a typing error, or bad intent, ends the dreams of all. ``tests.benchmarks.serving_abuse``
-sends ten thousand.
+If these fail, one client with a typing error, or bad intent, ends the dreams of all.
 """
 
 from __future__ import annotations

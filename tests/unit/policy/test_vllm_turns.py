@@ -21,8 +21,7 @@ from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
-from tests.benchmarks.dreaming import Shape
-from tests.benchmarks.rollouts_worker import make_engines
+from tests.benchmarks.dreaming import Shape, make_engines
 from tests.support.asking import TOKENIZER
 from tests.support.engines import CONTEXT, MODEL, NEVER
 
@@ -92,7 +91,7 @@ def apart() -> tuple[Engine, Engine]:
 
 def benchmarked() -> tuple[Engine, Engine]:
     shape = Shape(vocab=270, hidden=32, layers=1, heads=2, kv_heads=2, mlp=32)
-    return make_engines("vllm", shape, torch.float32, "cpu")
+    return make_engines("vllm", shape, torch.float32)
 
 
 def steps(engine: Engine) -> list[int]:
