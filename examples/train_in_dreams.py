@@ -11,9 +11,10 @@ from imagination.data.batches import epoch_batches
 from imagination.data.examples import imitation_row
 from imagination.learning.advantages import group_relative
 from imagination.learning.experience import policy_rows
-from imagination.learning.losses import cross_entropy_loss, ppo_clip_loss, token_logprobs
+from imagination.learning.losses import LossInputs, cross_entropy_loss, ppo_clip_loss, token_logprobs
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Provenance, plan, play_all
+from imagination.settings.algorithm_parts import PpoClip
 from policy.agent import LanguageModelAgent
 from policy.lm.backbone import BASE_FOLDER, load_checkpoint
 from policy.lm.batch import collate
@@ -64,9 +65,8 @@ def improve(model, optimizer, episodes):
     advantages, counts = group_relative(returns, batch.group, torch.ones_like(returns, dtype=torch.bool))
     mask = (batch.rl_weight > 0) & counts[:, None]
     logprobs, per_token = logprobs_of(model, batch, mask), advantages[:, None].expand_as(mask)[mask]
-    weight, denominator = batch.rl_weight[mask], mask.sum()
-    loss = ppo_clip_loss(logprobs, batch.behavior_logprobs[mask], per_token, weight, denominator=denominator).loss
-    step(model, optimizer, loss)
+    inputs = LossInputs(logprobs, batch.behavior_logprobs[mask], per_token, batch.rl_weight[mask])
+    step(model, optimizer, ppo_clip_loss(inputs, PpoClip(), denominator=mask.sum()).loss)
 
 
 async def train(real, behaviours, imitation_steps, updates, groups=12, group_size=6):

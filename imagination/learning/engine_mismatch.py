@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from imagination.learning.losses import kl_k1, kl_k3
-
-_LARGEST = 20.0  # nats; the same bound as that of PPO's log-ratio, against overflow
+from imagination.learning.losses.policy import MAX_LOG_RATIO
 
 
 @torch.no_grad()
@@ -52,6 +51,6 @@ def engine_mismatch(logprobs: Tensor, engine_logprobs: Tensor, weight: Tensor) -
 
         engine_mismatch(tensor([log(0.5)]), tensor([log(0.4)]), tensor([1.0]))  # 1.25 - 1 - log(1.25), and 1.25
     """
-    difference = kl_k1(engine_logprobs, logprobs, weight != 0).clamp(-_LARGEST, _LARGEST)
+    difference = kl_k1(engine_logprobs, logprobs, weight != 0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     largest = difference.abs().amax() if difference.numel() else difference.new_zeros(())
     return kl_k3(difference, torch.zeros_like(difference)).sum(), largest.exp()

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from imagination.learning.algorithms import Algorithm, Tokens, policy_loss
-from imagination.learning.losses import LossTerms
+from imagination.learning.algorithms import Algorithm
+from imagination.learning.losses import LossInputs, LossTerms, policy_loss
 from policy.lm.batch import SOURCES, RowBatch
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.evaluation.proportions import summarise
@@ -107,7 +107,7 @@ def realised_shares(batch: RowBatch) -> dict[str, float]:
 
 @torch.no_grad()
 def by_source(
-    source: Tensor, algorithm: Algorithm, tokens: Tokens, terms: LossTerms, denominator: float, scale: int
+    source: Tensor, algorithm: Algorithm, inputs: LossInputs, terms: LossTerms, denominator: float, scale: int
 ) -> dict[str, Tensor]:
     """Sums over the RL tokens of each source: ``{"rl_tokens_dream": ..., "policy_loss_dream": ..., ...}``.
 
@@ -121,12 +121,12 @@ def by_source(
         scale: trained tokens of the whole optimiser step, by which the loss is multiplied to be averaged over tokens.
     """
     sums: dict[str, Tensor] = {}
-    active, entropy = tokens.weight != 0, tokens.given("entropy", "other metrics")
+    active, entropy = inputs.active, inputs.given("entropy", "other metrics")
     present = source[active].unique().tolist()
     for number in present:
         chosen = source == number
-        one = terms if len(present) == 1 else policy_loss(algorithm.surrogate, tokens.where(chosen), denominator)
-        sums |= of_source(number, one, tokens.advantages[chosen & active], entropy[chosen & active], scale)
+        own = terms if len(present) == 1 else policy_loss(inputs.where(chosen), algorithm.surrogate, denominator)
+        sums |= of_source(number, own, inputs.advantages[chosen & active], entropy[chosen & active], scale)
     return sums
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from imagination.learning.algorithms import Algorithm, Tokens, total
+from imagination.learning.algorithms import Algorithm, total
 from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
 from imagination.learning.losses import (
+    LossInputs,
     LossTerms,
     cross_entropy_loss,
     expert_policy_loss,
@@ -94,24 +95,25 @@ class Losses:
         rewarded = self.algorithm.entropy.entropy_coef > 0
         entropy = token_entropy(logits if rewarded else logits.detach(), step.temperature)[predictors.which]
         if step.rl_tokens:
-            tokens, sums_of_engine, maxima = self._tokens(batch, mask, predictors, logprobs, entropy, step)
+            inputs, sums_of_engine, maxima = self._inputs(batch, mask, predictors, logprobs, entropy, step)
             terms = self.algorithm.losses(
-                tokens,
+                inputs,
                 step.denominator,
                 critic_denominator=step.value_tokens or None,
                 entropy_history=step.entropy_history,
             )
             loss = loss + total(terms)
-            sums |= sums_of_engine | self._logged_sums(terms, tokens, step)
-            sums |= by_source(source, self.algorithm, tokens, terms["policy"], step.denominator, step.rl_tokens)
+            sums |= sums_of_engine | self._logged_sums(terms, inputs, step)
+            sums |= by_source(source, self.algorithm, inputs, terms["policy"], step.denominator, step.rl_tokens)
             maxima |= {f"{name}_max": value for name, value in terms["policy"].maxima.items()}
         entropy = entropy.detach()
         if step.replay_tokens:
             recorded, gains, again = (x[mask] for x in (batch.behavior_logprobs, batch.advantages, batch.replay_weight))
             settings, n = self.train.self_imitation, step.replay_tokens
-            replayed = replay_loss(logprobs, recorded, gains, again, denominator=n, clip_high=settings.clip_high)
+            inputs = LossInputs(logprobs, recorded, gains, again)
+            replayed = replay_loss(inputs, settings.clip_high, n)
             loss = loss + settings.coef * replayed.loss
-            read = again != 0
+            read = inputs.active
             sums |= of_source(SOURCES.index(Source.REPLAY), replayed, gains[read], entropy[read], n)
         if step.ce_tokens:
             if step.temperature != 1.0:
@@ -134,12 +136,12 @@ class Losses:
             return expert_policy_loss(logprobs, advantages, weight, denominator=denominator)
         return cross_entropy_loss(logprobs, weight, denominator=denominator)
 
-    def _logged_sums(self, terms: Mapping[str, LossTerms], tokens: Tokens, step: Step) -> dict[str, Tensor]:
+    def _logged_sums(self, terms: Mapping[str, LossTerms], inputs: LossInputs, step: Step) -> dict[str, Tensor]:
         """What is logged of the terms, as sums over tokens."""
         policy = terms["policy"]
-        assert tokens.entropy is not None
+        assert inputs.entropy is not None
         sums = {"rl_tokens": policy.tokens, "policy_loss": policy.loss.detach() * step.rl_tokens, **policy.sums}
-        sums["entropy"] = (tokens.entropy.detach() * (tokens.weight != 0)).sum()
+        sums["entropy"] = (inputs.entropy.detach() * inputs.active).sum()
         if "kl" in terms:
             sums["kl_reference"] = terms["kl"].sums["kl"]
         if "entropy" in terms:
@@ -149,9 +151,9 @@ class Losses:
             sums |= {"value_tokens": terms["critic"].tokens, "value_loss": unscaled * step.value_tokens}
         return sums
 
-    def _tokens(
+    def _inputs(
         self, batch: RowBatch, mask: Tensor, predictors: Hidden, logprobs: Tensor, entropy: Tensor, step: Step
-    ) -> tuple[Tokens, dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[LossInputs, dict[str, Tensor], dict[str, Tensor]]:
         """What the algorithm reads of the masked tokens, and, as sums and maxima, how far engine and trainer differ."""
         engine, rl, remembered = (x[mask] for x in (batch.behavior_logprobs, batch.rl_weight, batch.old_logprobs))
         own = logprobs.detach() if step.unchanged else torch.where(remembered.isnan(), engine, remembered)
@@ -168,7 +170,7 @@ class Losses:
             sums["tis_weight"] = (importance * (rl != 0)).sum()
         kl, critic = self.algorithm.kl, self.value is not None
         refer = kl.kl_coef > 0 and kl.kl_in == "loss"
-        tokens = Tokens(
+        inputs = LossInputs(
             logprobs=logprobs,
             behavior_logprobs=old,
             advantages=batch.advantages[mask],
@@ -183,7 +185,7 @@ class Losses:
             returns=batch.returns[mask] if critic else None,
             learned=batch.learned[mask] if critic else None,
         )
-        return tokens, sums, maxima
+        return inputs, sums, maxima
 
 
 @torch.no_grad()

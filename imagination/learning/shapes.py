@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -26,20 +24,6 @@ def check_integers(where: str, name: str, x: Tensor) -> None:
     """Raises ``ValueError`` where the tensor does not hold integers."""
     if x.is_floating_point() or x.dtype == torch.bool:
         raise ValueError(f"{where}: {name} must hold integers, got {x.dtype}")
-
-
-def check_unit(where: str, **numbers: float) -> None:
-    """Raises ``ValueError`` where a number lies outside [0, 1]."""
-    if not all(0.0 <= x <= 1.0 for x in numbers.values()):
-        names, values = " and ".join(numbers), " and ".join(str(x) for x in numbers.values())
-        raise ValueError(f"{where}: {names} must lie in [0, 1], got {values}")
-
-
-def check_positive(where: str, **numbers: float) -> None:
-    """Raises ``ValueError`` where a number is not positive and finite."""
-    for name, x in numbers.items():
-        if not (x > 0.0 and math.isfinite(x)):
-            raise ValueError(f"{where}: {name} must be positive, got {x}")
 
 
 def at_least_fp32(x: Tensor) -> Tensor:

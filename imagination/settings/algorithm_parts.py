@@ -1,4 +1,4 @@
-"""The settings of each part of an algorithm; ``imagination.learning.algorithms`` computes with them.
+"""The settings of each part of an algorithm, which losses and advantages take as they are.
 
 Nothing here loads torch, as a command line must answer before that.
 """

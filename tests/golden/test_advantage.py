@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from imagination.learning.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
+from imagination.settings.algorithm_parts import GroupRelative, TokenGae
 
 NAN, INF = math.nan, math.inf
 
@@ -51,7 +52,7 @@ def plain_grpo(returns, groups, valid, eps=1e-4):
 
 
 def test_worked_example():
-    advantages, returns = masked_gae(REWARDS, VALUES, MASK, gamma=1.0, lam=0.95)
+    advantages, returns = masked_gae(REWARDS, VALUES, MASK, TokenGae(gamma=1.0, lam=0.95))
     torch.testing.assert_close(returns, RETURNS, rtol=0, atol=1e-6)
     torch.testing.assert_close(advantages, RETURNS - VALUES.masked_fill(~MASK, 0.0), rtol=0, atol=1e-6)
 
@@ -68,7 +69,7 @@ def test_gae_equals_the_plain_sum(gamma, lam):
         for row, b in zip(zip(rewards, values, mask, strict=True), bootstrap, strict=True)
     ]
     advantages, returns = masked_gae(
-        t64(rewards), t64(values), torch.tensor(mask), gamma, lam, bootstrap_value=t64(bootstrap)
+        t64(rewards), t64(values), torch.tensor(mask), TokenGae(gamma, lam), bootstrap_value=t64(bootstrap)
     )
     torch.testing.assert_close(advantages, t64([a for a, _ in expected]))
     torch.testing.assert_close(returns, t64([r for _, r in expected]))
@@ -78,24 +79,26 @@ def test_terminated_row_does_not_bootstrap_and_truncated_row_does():
     """lam=1, gamma=1/2, one agent token and a trailing observation: the return is r + V_last / 2, or r alone."""
     mask = torch.tensor([[True, False], [True, False]])
     rewards, values = torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([[0.3, 7.0], [0.3, 7.0]])
-    _, returns = masked_gae(rewards, values, mask, 0.5, 1.0, bootstrap_value=torch.tensor([0.0, 4.0]))
+    _, returns = masked_gae(rewards, values, mask, TokenGae(0.5, 1.0), bootstrap_value=torch.tensor([0.0, 4.0]))
     assert returns.tolist() == [[1.0, 0.0], [3.0, 0.0]]
-    _, returns = masked_gae(rewards, values, mask, 0.5, 1.0)
+    _, returns = masked_gae(rewards, values, mask, TokenGae(0.5, 1.0))
     assert returns.tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def test_returns_are_carried_across_observations():
     """A reward of the last turn reaches the first turn as if the observation between had no length."""
-    _, with_observation = masked_gae(REWARDS, VALUES, MASK, 0.9, 0.95)
-    _, without = masked_gae(REWARDS[MASK][None], VALUES[MASK][None], torch.ones(1, 4, dtype=torch.bool), 0.9, 0.95)
+    _, with_observation = masked_gae(REWARDS, VALUES, MASK, TokenGae(0.9, 0.95))
+    _, without = masked_gae(
+        REWARDS[MASK][None], VALUES[MASK][None], torch.ones(1, 4, dtype=torch.bool), TokenGae(0.9, 0.95)
+    )
     assert torch.equal(with_observation[MASK], without[0])
     assert with_observation[0, 0] > 0.5
 
 
 @pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e38])
 def test_junk_values_on_observation_tokens_change_nothing(junk):
-    expected = masked_gae(REWARDS, VALUES, MASK, 1.0, 0.95)
-    got = masked_gae(REWARDS, VALUES.masked_fill(~MASK, junk), MASK, 1.0, 0.95)
+    expected = masked_gae(REWARDS, VALUES, MASK, TokenGae(1.0, 0.95))
+    got = masked_gae(REWARDS, VALUES.masked_fill(~MASK, junk), MASK, TokenGae(1.0, 0.95))
     assert torch.equal(got[0], expected[0])
     assert torch.equal(got[1], expected[1])
 
@@ -107,26 +110,28 @@ def test_reward_on_trailing_observation():
     values = torch.zeros(1, 8)
     rewards = place_turn_rewards(torch.tensor([[0.0, 1.0]]), turn_of_token)
     assert rewards.tolist() == [[0, 0, 0, 0, 0, 1.0, 0, 0]]
-    _, returns = masked_gae(rewards, values, mask, 1.0, 1.0)
+    _, returns = masked_gae(rewards, values, mask, TokenGae(1.0, 1.0))
     assert returns.tolist() == [[1.0, 1.0, 0, 0, 1.0, 1.0, 0, 0]]
 
     left_on_the_observation = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 1.0]])
     with pytest.raises(ValueError, match=r"row 0 has the reward 1\.0 on token 7.*would be lost"):
-        masked_gae(left_on_the_observation, values, mask, 1.0, 1.0)
+        masked_gae(left_on_the_observation, values, mask, TokenGae(1.0, 1.0))
 
 
 def test_row_without_agent_tokens_is_left_out():
     mask = torch.tensor([[True, True], [False, False]])
     rewards, values = torch.tensor([[0.0, 1.0], [NAN, 5.0]]), torch.tensor([[0.1, 0.2], [NAN, INF]])
-    advantages, returns = masked_gae(rewards, values, mask, 1.0, 0.95, bootstrap_value=torch.tensor([0.0, NAN]))
-    alone, _ = masked_gae(rewards[:1], values[:1], mask[:1], 1.0, 0.95)
+    advantages, returns = masked_gae(
+        rewards, values, mask, TokenGae(1.0, 0.95), bootstrap_value=torch.tensor([0.0, NAN])
+    )
+    alone, _ = masked_gae(rewards[:1], values[:1], mask[:1], TokenGae(1.0, 0.95))
     assert torch.equal(advantages, torch.cat([alone, torch.zeros(1, 2)]))
     assert returns[1].tolist() == [0.0, 0.0]
 
 
 def test_advantages_are_constants():
     values = VALUES.clone().requires_grad_()
-    advantages, returns = masked_gae(REWARDS, values, MASK, 1.0, 0.95)
+    advantages, returns = masked_gae(REWARDS, values, MASK, TokenGae(1.0, 0.95))
     assert not advantages.requires_grad
     assert not returns.requires_grad
 
@@ -136,14 +141,18 @@ def test_advantages_are_constants():
     [
         ({"values": VALUES[:, :5]}, "one shape"),
         ({"mask": MASK.float()}, "bool mask"),
-        ({"gamma": 1.5}, r"gamma and lam must lie in \[0, 1\]"),
-        ({"lam": -0.1}, r"gamma and lam must lie in \[0, 1\]"),
         ({"bootstrap_value": torch.zeros(1, 1)}, r"bootstrap_value must be \[batch\]"),
     ],
 )
 def test_gae_refuses(change, message):
     with pytest.raises(ValueError, match=message):
-        masked_gae(**{"rewards": REWARDS, "values": VALUES, "mask": MASK, "gamma": 1.0, "lam": 0.95, **change})
+        masked_gae(**{"rewards": REWARDS, "values": VALUES, "mask": MASK, "gae": TokenGae(), **change})
+
+
+@pytest.mark.parametrize("numbers", [{"gamma": 1.5}, {"lam": -0.1}])
+def test_discounts_lie_between_0_and_1(numbers):
+    with pytest.raises(ValueError, match=r"gamma and lam must lie in \[0, 1\]"):
+        TokenGae(**numbers)
 
 
 # --- place_turn_rewards ---
@@ -232,7 +241,7 @@ def test_equal_rewards_give_exactly_zero(reward):
 def test_without_std_the_advantage_stays_in_units_of_reward():
     advantages, _ = group_relative(
         torch.tensor([3.0, 0.0, 0.0]), torch.zeros(3, dtype=torch.long), torch.ones(3, dtype=torch.bool),
-        normalise_std=False,
+        GroupRelative(normalise_std=False),
     )  # fmt: skip
     assert advantages.tolist() == [2.0, -1.0, -1.0]
 
@@ -270,7 +279,6 @@ def test_no_episodes_at_all():
         ({"valid": torch.ones(2).bool()}, "one shape"),
         ({"valid": torch.ones(3)}, "valid must be bool"),
         ({"group_ids": torch.zeros(3)}, "group_ids must hold integers"),
-        ({"std_eps": 0.0}, "std_eps must be positive"),
         ({"returns": torch.tensor([0.0, NAN, 1.0])}, "row 1 is valid but its return is nan"),
     ],
 )
@@ -278,6 +286,8 @@ def test_group_relative_refuses(change, message):
     good = {"returns": torch.zeros(3), "group_ids": torch.zeros(3).long(), "valid": torch.ones(3).bool()}
     with pytest.raises(ValueError, match=message):
         group_relative(**{**good, **change})
+    with pytest.raises(ValueError, match="std_eps must be positive"):
+        GroupRelative(std_eps=0.0)
 
 
 def test_broadcast_refuses():

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from imagination.learning.advantages import differ, gigpo, group_relative, informative, whiten, whiten_by
-from imagination.learning.algorithms import ALGORITHMS, Episodes, algorithm
+from imagination.learning.algorithms import ALGORITHMS, Episodes
+from imagination.settings.algorithm_parts import GiGpo
 
 # Sums that are 1, but not in fp32: 1.00000012 and 1.0.
 TENTHS = [[0.1] * 10, [0.4, 0.3, 0.2, 0.1, *[0.0] * 6]]
@@ -42,9 +43,8 @@ def test_the_sums_do_differ_in_fp32():
 @pytest.mark.parametrize("scale", [1.0, 100.0, 1e-3])
 def test_returns_that_differ_by_rounding_are_equal(name, scale):
     rewards = [[scale * r for r in row] for row in [*TENTHS, *TENTHS]]
-    judged = algorithm(name, **{"max_tokens": 10} if "max_tokens" in ALGORITHMS[name].settings else {}).judge(
-        episodes(rewards, groups=[0, 0, 1, 1])
-    )
+    limit = {"max_tokens": 10} if "max_tokens" in ALGORITHMS[name].settings else {}
+    judged = ALGORITHMS[name].with_settings(**limit).judge(episodes(rewards, groups=[0, 0, 1, 1]))
     assert (judged.advantages == 0).all()
     assert not (ALGORITHMS[name].sampling.drop_equal_groups and judged.trained.any())
 
@@ -73,7 +73,7 @@ def test_whitening_has_no_say_where_there_is_only_rounding():
 def test_a_critic_that_is_right_leaves_nothing_to_whiten(name):
     settings = {k: 1.0 for k in ("gamma", "lam", "turn_gamma", "turn_lam") if k in ALGORITHMS[name].settings}
     values = torch.tensor(TENTHS).flip(1).cumsum(1).flip(1).tolist()
-    judged = algorithm(name, **settings).judge(episodes(TENTHS, values=values))
+    judged = ALGORITHMS[name].with_settings(**settings).judge(episodes(TENTHS, values=values))
     assert (judged.advantages == 0).all()
 
 
@@ -92,7 +92,7 @@ def test_each_source_is_whitened_by_itself():
 def test_what_dreams_pay_more_is_no_advantage_of_dreamed_actions(name):
     """Dreams pay 1 more than the real world for the same two behaviours: by what they earn there, nothing differs."""
     rewards, groups = [[0.0], [1.0], [1.0], [2.0]], [0, 0, 1, 1]
-    judged = algorithm(name).judge(episodes(rewards, groups=groups, sources=[0, 0, 1, 1]))
+    judged = ALGORITHMS[name].judge(episodes(rewards, groups=groups, sources=[0, 0, 1, 1]))
     assert judged.advantages[:2].tolist() == judged.advantages[2:].tolist()
     assert float(judged.advantages[1]) > 0 > float(judged.advantages[0])
 
@@ -116,7 +116,7 @@ def test_more_turns_for_the_same_return_are_no_gain(name):
         lengths = [len(row) for row in rows]
         if len(set(lengths)) == 1:
             continue
-        judged = algorithm(name).judge(episodes(rows, anchors=anchors))
+        judged = ALGORITHMS[name].judge(episodes(rows, anchors=anchors))
         sums = judged.advantages.sum(1).tolist()
         longest, shortest = lengths.index(max(lengths)), lengths.index(min(lengths))
         assert sums[longest] <= sums[shortest] + 1e-5, (seed, lengths, sums)
@@ -126,5 +126,5 @@ def test_undiscounted_step_advantages_of_equal_returns_are_zero():
     """Without a discount nothing tells the episodes apart, however often a place is visited."""
     rows, anchors = lengthened(1)
     e = episodes(rows, anchors=anchors)
-    found, _ = gigpo(e.turn_rewards, e.action_turn_index, e.anchors, e.group_ids, e.valid, gamma=1.0)
+    found, _ = gigpo(e.turn_rewards, e.action_turn_index, e.anchors, e.group_ids, e.valid, GiGpo(gamma=1.0))
     assert (found == 0).all()

@@ -17,12 +17,13 @@ from imagination.learning.advantages import (
     gigpo,
     informative,
     leave_one_out,
-    reinforce_pp,
+    reinforce,
     reinforce_pp_baseline,
     returns_to_go,
     step_returns,
     whiten,
 )
+from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, ReturnsToGo
 
 NAN, INF = math.nan, math.inf
 
@@ -116,9 +117,9 @@ def test_reinforce_pp_equals_the_plain_loop(gamma):
         for i, t in enumerate(places):
             to_go[t] = sum(gamma**k * earned[u] for k, u in enumerate(places[i:]))
         expected.append(to_go)
-    advantages, counts = reinforce_pp(t64(rewards), torch.tensor(mask), torch.tensor(valid), gamma)
-    torch.testing.assert_close(advantages, t64(plain_whiten(expected, used)))
-    assert counts.tolist() == valid
+    read = t64(rewards), torch.tensor(mask), torch.tensor(valid)
+    torch.testing.assert_close(reinforce(*read, ReturnsToGo(gamma, whiten=True)), t64(plain_whiten(expected, used)))
+    torch.testing.assert_close(reinforce(*read, ReturnsToGo(gamma)), t64(expected))
 
 
 def test_reinforce_pp_baseline_equals_the_plain_loop():
@@ -146,7 +147,7 @@ def test_whitened_constants_are_zero():
 def test_reinforce_pp_refuses():
     mask = torch.ones(2, 3).bool()
     with pytest.raises(ValueError, match=r"valid to be bool \[2\]"):
-        reinforce_pp(torch.zeros(2, 3), mask, torch.ones(3).bool())
+        reinforce(torch.zeros(2, 3), mask, torch.ones(3).bool(), ReturnsToGo())
     with pytest.raises(ValueError, match="bool mask"):
         whiten(torch.zeros(2), torch.zeros(2))
 
@@ -197,7 +198,7 @@ def test_gigpo_equals_the_plain_loop(gamma, weight, normalise):
     groups, valid = [rng.choice([5, 9, 2]) for _ in range(n)], [rng.random() < 0.85 for _ in range(n)]
     advantages, counts = gigpo(
         t64(rewards), torch.tensor(index), torch.tensor(anchors), torch.tensor(groups), torch.tensor(valid),
-        gamma=gamma, step_weight=weight, normalise_std=normalise,
+        GiGpo(gamma, weight, normalise),
     )  # fmt: skip
     expected = plain_gigpo(rewards, index, anchors, groups, valid, gamma, weight, normalise)
     torch.testing.assert_close(advantages, t64(expected))
@@ -210,7 +211,8 @@ def test_gigpo_statistics_are_over_episodes():
     rewards = torch.zeros(3, 5).double()
     rewards[0, 0] = 1.0
     anchors = torch.arange(15).view(3, 5)  # no observation twice: only episodes are compared
-    advantages, _ = gigpo(rewards, index, anchors, torch.zeros(3).long(), torch.ones(3).bool(), normalise_std=False)
+    one_group = torch.zeros(3).long(), torch.ones(3).bool()
+    advantages, _ = gigpo(rewards, index, anchors, *one_group, GiGpo(normalise_std=False))
     assert advantages[0, 0].item() == pytest.approx(2 / 3)
     assert advantages[1].tolist() == pytest.approx([-1 / 3] * 5)
 
@@ -247,7 +249,7 @@ def test_step_returns():
 @pytest.mark.parametrize(("fraction", "least"), [(0.25, 0.0), (0.5, -10.0), (1.0, 0.5), (0.01, -10.0)])
 def test_best_of_groups_equals_the_plain_loop(fraction, least):
     returns, groups, valid = random_groups(5, values=[0.0, 0.25, 0.5, 0.75, 1.0])
-    kept = best_of_groups(*tensors(returns, groups, valid), fraction=fraction, min_return=least)
+    kept = best_of_groups(*tensors(returns, groups, valid), BestOfGroups(fraction, least))
     for i, r in enumerate(returns):
         peers = sorted(peers_of(i, returns, groups, valid), reverse=True)
         expected = valid[i] and r >= peers[math.ceil(fraction * len(peers)) - 1] and r >= least
@@ -256,7 +258,7 @@ def test_best_of_groups_equals_the_plain_loop(fraction, least):
 
 
 def test_a_group_of_failures_is_not_cloned():
-    kept = best_of_groups(torch.zeros(4), torch.zeros(4).long(), torch.ones(4).bool(), fraction=0.5, min_return=0.5)
+    kept = best_of_groups(torch.zeros(4), torch.zeros(4).long(), torch.ones(4).bool(), BestOfGroups(0.5, 0.5))
     assert not kept.any()
     with pytest.raises(ValueError, match="fraction must lie"):
-        best_of_groups(torch.zeros(1), torch.zeros(1).long(), torch.ones(1).bool(), fraction=0.0, min_return=0.0)
+        BestOfGroups(keep_fraction=0.0)

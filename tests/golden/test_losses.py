@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from imagination.learning.losses import (
+    LossInputs,
     cross_entropy_loss,
     kl_k1,
     kl_k2,
@@ -21,6 +22,7 @@ from imagination.learning.losses import (
     token_logprobs,
     value_loss,
 )
+from imagination.settings.algorithm_parts import Critic, PpoClip
 
 NAN, INF = math.nan, math.inf
 
@@ -74,9 +76,8 @@ def test_ppo_equals_the_plain_loop(lo, hi, dual):
     weight = grid(lambda: rng.choice([0.0, 1.0, 1.0, 0.5]))
     weight[0][0] = 1.0
     expected, stats = plain_ppo(logp, old, adv, weight, 17, lo, hi, dual, 20.0)
-    terms = ppo_clip_loss(
-        t64(logp), t64(old), t64(adv), t64(weight), denominator=17, eps_low=lo, eps_high=hi, dual_clip=dual
-    )
+    inputs = LossInputs(t64(logp), t64(old), t64(adv), t64(weight))
+    terms = ppo_clip_loss(inputs, PpoClip(lo, hi, dual), denominator=17)
     assert float(terms.loss) == pytest.approx(expected)
     assert float(terms.tokens) == stats["n"]
     assert {k: float(v) for k, v in terms.sums.items()} == pytest.approx({k: stats[k] for k in terms.sums})
@@ -100,7 +101,8 @@ def test_ppo_equals_the_plain_loop(lo, hi, dual):
 )
 def test_ppo_by_hand(ratio, advantage, loss, slope):
     logprob = t64([[math.log(ratio) - 2.0]], grad=True)
-    terms = ppo_clip_loss(logprob, t64([[-2.0]]), t64([[advantage]]), t64([[1.0]]), denominator=1)
+    inputs = LossInputs(logprob, t64([[-2.0]]), t64([[advantage]]), t64([[1.0]]))
+    terms = ppo_clip_loss(inputs, PpoClip(), denominator=1)
     terms.loss.backward()
     assert float(terms.loss.detach()) == pytest.approx(loss)
     assert logprob.grad.item() == pytest.approx(slope)
@@ -115,7 +117,7 @@ def test_ratios_under_temperature():
 
     def ratios(temperature):
         logprobs = token_logprobs(t64([logits]), torch.tensor([ids]), temperature)
-        return ppo_clip_loss(logprobs, t64([behavior]), ones, ones, denominator=2)
+        return ppo_clip_loss(LossInputs(logprobs, t64([behavior]), ones, ones), PpoClip(), denominator=2)
 
     assert float(ratios(0.7).means()["ratio"]) == pytest.approx(1.0)
     assert float(ratios(0.7).maxima["ratio"]) == pytest.approx(1.0)
@@ -133,7 +135,7 @@ def test_junk_on_observation_tokens_changes_nothing_and_masked_tokens_get_exactl
             torch.tensor([x]).masked_fill(masked, fill).requires_grad_()
             for x in ([0.0, -1.0, 0.0, -2.0], [0.0, -1.1, 0.0, -2.3], [0.0, 1.0, 0.0, -1.0])
         )
-        terms = ppo_clip_loss(logp, old, adv, weight, denominator=3)
+        terms = ppo_clip_loss(LossInputs(logp, old, adv, weight), PpoClip(), denominator=3)
         terms.loss.backward()
         return logp, old, adv, terms
 
@@ -153,7 +155,7 @@ def test_batch_without_weight_has_zero_loss_and_gradient():
     """One rank may hold observation tokens only; it must still take part in the backward pass."""
     logp = torch.full((2, 3), NAN, requires_grad=True)
     zeros = torch.zeros(2, 3)
-    terms = ppo_clip_loss(logp, zeros, zeros, zeros, denominator=8)
+    terms = ppo_clip_loss(LossInputs(logp, zeros, zeros, zeros), PpoClip(), denominator=8)
     terms.loss.backward()
     assert terms.loss == 0.0
     assert torch.equal(logp.grad, zeros)
@@ -163,7 +165,8 @@ def test_batch_without_weight_has_zero_loss_and_gradient():
 
 def test_half_precision_log_probs_are_subtracted_in_fp32():
     logp = torch.tensor([[-1.0]], dtype=torch.bfloat16)
-    terms = ppo_clip_loss(logp, torch.tensor([[-1.001]]), torch.ones(1, 1), torch.ones(1, 1), denominator=1)
+    inputs = LossInputs(logp, torch.tensor([[-1.001]]), torch.ones(1, 1), torch.ones(1, 1))
+    terms = ppo_clip_loss(inputs, PpoClip(), denominator=1)
     assert terms.loss.dtype == torch.float32
     assert float(terms.maxima["ratio"]) == pytest.approx(math.exp(0.001), abs=1e-6)
 
@@ -173,17 +176,17 @@ def test_half_precision_log_probs_are_subtracted_in_fp32():
     [
         ({"advantages": torch.zeros(1, 3)}, r"advantages \(1, 3\)"),
         ({"dual_clip": 1.0}, "dual_clip must be larger than 1"),
-        ({"eps_low": 1.1}, "eps_low must lie"),
-        ({"log_ratio_clamp": 0.0}, "log_ratio_clamp must be positive"),
+        ({"clip_low": 1.1}, "clip_low must lie"),
         ({"denominator": 0}, "leave a loss out"),
         ({"denominator": NAN}, "must be positive, got nan"),
     ],
 )
 def test_ppo_refuses(change, message):
     x = torch.zeros(1, 2)
-    good = {"logprobs": x, "behavior_logprobs": x, "advantages": x, "weight": x, "denominator": 1}
+    columns = {name: change.get(name, x) for name in ("logprobs", "behavior_logprobs", "advantages", "weight")}
+    clip = {name: value for name, value in change.items() if "clip" in name}
     with pytest.raises(ValueError, match=message):
-        ppo_clip_loss(**{**good, **change})
+        ppo_clip_loss(LossInputs(**columns), PpoClip(**clip), change.get("denominator", 1))
 
 
 # --- value_loss ---
@@ -205,7 +208,7 @@ def test_value_loss_equals_the_plain_loop(clip):
                     n_clipped += clipped > free + 1e-12
                 total += 0.5 * max(free, clipped)
                 squared += free
-    terms = value_loss(t64(v), t64(old), t64(ret), torch.tensor(mask), denominator=13, clip=clip)
+    terms = value_loss(t64(v), t64(old), t64(ret), torch.tensor(mask), Critic(1.0, clip), denominator=13)
     assert float(terms.loss) == pytest.approx(total / 13)
     assert float(terms.sums["squared_error"]) == pytest.approx(squared)
     assert float(terms.sums["clip_fraction"]) == n_clipped
@@ -215,7 +218,8 @@ def test_value_loss_equals_the_plain_loop(clip):
 def test_value_loss_by_hand():
     """Return 1, old value 0, clip 0.2. A value that jumped to 1 stops; one that went to 0.1 goes on with v - R."""
     values = t64([[1.0, 0.1]], grad=True)
-    terms = value_loss(values, t64([[0.0, 0.0]]), t64([[1.0, 1.0]]), torch.ones(1, 2).bool(), denominator=1, clip=0.2)
+    ones = torch.ones(1, 2).bool()
+    terms = value_loss(values, t64([[0.0, 0.0]]), t64([[1.0, 1.0]]), ones, Critic(1.0, 0.2), denominator=1)
     terms.loss.backward()
     assert float(terms.loss.detach()) == pytest.approx(0.5 * 0.8**2 + 0.5 * 0.9**2)
     assert values.grad.tolist() == [[0.0, pytest.approx(-0.9)]]
@@ -226,7 +230,8 @@ def test_rounding_does_not_look_like_clipping():
     """A thousand steps inside the clip, in fp32: none is clipped."""
     rng = torch.Generator().manual_seed(0)
     old, returns, step = (torch.randn(1, 1000, generator=rng) for _ in range(3))
-    terms = value_loss(old + 0.02 * step, old, returns, torch.ones(1, 1000).bool(), denominator=1000, clip=0.2)
+    mask = torch.ones(1, 1000).bool()
+    terms = value_loss(old + 0.02 * step, old, returns, mask, Critic(value_clip=0.2), denominator=1000)
     assert terms.sums["clip_fraction"] == 0
 
 
@@ -235,7 +240,7 @@ def test_junk_values_on_observation_tokens_leave_the_critic_alone(junk):
     mask = torch.tensor([[True, False, True]])
     values = torch.tensor([[0.5, junk, 0.1]], requires_grad=True)
     others = torch.tensor([[0.4, junk, 0.3]])
-    terms = value_loss(values, others, others, mask, denominator=2)
+    terms = value_loss(values, others, others, mask, Critic(1.0), denominator=2)
     terms.loss.backward()
     assert float(terms.loss.detach()) == pytest.approx((0.5 * 0.1**2 + 0.5 * 0.2**2) / 2)
     assert values.grad[0, 1] == 0.0
@@ -245,11 +250,11 @@ def test_junk_values_on_observation_tokens_leave_the_critic_alone(junk):
 def test_value_loss_refuses():
     x, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match="bool mask"):
-        value_loss(x, x, x, mask.float(), denominator=1)
-    with pytest.raises(ValueError, match="clip must be positive"):
-        value_loss(x, x, x, mask, denominator=1, clip=0.0)
+        value_loss(x, x, x, mask.float(), Critic(), denominator=1)
+    with pytest.raises(ValueError, match="value_clip must be positive"):
+        Critic(value_clip=0.0)
     with pytest.raises(ValueError, match=r"one shape, \[batch, time\] or \[n\], got values \(1, 2\).* mask \(2,\)"):
-        value_loss(x, x, x, mask[0], denominator=1)
+        value_loss(x, x, x, mask[0], Critic(), denominator=1)
 
 
 # --- cross_entropy_loss ---

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from imagination.learning.engine_mismatch import engine_mismatch, truncated_importance
-from imagination.learning.losses import ppo_clip_loss
+from imagination.learning.losses import LossInputs, ppo_clip_loss
+from imagination.settings.algorithm_parts import PpoClip
 
 NAN, INF = math.nan, math.inf
 
@@ -71,14 +72,16 @@ def test_importance_multiplies_the_loss_of_a_token():
     logprobs = logs(0.6, 0.5).requires_grad_()
     old, advantages = logs(0.4, 0.5), torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     importance = torch.tensor([[0.5, 2.0]], dtype=torch.float64)
-    terms = ppo_clip_loss(logprobs, old, advantages, ONE, denominator=2, importance=importance)
+    inputs = LossInputs(logprobs, old, advantages, ONE, importance=importance)
+    terms = ppo_clip_loss(inputs, PpoClip(), denominator=2)
     terms.loss.backward()
     assert float(terms.loss.detach()) == pytest.approx((0.5 * -1.2 + 2.0 * 1.0) / 2)
     assert logprobs.grad.tolist() == [[0.0, pytest.approx(2.0 * 1.0 / 2)]]
     assert float(terms.means()["ratio"]) == pytest.approx((1.5 + 1.0) / 2)  # of the policy, not of the engine
     weight = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     junk = torch.tensor([[NAN, 2.0]], dtype=torch.float64)
-    terms = ppo_clip_loss(logprobs.detach(), old, advantages, weight, denominator=2, importance=junk)
+    inputs = LossInputs(logprobs.detach(), old, advantages, weight, importance=junk)
+    terms = ppo_clip_loss(inputs, PpoClip(), denominator=2)
     assert float(terms.loss) == 1.0
 
 

@@ -14,6 +14,7 @@ import torch
 
 from imagination.learning.losses import (
     EntropyHistory,
+    LossInputs,
     cispo_loss,
     entropy_loss,
     expert_policy_loss,
@@ -27,6 +28,15 @@ from imagination.learning.losses import (
     token_weights,
     turn_ratio_loss,
     turn_segments,
+)
+from imagination.settings.algorithm_parts import (
+    Entropy,
+    Kl,
+    PolicyGradient,
+    PpoClip,
+    SequenceClip,
+    TurnClip,
+    WeightClip,
 )
 
 NAN, INF = math.nan, math.inf
@@ -65,6 +75,11 @@ class Drawn:
             for t, w in enumerate(row):
                 if w:
                     yield b, t, logp[b][t], self.old[b][t], self.adv[b][t], w, self.importance[b][t]
+
+    def inputs(self, logprobs, *, importance=True, **segments):
+        """The tensors of these lists, for the log-probs of a policy that is trained."""
+        factors = t64(self.importance) if importance else None
+        return LossInputs(logprobs, t64(self.old), t64(self.adv), t64(self.weight), importance=factors, **segments)
 
     def geometric(self, names, logp=None):
         """{segment: geometric mean of the ratios of its tokens}."""
@@ -132,13 +147,7 @@ def test_ppo_gradient_equals_the_differences(lo, hi, dual):
             / 9
         )
 
-    terms = check(
-        lambda logprobs: ppo_clip_loss(
-            logprobs, t64(d.old), t64(d.adv), t64(d.weight), denominator=9, importance=t64(d.importance),
-            eps_low=lo, eps_high=hi, dual_clip=dual,
-        ),
-        plain, d,
-    )  # fmt: skip
+    terms = check(lambda logprobs: ppo_clip_loss(d.inputs(logprobs), PpoClip(lo, hi, dual), denominator=9), plain, d)
     assert terms.sums["clip_fraction"] > 0
     assert dual is None or terms.sums["dual_clip_fraction"] > 0
 
@@ -156,11 +165,11 @@ def test_gspo_equals_the_plain_loop(eps):
 
     terms = check(
         lambda logprobs: gspo_loss(
-            logprobs, t64(d.old), t64(d.adv), t64(d.weight), torch.tensor(d.segment), denominator=7,
-            importance=t64(d.importance), eps_low=eps[0], eps_high=eps[1],
+            d.inputs(logprobs, sequences=torch.tensor(d.segment)), SequenceClip(*eps), denominator=7
         ),
-        plain, d,
-    )  # fmt: skip
+        plain,
+        d,
+    )
     assert 0 < float(terms.means()["clip_fraction"]) < 1
 
 
@@ -168,8 +177,8 @@ def test_gspo_token_form_has_the_value_of_the_sequence_and_the_slope_of_the_toke
     """Inside the clip the slope by a token's log-prob is -A s w / denominator: its own, none of its neighbours'."""
     d = Drawn(2, spread=0.05)
     logprobs = t64(d.logp, grad=True)
-    rest = (t64(d.old), t64(d.adv), t64(d.weight), torch.tensor(d.segment))
-    terms = gspo_loss(logprobs, *rest, denominator=5, eps_low=0.5, eps_high=0.5, token_form=True)
+    inputs = d.inputs(logprobs, importance=False, sequences=torch.tensor(d.segment))
+    terms = gspo_loss(inputs, SequenceClip(0.5, 0.5, token_form=True), denominator=5)
     terms.loss.backward()
     s = d.geometric(d.segment)
     expected = torch.zeros(4, 8).double()
@@ -189,10 +198,8 @@ def test_both_forms_agree_where_a_sequence_has_one_advantage():
     grads = []
     for token_form in (False, True):
         logprobs = t64(d.logp, grad=True)
-        terms = gspo_loss(
-            logprobs, t64(d.old), adv, weights, torch.tensor(d.segment), denominator=denominator,
-            eps_low=0.1, eps_high=0.1, token_form=token_form,
-        )  # fmt: skip
+        inputs = LossInputs(logprobs, t64(d.old), adv, weights, sequences=torch.tensor(d.segment))
+        terms = gspo_loss(inputs, SequenceClip(0.1, 0.1, token_form), denominator=denominator)
         terms.loss.backward()
         grads.append((terms.loss.detach(), logprobs.grad))
     torch.testing.assert_close(*grads)
@@ -202,7 +209,8 @@ def test_the_ratio_of_a_long_episode_does_not_explode():
     """4,000 tokens, each half a percent likelier: exp of the sum is 4.6e8, the sequence's ratio is 1.005."""
     old = torch.zeros(1, 4000)
     ones, row = torch.ones(1, 4000), torch.zeros(1, 4000).long()
-    terms = gspo_loss(old + 0.005, old, ones, ones, row, denominator=4000, eps_high=1.0)
+    inputs = LossInputs(old + 0.005, old, ones, ones, sequences=row)
+    terms = gspo_loss(inputs, SequenceClip(clip_high=1.0), denominator=4000)
     assert float(terms.maxima["ratio"]) == pytest.approx(math.exp(0.005), abs=1e-5)
 
 
@@ -225,11 +233,13 @@ def test_turn_ratios_equal_the_plain_loop(correct):
 
     terms = check(
         lambda logprobs: turn_ratio_loss(
-            logprobs, t64(d.old), t64(d.adv), t64(d.weight), torch.tensor(d.turns), denominator=11,
-            importance=t64(d.importance), eps_low=0.2, eps_high=0.3, correct_bias=correct,
+            d.inputs(logprobs, turns=torch.tensor(d.turns)),
+            TurnClip(0.2, 0.3, correct_bias=correct),
+            denominator=11,
         ),
-        plain, d,
-    )  # fmt: skip
+        plain,
+        d,
+    )
     assert 0 < float(terms.means()["clip_fraction"]) < 1
     if correct:
         assert 0 < float(terms.means()["bias_weight"]) < 1
@@ -239,7 +249,7 @@ def test_bias_correction_by_hand():
     """Ratios 4 and 1 make a turn of 2, outside 1.2 by 0.8: counts 1 / 1.8. A turn inside the clip counts in full."""
     now, old = t64([[math.log(4.0), 0.0, math.log(1.1)]]), t64([[0.0, 0.0, 0.0]])
     turn, ones = torch.tensor([[3, 3, 5]]), t64([[1.0, 1.0, 1.0]])
-    terms = turn_ratio_loss(now, old, -ones, ones, turn, denominator=1)
+    terms = turn_ratio_loss(LossInputs(now, old, -ones, ones, turns=turn), TurnClip(), denominator=1)
     assert float(terms.loss) == pytest.approx(2 * 2.0 / 1.8 + 1.1)
     assert float(terms.sums["bias_weight"]) == pytest.approx(2 / 1.8 + 1)
 
@@ -255,31 +265,24 @@ def test_cispo_equals_the_plain_loop(bounds):
     def plain(logp):
         return sum(-w * i * a * fixed[b, t] * lp for b, t, lp, _, a, w, i in d.tokens(logp)) / 6
 
-    terms = check(
-        lambda logprobs: cispo_loss(
-            logprobs, t64(d.old), t64(d.adv), t64(d.weight), denominator=6, importance=t64(d.importance),
-            lowest=bounds[0], highest=bounds[1],
-        ),
-        plain, d,
-    )  # fmt: skip
+    terms = check(lambda logprobs: cispo_loss(d.inputs(logprobs), WeightClip(*bounds), denominator=6), plain, d)
     n = sum(fixed[b, t] != math.exp(lp - old) for b, t, lp, old, *_ in d.tokens())
     assert float(terms.sums["clip_fraction"]) == n > 0
 
 
 def test_cispo_keeps_the_gradient_that_ppo_clips_away():
     """Ratio 6, good action: PPO has no gradient left, CISPO the slope -5."""
-    for loss, slope in ((cispo_loss, -5.0), (ppo_clip_loss, 0.0)):
+    for loss, clip, slope in ((cispo_loss, WeightClip(), -5.0), (ppo_clip_loss, PpoClip(), 0.0)):
         logprob = t64([math.log(0.6)], grad=True)
-        loss(logprob, t64([math.log(0.1)]), t64([1.0]), t64([1.0]), denominator=1).loss.backward()
+        inputs = LossInputs(logprob, t64([math.log(0.1)]), t64([1.0]), t64([1.0]))
+        loss(inputs, clip, denominator=1).loss.backward()
         assert logprob.grad.item() == pytest.approx(slope)
 
 
 def test_reinforce_equals_the_plain_loop():
     d = Drawn(6)
     check(
-        lambda logprobs: reinforce_loss(
-            logprobs, t64(d.adv), t64(d.weight), denominator=6, importance=t64(d.importance)
-        ),
+        lambda logprobs: reinforce_loss(d.inputs(logprobs), PolicyGradient(), denominator=6),
         lambda logp: sum(-w * i * a * lp for _, _, lp, _, a, w, i in d.tokens(logp)) / 6,
         d,
     )
@@ -291,22 +294,22 @@ def test_all_ratio_losses_start_as_reinforce():
     adv = t64([[row[0]] * 8 for row in d.adv])
     weight = (t64(d.weight) != 0).double()
 
-    def grad(loss, *segments, **rest):
+    segments = {"sequences": torch.tensor(d.segment), "turns": torch.tensor(d.turns)}
+
+    def grad(loss, part):
         logprobs = t64(d.logp, grad=True)
-        loss(logprobs, t64(d.logp), adv, weight, *segments, denominator=3, **rest).loss.backward()
+        loss(LossInputs(logprobs, t64(d.logp), adv, weight, **segments), part, denominator=3).loss.backward()
         return logprobs.grad
 
-    logprobs = t64(d.logp, grad=True)
-    reinforce_loss(logprobs, adv, weight, denominator=3).loss.backward()
-    rows = torch.tensor(d.segment)
+    expected = grad(reinforce_loss, PolicyGradient())
     for got in (
-        grad(ppo_clip_loss),
-        grad(cispo_loss),
-        grad(gspo_loss, rows),
-        grad(gspo_loss, rows, token_form=True),
-        grad(turn_ratio_loss, torch.tensor(d.turns)),
+        grad(ppo_clip_loss, PpoClip()),
+        grad(cispo_loss, WeightClip()),
+        grad(gspo_loss, SequenceClip()),
+        grad(gspo_loss, SequenceClip(token_form=True)),
+        grad(turn_ratio_loss, TurnClip()),
     ):
-        torch.testing.assert_close(got, logprobs.grad)
+        torch.testing.assert_close(got, expected)
 
 
 # --- experts ---
@@ -348,15 +351,16 @@ def test_kl_loss_equals_the_plain_loop(estimator):
         deltas = [(w, lp - old) for _, _, lp, old, _, w, _ in d.tokens(logp)]
         return sum(w * (x * x / 2 if estimator == "k2" else math.exp(-x) + x - 1) for w, x in deltas) / 8
 
-    check(lambda logprobs: kl_loss(logprobs, t64(d.old), t64(d.weight), denominator=8, estimator=estimator), plain, d)
+    kl = Kl(kl_coef=1.0, kl_estimator=estimator)
+    check(lambda logprobs: kl_loss(logprobs, t64(d.old), t64(d.weight), kl, denominator=8), plain, d)
 
 
 def test_k1_is_no_loss():
     """Its slope is 1 on every token, whatever the reference: it pulls nowhere."""
     with pytest.raises(ValueError, match="no gradient in expectation"):
-        kl_loss(torch.zeros(1), torch.zeros(1), torch.ones(1), denominator=1, estimator="k1")
-    with pytest.raises(ValueError, match="must be k2 or k3"):
-        kl_loss(torch.zeros(1), torch.zeros(1), torch.ones(1), denominator=1, estimator="k9")
+        Kl(kl_estimator="k1")
+    with pytest.raises(ValueError, match="must be k1, k2 or k3"):
+        Kl(kl_estimator="k9")
 
 
 # --- entropy ---
@@ -370,9 +374,7 @@ def test_entropy_loss_equals_the_plain_loop():
     for h, w in zip(entropy, weight, strict=True):
         penalty = max(0.9 * 1.5 - h, 0) + max(h - 1.1 * 1.5, 0)
         expected += -0.2 * w * (h - 0.7 * penalty) / 13
-    terms = entropy_loss(
-        t64(entropy), t64(weight), denominator=13, coef=0.2, history=1.5, smoothing=0.7, low=0.9, high=1.1
-    )
+    terms = entropy_loss(t64(entropy), t64(weight), Entropy(0.2, 0.7, 0.9, 1.1), denominator=13, history=1.5)
     assert float(terms.loss) == pytest.approx(expected)
     outside = sum(w != 0 and not 1.35 <= h <= 1.65 for h, w in zip(entropy, weight, strict=True))
     assert float(terms.sums["outside_fraction"]) == outside > 0
@@ -382,20 +384,20 @@ def test_the_entropy_penalty_has_a_gradient():
     """Below the band the penalty asks for more entropy, above for less; with constants it would ask for nothing."""
     entropy = t64([0.2, 1.0, 3.0], grad=True)
     ones = t64([1.0, 1.0, 1.0])
-    entropy_loss(entropy, ones, denominator=1, coef=0.1, history=1.0, smoothing=2.0).loss.backward()
+    entropy_loss(entropy, ones, Entropy(0.1, 2.0), denominator=1, history=1.0).loss.backward()
     assert entropy.grad.tolist() == pytest.approx([-0.1 - 0.2, -0.1, -0.1 + 0.2])
 
     logits = t64([[[3.0, 0.0, 0.0], [0.0, 0.1, 0.0]]], grad=True)  # far below the band, and far above
     by_token = token_entropy(logits)
     weight = t64([[1.0, 1.0]])
-    entropy_loss(by_token, weight, denominator=1, coef=1.0, history=0.7, smoothing=10.0).loss.backward()
+    entropy_loss(by_token, weight, Entropy(1.0, 10.0), denominator=1, history=0.7).loss.backward()
     after = token_entropy(logits.detach() - 0.1 * logits.grad)
     assert after[0, 0] > by_token[0, 0]
     assert after[0, 1] < by_token[0, 1]
 
 
 def test_without_history_there_is_a_bonus_and_no_penalty():
-    terms = entropy_loss(t64([0.2, 9.0]), t64([1.0, 1.0]), denominator=2, coef=0.1, smoothing=5.0)
+    terms = entropy_loss(t64([0.2, 9.0]), t64([1.0, 1.0]), Entropy(0.1, 5.0), denominator=2)
     assert float(terms.loss) == pytest.approx(-0.1 * 4.6)
     assert EntropyHistory().mean is None
     assert EntropyHistory().add(2.0).add(1.0).mean == 1.5
@@ -403,11 +405,11 @@ def test_without_history_there_is_a_bonus_and_no_penalty():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"coef": -1.0}, "at least 0"), ({"low": 1.1}, "low <= 1 <= high"), ({"high": 0.9}, "low <= 1 <= high")],
+    [({"entropy_coef": -1.0}, "at least 0"), ({"entropy_low": 1.1}, "band"), ({"entropy_high": 0.9}, "band")],
 )
 def test_entropy_refuses(change, message):
     with pytest.raises(ValueError, match=message):
-        entropy_loss(torch.ones(1), torch.ones(1), **{"denominator": 1, "coef": 0.1, **change})
+        Entropy(**change)
 
 
 # --- averages ---
@@ -451,23 +453,20 @@ def test_averages_refuse(aggregation, length, message):
         token_weights(torch.ones(1, 2).bool(), aggregation, max_tokens=length)
 
 
-# --- engine mismatch ---
-
-
 # --- what every loss here refuses ---
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x, s: gspo_loss(x, x, x, x[:, :1], s, denominator=1), r"weight \(1, 1\)"),
-        (lambda x, s: gspo_loss(x, x, x, x, s[:, :1], denominator=1), r"segments \(1, 1\)"),
-        (lambda x, s: turn_ratio_loss(x, x, x, x, s, denominator=1, dual_clip=1.0), "dual_clip must be larger than 1"),
-        (lambda x, s: turn_ratio_loss(x, x, x, x, s, denominator=1, eps_low=2.0), "eps_low must lie"),
-        (lambda x, s: cispo_loss(x, x, x, x, denominator=1, highest=0.5), "highest be at least 1"),
-        (lambda x, s: cispo_loss(x, x, x, x[:, :1], denominator=1), r"weight \(1, 1\)"),
-        (lambda x, s: reinforce_loss(x, x, x, denominator=0), "leave a loss out"),
-        (lambda x, s: entropy_loss(x, x[:, :1], denominator=1, coef=0.1), "one shape"),
+        (lambda x, s: gspo_loss(LossInputs(x, x, x, x[:, :1], s), SequenceClip(), 1), r"weight \(1, 1\)"),
+        (lambda x, s: gspo_loss(LossInputs(x, x, x, x, s[:, :1]), SequenceClip(), 1), r"segments \(1, 1\)"),
+        (lambda x, s: TurnClip(dual_clip=1.0), "dual_clip must be larger than 1"),
+        (lambda x, s: TurnClip(clip_low=2.0), "clip_low must lie"),
+        (lambda x, s: WeightClip(ratio_max=0.5), "1 <= ratio_max"),
+        (lambda x, s: cispo_loss(LossInputs(x, x, x, x[:, :1]), WeightClip(), 1), r"weight \(1, 1\)"),
+        (lambda x, s: reinforce_loss(LossInputs(x, x, x, x), PolicyGradient(), 0), "leave a loss out"),
+        (lambda x, s: entropy_loss(x, x[:, :1], Entropy(0.1), denominator=1), "one shape"),
     ],
 )
 def test_losses_refuse(call, message):

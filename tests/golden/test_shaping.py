@@ -20,6 +20,7 @@ from imagination.learning.advantages import (
     with_kl_penalty,
     with_process_rewards,
 )
+from imagination.settings.algorithm_parts import Kl, Sampling
 
 NAN, INF = math.nan, math.inf
 
@@ -60,24 +61,26 @@ def test_process_rewards_by_hand():
 
 def test_overlong_equals_the_plain_formula():
     limit, buffer, penalty = 100, 20, 0.5
+    settings = Sampling(max_tokens=limit, overlong_buffer=buffer, overlong_penalty=penalty)
     lengths = list(range(0, 101, 5))
     expected = [min(-(n - (limit - buffer)) / buffer * penalty, 0.0) for n in lengths]
-    assert overlong_penalty(torch.tensor(lengths), limit, buffer, penalty).tolist() == pytest.approx(expected)
+    assert overlong_penalty(torch.tensor(lengths), settings).tolist() == pytest.approx(expected)
     assert expected[-1] == -0.5
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"buffer": 0}, "buffer must lie"),
-        ({"buffer": 101}, "buffer must lie"),
-        ({"penalty": 0.0}, "penalty must be positive"),
-        ({"lengths": torch.tensor([101])}, "101 tokens, above max_length"),
+        ({"overlong_buffer": -1}, "buffer must be at least 0"),
+        ({"overlong_buffer": 101}, "at most max_tokens = 100"),
+        ({"overlong_penalty": 0.0}, "penalty positive"),
+        ({"max_tokens": None}, "needs max_tokens"),
+        ({}, "101 tokens, above max_tokens"),
     ],
 )
 def test_overlong_refuses(change, message):
     with pytest.raises(ValueError, match=message):
-        overlong_penalty(**{"lengths": torch.tensor([3]), "max_length": 100, "buffer": 20, "penalty": 1.0, **change})
+        overlong_penalty(torch.tensor([101]), Sampling(**{"max_tokens": 100, "overlong_buffer": 20, **change}))
 
 
 # --- KL as a reward ---
@@ -85,10 +88,10 @@ def test_overlong_refuses(change, message):
 
 def test_kl_is_taken_from_agent_tokens_only():
     mask = torch.tensor([[True, False, True]])
-    got = with_kl_penalty(t64([[0.0, 0.0, 1.0]]), t64([[0.5, NAN, 0.25]]), mask, 0.1)
+    got = with_kl_penalty(t64([[0.0, 0.0, 1.0]]), t64([[0.5, NAN, 0.25]]), mask, Kl(kl_coef=0.1))
     assert got.tolist() == [[pytest.approx(-0.05), 0.0, pytest.approx(0.975)]]
     with pytest.raises(ValueError, match="at least 0"):
-        with_kl_penalty(t64([[0.0]]), t64([[0.0]]), torch.ones(1, 1).bool(), -1.0)
+        Kl(kl_coef=-1.0)
 
 
 # --- stepwise progress attribution ---

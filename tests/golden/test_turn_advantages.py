@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from imagination.learning.advantages import bilevel_gae, broadcast_over_turns, masked_gae, turn_bounds, turn_gae
+from imagination.settings.algorithm_parts import BilevelGae, TokenGae, TurnGae
 
 NAN = math.nan
 INDEX = torch.tensor([[-1, 0, 0, -1, -1, 1, -1, 2, 2, 2, -1]])
@@ -102,7 +103,7 @@ def test_broadcast_over_turns_reaches_their_tokens_only():
 def test_two_turns_by_hand():
     """Values 0.5 and 0.6 before the turns, the end pays 1: the second gains 0.4, the first 0.1 + 0.5 * 0.4."""
     advantages, returns, learned = turn_gae(
-        t64([[0.0, 1.0]]), t64([[0.5, 9.0, 9.0, 0.6]]), torch.tensor([[0, 0, -1, 1]]), 1.0, 0.5
+        t64([[0.0, 1.0]]), t64([[0.5, 9.0, 9.0, 0.6]]), torch.tensor([[0, 0, -1, 1]]), TurnGae(1.0, 0.5)
     )
     torch.testing.assert_close(advantages, t64([[0.3, 0.3, 0.0, 0.4]]))
     torch.testing.assert_close(returns, t64([[0.8, 0.0, 0.0, 1.0]]))
@@ -113,7 +114,7 @@ def test_two_turns_by_hand():
 def test_turn_gae_equals_the_plain_sum(gamma, lam):
     rewards, values, index, bootstrap = episodes(0)
     advantages, returns, learned = turn_gae(
-        t64(rewards), t64(values), torch.tensor(index), gamma, lam, bootstrap_value=t64(bootstrap)
+        t64(rewards), t64(values), torch.tensor(index), TurnGae(gamma, lam), bootstrap_value=t64(bootstrap)
     )
     for b, row in enumerate(index):
         turns = plain_turns(row)
@@ -128,7 +129,7 @@ def test_turn_gae_equals_the_plain_sum(gamma, lam):
 def test_zero_reward_turns_do_not_vanish():
     """Three turns of which only the last is paid. Each is a step of discount; found by reward, there would be one."""
     rewards, index = t64([[0.0, 0.0, 1.0]]), torch.tensor([[0, -1, 1, -1, 2]])
-    advantages, _, learned = turn_gae(rewards, torch.zeros(1, 5).double(), index, 0.5, 1.0)
+    advantages, _, learned = turn_gae(rewards, torch.zeros(1, 5).double(), index, TurnGae(0.5, 1.0))
     assert advantages.tolist() == [[0.25, 0.0, 0.5, 0.0, 1.0]]
     assert learned.sum() == 3
 
@@ -138,19 +139,19 @@ def test_turns_of_one_token_are_tokens():
     index = torch.tensor([[0, -1, 1, -1, -1, 2]])
     mask, rewards, values = index >= 0, t64([[0.3, 0.0, 1.0]]), t64([[0.1, 7.0, 0.5, 7.0, 7.0, -0.2]])
     tokens = t64([[0.3, 0.0, 0.0, 0.0, 0.0, 1.0]])
-    expected, targets = masked_gae(tokens, values, mask, 0.9, 0.8)
-    advantages, returns, _ = turn_gae(rewards, values, index, 0.9, 0.8)
+    expected, targets = masked_gae(tokens, values, mask, TokenGae(0.9, 0.8))
+    advantages, returns, _ = turn_gae(rewards, values, index, TurnGae(0.9, 0.8))
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(returns, targets)
-    both = bilevel_gae(rewards, values, index, turn_gamma=0.9, turn_lam=0.8, token_gamma=0.7, token_lam=0.6)
+    both = bilevel_gae(rewards, values, index, BilevelGae(0.9, 0.8, 0.7, 0.6))
     torch.testing.assert_close(both[0], expected)
 
 
 def test_a_reward_without_an_action_is_refused():
     with pytest.raises(ValueError, match=r"turn 1 in row 0 earned 2\.0 but has no action token"):
-        turn_gae(torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2), torch.tensor([[0, -1]]), 1.0, 1.0)
+        turn_gae(torch.tensor([[0.0, 2.0]]), torch.zeros(1, 2), torch.tensor([[0, -1]]), TurnGae(1.0, 1.0))
     with pytest.raises(ValueError, match="turn_gae needs values"):
-        turn_gae(torch.zeros(1, 1), torch.zeros(1, 3), torch.tensor([[0, -1]]), 1.0, 1.0)
+        turn_gae(torch.zeros(1, 1), torch.zeros(1, 3), torch.tensor([[0, -1]]), TurnGae(1.0, 1.0))
 
 
 # --- bilevel_gae ---
@@ -160,7 +161,7 @@ def test_bilevel_by_hand():
     """The first turn's return is 0.8 (see above): its last token gains 0.8 - 0.7, its first 0.2 + 0.5 * 0.1."""
     advantages, returns = bilevel_gae(
         t64([[0.0, 1.0]]), t64([[0.5, 0.7, 9.0, 0.6]]), torch.tensor([[0, 0, -1, 1]]),
-        turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0, token_lam=0.5,
+        BilevelGae(turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0, token_lam=0.5),
     )  # fmt: skip
     torch.testing.assert_close(advantages, t64([[0.25, 0.1, 0.0, 0.4]]))
     torch.testing.assert_close(returns, t64([[0.75, 0.8, 0.0, 1.0]]))
@@ -170,10 +171,8 @@ def test_bilevel_by_hand():
 def test_bilevel_equals_the_plain_sum(numbers):
     rewards, values, index, bootstrap = episodes(1)
     advantages, returns = bilevel_gae(
-        t64(rewards), t64(values), torch.tensor(index),
-        **dict(zip(("turn_gamma", "turn_lam", "token_gamma", "token_lam"), numbers, strict=True)),
-        bootstrap_value=t64(bootstrap),
-    )  # fmt: skip
+        t64(rewards), t64(values), torch.tensor(index), BilevelGae(*numbers), bootstrap_value=t64(bootstrap)
+    )
     for b, row in enumerate(index):
         expected = plain_bilevel(rewards[b], values[b], row, *numbers, bootstrap[b])
         assert advantages[b].tolist() == pytest.approx(expected)
@@ -185,7 +184,7 @@ def test_a_turn_of_zero_return_ends_where_its_index_says():
     """Two adjacent turns, nothing earned: found by reward, they would be one, and 0.4 would leak into the first."""
     advantages, _ = bilevel_gae(
         torch.zeros(1, 2), torch.tensor([[0.0, 0.0, 0.4]]), torch.tensor([[0, 0, 1]]),
-        turn_gamma=0.0, turn_lam=0.0, token_gamma=1.0, token_lam=1.0,
+        BilevelGae(turn_gamma=0.0, turn_lam=0.0, token_gamma=1.0, token_lam=1.0),
     )  # fmt: skip
     assert advantages.tolist() == [[0.0, 0.0, pytest.approx(-0.4)]]
 
@@ -195,10 +194,10 @@ def test_junk_values_on_observation_tokens_change_nothing(junk):
     rewards, index = torch.tensor([[0.0, 0.5, 1.0]]), INDEX
     values = torch.linspace(-1, 1, 11)[None]
     hidden = values.masked_fill(index < 0, junk)
-    levels = {"turn_gamma": 0.9, "turn_lam": 0.8, "token_gamma": 0.7, "token_lam": 0.6}
+    levels = BilevelGae(turn_gamma=0.9, turn_lam=0.8, token_gamma=0.7, token_lam=0.6)
     for got, clean in (
-        (turn_gae(rewards, hidden, index, 0.9, 0.8), turn_gae(rewards, values, index, 0.9, 0.8)),
-        (bilevel_gae(rewards, hidden, index, **levels), bilevel_gae(rewards, values, index, **levels)),
+        (turn_gae(rewards, hidden, index, TurnGae(0.9, 0.8)), turn_gae(rewards, values, index, TurnGae(0.9, 0.8))),
+        (bilevel_gae(rewards, hidden, index, levels), bilevel_gae(rewards, values, index, levels)),
     ):
         for g, c in zip(got, clean, strict=True):
             assert torch.equal(g, c)
@@ -206,5 +205,4 @@ def test_junk_values_on_observation_tokens_change_nothing(junk):
 
 def test_bilevel_refuses():
     with pytest.raises(ValueError, match="token_gamma and token_lam must lie in"):
-        bilevel_gae(torch.zeros(1, 3), torch.zeros(1, 11), INDEX,
-                    turn_gamma=1.0, turn_lam=1.0, token_gamma=1.1, token_lam=1.0)  # fmt: skip
+        BilevelGae(turn_gamma=1.0, turn_lam=1.0, token_gamma=1.1, token_lam=1.0)

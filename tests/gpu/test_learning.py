@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AutoModelForCausalLM
 
 from imagination.learning.losses import (
+    LossInputs,
     cross_entropy_loss,
     entropy_loss,
     kl_loss,
@@ -25,6 +26,7 @@ from imagination.learning.losses import (
 from imagination.learning.supervised import SupervisedModule, SupervisedTrainer
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import FitSettings, TrainSettings
+from imagination.settings.algorithm_parts import Critic, Entropy, Kl, PpoClip
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.engine import Sampling
@@ -125,11 +127,11 @@ def losses_and_gradients(x: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     logprobs = token_logprobs(logits, x["ids"], 0.8, x["mask"])
     entropy = token_entropy(logits, 0.8, x["mask"])
     terms = (
-        ppo_clip_loss(logprobs, x["behaviour"], x["advantages"], weight, denominator=count),
+        ppo_clip_loss(LossInputs(logprobs, x["behaviour"], x["advantages"], weight), PpoClip(), count),
         cross_entropy_loss(logprobs, weight, denominator=count),
-        kl_loss(logprobs, x["reference"], weight, denominator=count),
-        entropy_loss(entropy, weight, denominator=count, coef=0.1),
-        value_loss(values, x["old_values"], x["returns"], x["mask"], denominator=count),
+        kl_loss(logprobs, x["reference"], weight, Kl(kl_coef=1.0), denominator=count),
+        entropy_loss(entropy, weight, Entropy(entropy_coef=0.1), denominator=count),
+        value_loss(values, x["old_values"], x["returns"], x["mask"], Critic(value_coef=1.0), denominator=count),
     )
     loss = torch.stack([t.loss for t in terms]).sum()
     to_logits, to_values = torch.autograd.grad(loss, (logits, values))

@@ -7,8 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from imagination.learning.algorithms import Algorithm, Episodes, Tokens, total
-from imagination.learning.losses import EntropyHistory, row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.algorithms import Algorithm, Episodes, total
+from imagination.learning.losses import (
+    EntropyHistory,
+    LossInputs,
+    row_segments,
+    token_entropy,
+    token_logprobs,
+    turn_segments,
+)
 from tests.learn.world import OBJECTS, STATES, VERBS, Played, play, value_of
 
 
@@ -85,7 +92,7 @@ class Learner:
             logits = tables.logits(played)
             entropy = token_entropy(logits)
             terms = algorithm.losses(
-                Tokens(
+                LossInputs(
                     logprobs=token_logprobs(logits, played.token, mask=judged.trained),
                     behavior_logprobs=played.logprobs,
                     advantages=judged.advantages,

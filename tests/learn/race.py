@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from imagination.learning.algorithms import ALGORITHMS, algorithm
+from imagination.learning.algorithms import ALGORITHMS
 from tests.learn.learner import Learner
 from tests.learn.world import OPTIMUM, STARTS, TURNS
 
@@ -41,7 +41,7 @@ BUDGET: Mapping[str, int] = dict.fromkeys(ALGORITHMS, 400)
 
 def run(name: str, seed: int, budget: int, **learner: Any) -> dict[str, Any]:
     """One algorithm, one seed: until the threshold or the end of the budget."""
-    chosen = algorithm(name, **SETTINGS.get(name, {}))
+    chosen = ALGORITHMS[name].with_settings(**SETTINGS.get(name, {}))
     if chosen.surrogate.on_policy:
         learner["steps"] = 1
     student = Learner(chosen, seed, **learner)

@@ -11,7 +11,7 @@ import json
 import pytest
 import torch
 
-from imagination.learning.algorithms import ALGORITHMS, algorithm
+from imagination.learning.algorithms import ALGORITHMS
 from tests.learn import race
 from tests.learn.learner import Learner, Tables
 from tests.learn.world import (
@@ -91,7 +91,7 @@ def test_played_episodes_earn_what_the_value_says():
 @pytest.mark.parametrize("name", ["ppo", "grpo"])
 def test_it_learns(name):
     """Ninety-five percent of the optimum, from less than ten, within 250 updates."""
-    student = Learner(algorithm(name), seed=0)
+    student = Learner(ALGORITHMS[name], seed=0)
     assert student.tables.value() < 0.1
     for _ in range(250):
         student.update()
@@ -103,7 +103,7 @@ def test_it_learns(name):
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_every_algorithm_improves_a_little(name):
     """Ten updates and a seed: not the threshold, but up, and finite."""
-    chosen = algorithm(name, **race.SETTINGS.get(name, {}))
+    chosen = ALGORITHMS[name].with_settings(**race.SETTINGS.get(name, {}))
     student = Learner(chosen, seed=0, steps=1 if chosen.surrogate.on_policy else 2)
     before = student.tables.value()
     for _ in range(10):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from imagination.learning.advantages import masked_gae, whiten
-from imagination.learning.losses import kl_k3, ppo_clip_loss, value_loss
+from imagination.learning.losses import LossInputs, kl_k3, ppo_clip_loss, value_loss
+from imagination.settings.algorithm_parts import Critic, PpoClip, TokenGae
 from tests.peers.rows import assert_agree
 
 SEEDS = pytest.mark.parametrize("seed", [0, 1, 2])
@@ -34,7 +35,7 @@ def test_gae(seed, done):
         delta = float(rewards[t]) + 0.99 * after * alive - float(values[t])
         last = advantages[t] = delta + 0.99 * 0.95 * alive * last
     bootstrap = torch.tensor([0.0 if done else following], dtype=torch.float64)
-    ours, returns = masked_gae(rewards[None], values[None], torch.ones(1, 10).bool(), 0.99, 0.95, bootstrap)
+    ours, returns = masked_gae(rewards[None], values[None], torch.ones(1, 10).bool(), TokenGae(0.99, 0.95), bootstrap)
     assert_agree(ours[0], torch.tensor(advantages))
     assert_agree(returns[0], torch.tensor(advantages) + values)
 
@@ -62,15 +63,16 @@ def test_losses(seed):
         critic += 0.5 * max((v - target) ** 2, (clipped - target) ** 2) / 24
         k3 += ((ratio - 1) - math.log(ratio)) / 24
     ones = torch.ones(24)
-    ours = ppo_clip_loss(logprobs, logprobs - drift, advantages, ones, denominator=24, dual_clip=None)
+    ours = ppo_clip_loss(LossInputs(logprobs, logprobs - drift, advantages, ones), PpoClip(dual_clip=None), 24)
     assert_agree(ours.loss, torch.tensor(policy))
     assert_agree(ours.means()["kl_k3"], torch.tensor(k3))
     assert_agree(kl_k3(logprobs - drift, logprobs).mean(), torch.tensor(k3))
-    assert_agree(value_loss(values, old, returns, ones.bool(), denominator=24).loss, torch.tensor(critic))
+    ours = value_loss(values, old, returns, ones.bool(), Critic(value_coef=1.0), denominator=24)
+    assert_agree(ours.loss, torch.tensor(critic))
 
 
 def test_differs_negative_advantages_are_bounded_here():
     """A ratio of 9 with A = -1 costs 9 in classic PPO and, by default, 3 with the dual clip."""
-    now, old, a, one = (torch.tensor([x]) for x in (math.log(9.0), 0.0, -1.0, 1.0))
-    assert_agree(ppo_clip_loss(now, old, a, one, denominator=1, dual_clip=None).loss, torch.tensor(9.0))
-    assert_agree(ppo_clip_loss(now, old, a, one, denominator=1).loss, torch.tensor(3.0))
+    inputs = LossInputs(*(torch.tensor([x]) for x in (math.log(9.0), 0.0, -1.0, 1.0)))
+    assert_agree(ppo_clip_loss(inputs, PpoClip(dual_clip=None), denominator=1).loss, torch.tensor(9.0))
+    assert_agree(ppo_clip_loss(inputs, PpoClip(), denominator=1).loss, torch.tensor(3.0))

@@ -11,7 +11,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from imagination.learning.advantages import group_relative
-from imagination.learning.losses import cispo_loss, gspo_loss, kl_k3, kl_loss, ppo_clip_loss, token_weights
+from imagination.learning.losses import (
+    LossInputs,
+    cispo_loss,
+    gspo_loss,
+    kl_k3,
+    kl_loss,
+    ppo_clip_loss,
+    token_weights,
+)
+from imagination.settings.algorithm_parts import GroupRelative, Kl, PpoClip, SequenceClip, WeightClip
 from policy.lm.tokenizer import train_tokenizer
 from tests.peers.rows import Rows, assert_agree, make_rows, with_gradient
 
@@ -88,11 +97,7 @@ def test_clipped_losses_and_their_averages(tmp_path, seed, loss_type, average, l
                            steps_per_generation=1)  # fmt: skip
     weights, denominator = token_weights(r.mask, average, max_tokens=length)
     got = with_gradient(
-        lambda x: (
-            ppo_clip_loss(
-                x, r.old, r.advantages, weights, denominator=denominator, eps_low=0.2, eps_high=0.28, dual_clip=3.0
-            ).loss
-        ),
+        lambda x: ppo_clip_loss(LossInputs(x, r.old, r.advantages, weights), PpoClip(0.2, 0.28, 3.0), denominator).loss,
         r.logprobs,
     )
     assert_agree(got, theirs(trainer, r, r.advantages))
@@ -106,8 +111,8 @@ def test_kl_as_a_loss(tmp_path, seed):
     weights, denominator = token_weights(r.mask, "token_mean")
     got = with_gradient(
         lambda x: (
-            ppo_clip_loss(x, r.old, r.advantages, weights, denominator=denominator, dual_clip=None).loss
-            + 0.3 * kl_loss(x, r.reference, weights, denominator=denominator, estimator="k3").loss
+            ppo_clip_loss(LossInputs(x, r.old, r.advantages, weights), PpoClip(dual_clip=None), denominator).loss
+            + kl_loss(x, r.reference, weights, Kl(0.3, "k3"), denominator=denominator).loss
         ),
         r.logprobs,
     )
@@ -120,7 +125,8 @@ def test_differs_the_kl_is_times_the_ratio_there(tmp_path):
     weights, denominator = token_weights(r.mask, "token_mean")
 
     def loss(x):
-        policy = ppo_clip_loss(x, r.old, r.advantages, weights, denominator=denominator, dual_clip=None).loss
+        inputs = LossInputs(x, r.old, r.advantages, weights)
+        policy = ppo_clip_loss(inputs, PpoClip(dual_clip=None), denominator).loss
         weighted = (x - r.old).exp() * kl_k3(x, r.reference)
         return policy + 0.3 * weighted[r.mask].sum() / denominator
 
@@ -135,8 +141,7 @@ def test_gspo(tmp_path, seed):
     weights, denominator = token_weights(r.mask, "sequence_mean")
     got = with_gradient(
         lambda x: gspo_loss(
-            x, r.old, one[:, None].expand_as(r.old), weights, r.ids, denominator=denominator, eps_low=0.05,
-            eps_high=0.05,
+            LossInputs(x, r.old, one[:, None].expand_as(r.old), weights, r.ids), SequenceClip(0.05, 0.05), denominator
         ).loss,
         r.logprobs,
     )  # fmt: skip
@@ -150,7 +155,8 @@ def test_cispo(tmp_path, seed):
     trainer = make_trainer(tmp_path, loss_type="cispo", epsilon_high=5.0, beta=0.0, steps_per_generation=1)
     n = float(r.mask.sum())
     got = with_gradient(
-        lambda x: cispo_loss(x, r.old, r.advantages, r.mask.double(), denominator=n, highest=5.0).loss, r.logprobs
+        lambda x: cispo_loss(LossInputs(x, r.old, r.advantages, r.mask.double()), WeightClip(0.0, 5.0), n).loss,
+        r.logprobs,
     )
     assert_agree(got, theirs(trainer, r, r.advantages))
 
@@ -161,7 +167,7 @@ def test_differs_a_row_without_trained_tokens_counts_as_an_episode_there(tmp_pat
     r.mask[-1] = False
     trainer = make_trainer(tmp_path, loss_type="grpo", delta=3.0, beta=0.0)
     weights, denominator = token_weights(r.mask, "sequence_mean")
-    ours = ppo_clip_loss(r.logprobs, r.old, r.advantages, weights, denominator=denominator).loss
+    ours = ppo_clip_loss(LossInputs(r.logprobs, r.old, r.advantages, weights), PpoClip(), denominator).loss
     assert denominator == 7
     assert_agree(ours * 7 / 8, theirs(trainer, r, r.advantages)[0])
 
@@ -182,5 +188,5 @@ def test_group_advantages(tmp_path, scale, normalise_std):
     trainer.model.train()
     found = trainer._generate_and_score_completions([{"prompt": "a"} for _ in range(8)])["advantages"]
     groups = torch.tensor([0] * 4 + [1] * 4)
-    ours, _ = group_relative(torch.tensor(rewards), groups, torch.ones(8).bool(), normalise_std=normalise_std)
+    ours, _ = group_relative(torch.tensor(rewards), groups, torch.ones(8).bool(), GroupRelative(normalise_std))
     assert_agree(ours, found)

@@ -15,11 +15,12 @@ from imagination.learning.advantages import (
     group_relative,
     leave_one_out,
     masked_gae,
-    reinforce_pp,
+    reinforce,
     reinforce_pp_baseline,
     whiten,
 )
 from imagination.learning.losses import (
+    LossInputs,
     cispo_loss,
     gspo_loss,
     kl_k1,
@@ -30,6 +31,16 @@ from imagination.learning.losses import (
     token_entropy,
     token_weights,
     value_loss,
+)
+from imagination.settings.algorithm_parts import (
+    Critic,
+    GroupRelative,
+    PolicyGradient,
+    PpoClip,
+    ReturnsToGo,
+    SequenceClip,
+    TokenGae,
+    WeightClip,
 )
 from tests.peers.rows import Rows, assert_agree, make_rows, with_gradient
 
@@ -58,7 +69,7 @@ def scores(rows: Rows) -> torch.Tensor:
 def test_gae(seed, gamma, lam):
     """verl whitens inside; its returns are unwhitened."""
     r = make_rows(seed)
-    advantages, returns = masked_gae(r.rewards, r.values, r.mask, gamma, lam)
+    advantages, returns = masked_gae(r.rewards, r.values, r.mask, TokenGae(gamma, lam))
     theirs, targets = verl.compute_gae_advantage_return(r.rewards, r.values, r.mask.double(), gamma, lam)
     assert_agree(returns[r.mask], targets[r.mask])
     assert_agree(whiten(advantages, r.mask)[r.mask], theirs[r.mask])
@@ -72,7 +83,7 @@ def test_differs_a_reward_on_an_observation_is_lost_there_and_refused_here():
     with_reward, _ = verl.compute_gae_advantage_return(trailing, r.values, r.mask.double(), 1.0, 0.95)
     assert torch.equal(none[r.mask], with_reward[r.mask])
     with pytest.raises(ValueError, match="it would be lost"):
-        masked_gae(trailing, r.values, r.mask, 1.0, 0.95)
+        masked_gae(trailing, r.values, r.mask, TokenGae(1.0, 0.95))
 
 
 @SEEDS
@@ -84,7 +95,7 @@ def test_grpo(seed, normalise_std):
         r.rewards, r.mask.double(), np.array(GROUPS), norm_adv_by_std_in_grpo=normalise_std
     )
     ours, counts = group_relative(
-        scores(r), torch.tensor(GROUPS), torch.ones(8).bool(), std_eps=1e-6, normalise_std=normalise_std
+        scores(r), torch.tensor(GROUPS), torch.ones(8).bool(), GroupRelative(normalise_std, std_eps=1e-6)
     )
     assert_agree(broadcast_over_tokens(ours, r.mask)[PEERED], theirs[PEERED])
     assert counts.tolist() == PEERED.tolist()
@@ -119,7 +130,7 @@ def test_reinforce_pp(seed, gamma):
     theirs, _ = verl.compute_reinforce_plus_plus_outcome_advantage(
         r.rewards, r.mask.double(), config=AlgoConfig(gamma=gamma)
     )
-    assert_agree(reinforce_pp(r.rewards, r.mask, torch.ones(8).bool(), gamma)[0], theirs)
+    assert_agree(reinforce(r.rewards, r.mask, torch.ones(8).bool(), ReturnsToGo(gamma, whiten=True)), theirs)
 
 
 @SEEDS
@@ -146,11 +157,7 @@ def test_ppo_and_dapo(seed, theirs, ours, length, eps):
         r.logprobs,
     )
     got = with_gradient(
-        lambda x: (
-            ppo_clip_loss(
-                x, r.old, r.advantages, weights, denominator=denominator, eps_low=eps[0], eps_high=eps[1]
-            ).loss
-        ),
+        lambda x: ppo_clip_loss(LossInputs(x, r.old, r.advantages, weights), PpoClip(*eps), denominator).loss,
         r.logprobs,
     )
     assert_agree(got, expected)
@@ -164,7 +171,8 @@ def test_importance_weights_of_the_engine(seed):
         r.old, r.logprobs, r.advantages, r.mask.double(), "token-mean", actor(), rollout_is_weights=factor
     )
     n = float(r.mask.sum())
-    got = ppo_clip_loss(r.logprobs, r.old, r.advantages, r.mask.double(), denominator=n, importance=factor)
+    inputs = LossInputs(r.logprobs, r.old, r.advantages, r.mask.double(), importance=factor)
+    got = ppo_clip_loss(inputs, PpoClip(), denominator=n)
     assert_agree(got.loss, expected)
 
 
@@ -185,17 +193,7 @@ def test_gspo(seed, eps):
         )
         got = with_gradient(
             lambda x, a=advantages, form=token_form: (
-                gspo_loss(
-                    x,
-                    r.old,
-                    a,
-                    weights,
-                    r.ids,
-                    denominator=denominator,
-                    eps_low=eps[0],
-                    eps_high=eps[1],
-                    token_form=form,
-                ).loss
+                gspo_loss(LossInputs(x, r.old, a, weights, r.ids), SequenceClip(*eps, form), denominator).loss
             ),
             r.logprobs,
         )
@@ -213,7 +211,7 @@ def test_cispo(seed):
     )
     n = float(r.mask.sum())
     got = with_gradient(
-        lambda x: cispo_loss(x, r.old, r.advantages, r.mask.double(), denominator=n, lowest=0.8, highest=1.28).loss,
+        lambda x: cispo_loss(LossInputs(x, r.old, r.advantages, r.mask.double()), WeightClip(0.8, 1.28), n).loss,
         r.logprobs,
     )
     assert_agree(got, expected)
@@ -227,7 +225,10 @@ def test_reinforce(seed):
         r.logprobs,
     )
     n = float(r.mask.sum())
-    got = with_gradient(lambda x: reinforce_loss(x, r.advantages, r.mask.double(), denominator=n).loss, r.logprobs)
+    got = with_gradient(
+        lambda x: reinforce_loss(LossInputs(x, r.old, r.advantages, r.mask.double()), PolicyGradient(), n).loss,
+        r.logprobs,
+    )
     assert_agree(got, expected)
 
 
@@ -235,7 +236,8 @@ def test_reinforce(seed):
 def test_value(seed):
     r = make_rows(seed)
     expected, fraction = verl.compute_value_loss(r.values, r.returns, r.old_values, r.mask.double(), 0.2)
-    got = value_loss(r.values, r.old_values, r.returns, r.mask, denominator=float(r.mask.sum()))
+    critic = Critic(value_coef=1.0, value_clip=0.2)
+    got = value_loss(r.values, r.old_values, r.returns, r.mask, critic, denominator=float(r.mask.sum()))
     assert_agree(got.loss, expected)
     assert_agree(got.means()["clip_fraction"], fraction)
 

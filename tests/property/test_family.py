@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from imagination.learning.advantages import best_of_groups, gigpo, informative, leave_one_out, turn_bounds
-from imagination.learning.algorithms import ALGORITHMS, Episodes, Tokens, algorithm, total
+from imagination.learning.algorithms import ALGORITHMS, Episodes, total
 from imagination.learning.losses import (
+    LossInputs,
     expert_policy_loss,
     row_segments,
     token_entropy,
@@ -23,6 +24,7 @@ from imagination.learning.losses import (
     token_weights,
     turn_segments,
 )
+from imagination.settings.algorithm_parts import BestOfGroups
 
 quick = settings(deadline=None, max_examples=5)  # times 17 algorithms; no deadline: the CPU cores are shared
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
@@ -38,7 +40,8 @@ def chosen(name):
         "kl_coef": 0.1, "kl_in": "loss", "kl_estimator": "k2", "entropy_coef": 0.1, "entropy_smoothing": 0.5,
         "clip_low": 0.2, "clip_high": 0.3, "max_tokens": TIME + 8, "keep_min_return": -9.0,
     }  # fmt: skip
-    return algorithm(name, **{key: x for key, x in wanted.items() if key in ALGORITHMS[name].settings})
+    member = ALGORITHMS[name]
+    return member.with_settings(**{key: x for key, x in wanted.items() if key in member.settings})
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def gradient(name, data, split=lambda rows: [slice(0, rows)], shape=lambda x, tr
 
         scores, ids, trained = part(logits), part(data.ids), part(judged.trained)
         terms = member.losses(
-            Tokens(
+            LossInputs(
                 logprobs=token_logprobs(scores, ids, mask=trained),
                 behavior_logprobs=part(data.behavior),
                 advantages=part(judged.advantages),
@@ -302,7 +305,7 @@ def test_group_functions_keep_their_sums_and_bounds(seed):
     returns = e.turn_rewards.sum(1)
     rloo, counts = leave_one_out(returns, e.group_ids, e.valid)
     useful = informative(returns, e.group_ids, e.valid)
-    kept = best_of_groups(returns, e.group_ids, e.valid, fraction=0.5, min_return=0.0)
+    kept = best_of_groups(returns, e.group_ids, e.valid, BestOfGroups(0.5, 0.0))
     assert not (useful & ~counts).any()
     assert not (kept & ~e.valid).any()
     for group in (0, 1):

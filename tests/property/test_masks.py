@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from imagination.learning.advantages import broadcast_over_tokens, group_relative, masked_gae, place_turn_rewards
 from imagination.learning.losses import (
+    LossInputs,
     cross_entropy_loss,
     kl_k1,
     kl_k2,
@@ -24,6 +25,7 @@ from imagination.learning.losses import (
     token_logprobs,
     value_loss,
 )
+from imagination.settings.algorithm_parts import Critic, GroupRelative, PpoClip, TokenGae
 
 quick = settings(deadline=None, max_examples=30)  # no deadline: the CPU cores are shared
 VOCAB = 5
@@ -78,8 +80,8 @@ def total_loss(batch, denominator):
     """Every loss at once: one gradient for logits and one for values."""
     b = batch
     logprobs = token_logprobs(b.logits, b.ids, 0.8, b.mask)
-    ppo = ppo_clip_loss(logprobs, b.behavior, b.advantages, b.weight, denominator=denominator)
-    critic = value_loss(b.values, b.old_values, b.returns, b.mask, denominator=denominator)
+    ppo = ppo_clip_loss(LossInputs(logprobs, b.behavior, b.advantages, b.weight), PpoClip(), denominator)
+    critic = value_loss(b.values, b.old_values, b.returns, b.mask, Critic(), denominator=denominator)
     clone = cross_entropy_loss(logprobs, b.weight, denominator=denominator)
     per_token = sum(kl(logprobs, b.reference, b.mask) for kl in (kl_k1, kl_k2, kl_k3))
     per_token = per_token - token_entropy(b.logits, 0.8, b.mask)
@@ -193,7 +195,7 @@ def make_episodes(seed, rows=3, turns=3, time=10):
 
 def run_gae(turn_rewards, index, values, bootstrap):
     rewards = place_turn_rewards(turn_rewards, index)
-    return masked_gae(rewards, values, index >= 0, 0.97, 0.9, bootstrap_value=bootstrap)
+    return masked_gae(rewards, values, index >= 0, TokenGae(0.97, 0.9), bootstrap_value=bootstrap)
 
 
 @quick
@@ -262,12 +264,13 @@ def test_order_and_names_of_groups_and_junk_of_failures_do_not_matter(drawn, nam
     returns = torch.tensor([r for r, _, _ in episodes], dtype=torch.float64)
     groups = torch.tensor([g for _, g, _ in episodes])
     valid = torch.tensor([ok for _, _, ok in episodes])
-    advantages, counts = group_relative(returns, groups, valid, normalise_std=normalise_std)
+    part = GroupRelative(normalise_std)
+    advantages, counts = group_relative(returns, groups, valid, part)
     shuffled, shuffled_counts = group_relative(
         returns.masked_fill(~valid, junk)[order],
         torch.tensor(names)[groups][order],
         valid[order],
-        normalise_std=normalise_std,
+        part,
     )
     torch.testing.assert_close(shuffled, advantages[order], rtol=1e-7, atol=1e-9)
     assert torch.equal(shuffled_counts, counts[order])

@@ -15,7 +15,7 @@ What arguments of one name are everywhere; a row is an episode, so call before r
 * ``action_turn_index``: ``[batch, time]`` integers, the turn of an agent token and -1 for all others.
 * ``returns``, ``group_ids``, ``valid``: ``[n]``: a number per episode, integers that are equal within a group (neither
   sorted nor dense, groups may differ in size), and false for failed episodes.
-* ``gamma``, ``lam``: in [0, 1].
+* settings: the parts of ``imagination.settings.algorithm_parts``, which check their ranges.
 
 All results are constants. ``ValueError`` says what is wrong with shapes, dtypes and numbers.
 """
@@ -31,7 +31,7 @@ from imagination.learning.advantages.group import (
     step_returns,
 )
 from imagination.learning.advantages.reinforce import (
-    reinforce_pp,
+    reinforce,
     reinforce_pp_baseline,
     returns_to_go,
     whiten,
@@ -69,7 +69,7 @@ __all__ = [
     "overlong_penalty",
     "place_turn_rewards",
     "progress_rewards",
-    "reinforce_pp",
+    "reinforce",
     "reinforce_pp_baseline",
     "returns_to_go",
     "step_returns",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -13,17 +11,13 @@ from imagination.learning.advantages.turns import (
     place_turn_rewards,
     turn_bounds,
 )
-from imagination.learning.shapes import at_least_fp32, check_mask, check_unit
+from imagination.learning.shapes import at_least_fp32, check_mask
+from imagination.settings.algorithm_parts import BilevelGae, TokenGae, TurnGae
 
 
 @torch.no_grad()
 def masked_gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    gamma: float,
-    lam: float,
-    bootstrap_value: Tensor | None = None,
+    rewards: Tensor, values: Tensor, mask: Tensor, gae: TokenGae, bootstrap_value: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation over the agent tokens of multi-turn episodes.
 
@@ -44,7 +38,7 @@ def masked_gae(
     Example::
 
         mask, values = [[1, 1, 0, 0, 1, 1]], [[0.1, 0.2, 9.0, 9.0, 0.3, 0.4]]; rewards = [[0, 0, 0, 0, 0, 1.0]]
-        masked_gae(..., gamma=1.0, lam=0.95)
+        masked_gae(..., TokenGae(gamma=1.0, lam=0.95))
         # returns [[0.899675, 0.9365, 0, 0, 0.97, 1.0]]: the 9.0 of the observations are never seen
     """
     check_mask("masked_gae", mask)
@@ -53,7 +47,6 @@ def masked_gae(
             "masked_gae needs rewards, values and mask of one shape [batch, time], "
             f"got {tuple(rewards.shape)}, {tuple(values.shape)} and {tuple(mask.shape)}"
         )
-    check_unit("masked_gae", gamma=gamma, lam=lam)
     batch = len(mask)
     if bootstrap_value is not None and bootstrap_value.shape != (batch,):
         raise ValueError(f"bootstrap_value must be [batch] = ({batch},), got {tuple(bootstrap_value.shape)}")
@@ -68,7 +61,7 @@ def masked_gae(
     values = at_least_fp32(values).masked_fill(~mask, 0.0)
     rewards = rewards.to(values.dtype).masked_fill(~mask, 0.0)
     follows = values.new_zeros(batch) if bootstrap_value is None else bootstrap_value.to(values)
-    advantages = _backwards(rewards, values, mask, gamma, lam, follows)
+    advantages = _backwards(rewards, values, mask, gae, follows)
     return advantages, advantages + values
 
 
@@ -77,8 +70,7 @@ def turn_gae(
     turn_rewards: Tensor,
     values: Tensor,
     action_turn_index: Tensor,
-    gamma: float,
-    lam: float,
+    gae: TurnGae,
     bootstrap_value: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """GAE over turns: one value a turn, one advantage a turn, given to all of its tokens.
@@ -93,10 +85,11 @@ def turn_gae(
 
     Example::
 
-        turn_gae(tensor([[0.0, 1.0]]), tensor([[0.5, 9.0, 9.0, 0.6]]), tensor([[0, 0, -1, 1]]), gamma=1.0, lam=0.5)
+        values, turn = tensor([[0.5, 9.0, 9.0, 0.6]]), tensor([[0, 0, -1, 1]])
+        turn_gae(tensor([[0.0, 1.0]]), values, turn, TurnGae(gamma=1.0, lam=0.5))
         # advantages [[0.3, 0.3, 0, 0.4]]: 0.6 - 0.5 + 0.5 * 0.4; returns [[0.8, 0, 0, 1.0]]
     """
-    first, _, gains, targets = _over_turns(turn_rewards, values, action_turn_index, gamma, lam, bootstrap_value)
+    first, _, gains, targets = _over_turns(turn_rewards, values, action_turn_index, gae, bootstrap_value)
     exists = first >= 0
     place = first.clamp(min=0)
     returns = targets.new_zeros(values.shape).scatter_add(1, place, targets)
@@ -104,29 +97,18 @@ def turn_gae(
     return broadcast_over_turns(gains, action_turn_index), returns, learned
 
 
-class _Discounts(NamedTuple):
-    turn_gamma: float
-    turn_lam: float
-    token_gamma: float
-    token_lam: float
-
-
 @torch.no_grad()
 def bilevel_gae(
     turn_rewards: Tensor,
     values: Tensor,
     action_turn_index: Tensor,
-    *,
+    gae: BilevelGae,
     bootstrap_value: Tensor | None = None,
-    **discounts: float,
 ) -> tuple[Tensor, Tensor]:
     """GAE over turns, then GAE over the tokens of each turn, whose terminal reward is the turn's return.
 
     RAGEN and VAGEN (arXiv 2510.16907): ``turn_gae`` judges the turn as a whole; inside the turn the last token earns
     the turn's return (its advantage plus its value) and nothing follows. The ends of turns come from the index.
-
-    Args:
-        discounts: ``turn_gamma`` and ``turn_lam``, per turn; ``token_gamma`` and ``token_lam``, per token of a turn.
 
     Returns:
         ``(advantages, returns)``, both ``[batch, time]``, exactly zero on tokens that are not the agent's.
@@ -134,19 +116,18 @@ def bilevel_gae(
     Example::
 
         values, turn = tensor([[0.5, 0.7, 9.0, 0.6]]), tensor([[0, 0, -1, 1]])
-        bilevel_gae(tensor([[0.0, 1.0]]), values, turn, turn_gamma=1.0, turn_lam=0.5, token_gamma=1.0, token_lam=0.5)
+        bilevel_gae(tensor([[0.0, 1.0]]), values, turn, BilevelGae(turn_gamma=1.0, turn_lam=0.5, token_lam=0.5))
         # the first turn's return is 0.8, as in turn_gae: advantages [[0.25, 0.1, 0, 0.4]]
     """
-    turn_gamma, turn_lam, token_gamma, token_lam = _Discounts(**discounts)
-    check_unit("bilevel_gae", token_gamma=token_gamma, token_lam=token_lam)
-    _, last, _, targets = _over_turns(turn_rewards, values, action_turn_index, turn_gamma, turn_lam, bootstrap_value)
+    of_turns, of_tokens = TurnGae(gae.turn_gamma, gae.turn_lam), TokenGae(gae.token_gamma, gae.token_lam)
+    _, last, _, targets = _over_turns(turn_rewards, values, action_turn_index, of_turns, bootstrap_value)
     mask = action_turn_index >= 0
     place = last.clamp(min=0)
     ends = place.new_zeros(mask.shape).scatter_add(1, place, (last >= 0).long()) > 0
     terminal = targets.new_zeros(mask.shape).scatter_add(1, place, targets)
     values = at_least_fp32(values).masked_fill(~mask, 0.0)
     nothing = values.new_zeros(len(mask))
-    advantages = _backwards(terminal.to(values), values, mask, token_gamma, token_lam, nothing, ends)
+    advantages = _backwards(terminal.to(values), values, mask, of_tokens, nothing, ends)
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
@@ -154,8 +135,7 @@ def _over_turns(
     turn_rewards: Tensor,
     values: Tensor,
     action_turn_index: Tensor,
-    gamma: float,
-    lam: float,
+    gae: TurnGae,
     bootstrap_value: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """First and last token, advantage and return of each turn, all ``[batch, turns]``."""
@@ -169,7 +149,7 @@ def _over_turns(
     first, last = turn_bounds(action_turn_index, turn_rewards.shape[1])
     exists = first >= 0
     at_start = values.gather(1, first.clamp(min=0))
-    gains, targets = masked_gae(turn_rewards, at_start, exists, gamma, lam, bootstrap_value)
+    gains, targets = masked_gae(turn_rewards, at_start, exists, gae, bootstrap_value)
     return first, last, gains, targets
 
 
@@ -177,8 +157,7 @@ def _backwards(
     rewards: Tensor,
     values: Tensor,
     mask: Tensor,
-    gamma: float,
-    lam: float,
+    gae: TokenGae,
     follows: Tensor,
     ends: Tensor | None = None,
 ) -> Tensor:
@@ -190,8 +169,8 @@ def _backwards(
         if ends is not None:
             advantage_next = advantage_next.masked_fill(ends[:, t], 0.0)
             value_next = value_next.masked_fill(ends[:, t], 0.0)
-        delta = rewards[:, t] + gamma * value_next - values[:, t]
-        advantage = delta + gamma * lam * advantage_next
+        delta = rewards[:, t] + gae.gamma * value_next - values[:, t]
+        advantage = delta + gae.gamma * gae.lam * advantage_next
         advantages[:, t] = torch.where(agent, advantage, 0.0)
         # An observation carries what follows it back to the action before it, untouched.
         advantage_next = torch.where(agent, advantage, advantage_next)

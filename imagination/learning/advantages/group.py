@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from imagination.learning.advantages.turns import broadcast_over_turns, check_turn_index, turn_bounds
 from imagination.learning.shapes import at_least_fp32, check_integers
+from imagination.settings.algorithm_parts import BestOfGroups, GiGpo, GroupRelative
 
 # Returns are sums of rewards in fp32: ten times 0.1 is 1.00000012, and 0.4 + 0.3 + 0.2 + 0.1 is 1. Numbers that differ
 # by less than this share of their size are one number: their difference is rounding, whatever it is divided by.
 ROUNDING = 1e-5
+_GRPO, _GIGPO = GroupRelative(), GiGpo()
 
 
 def differ(numbers: Collection[float]) -> bool:
@@ -76,22 +77,14 @@ def checked_returns(where: str, returns: Tensor, group_ids: Tensor, valid: Tenso
 
 @torch.no_grad()
 def group_relative(
-    returns: Tensor,
-    group_ids: Tensor,
-    valid: Tensor,
-    *,
-    std_eps: float = 1e-4,
-    normalise_std: bool = True,
+    returns: Tensor, group_ids: Tensor, valid: Tensor, settings: GroupRelative = _GRPO
 ) -> tuple[Tensor, Tensor]:
     """GRPO: how an episode did against the episodes that share its start.
 
     Shao et al. 2024 (arXiv 2402.03300, section 4.1.2): ``(R - mean) / (std + std_eps)`` within the group, with the
     unbiased standard deviation. Episodes that are not ``valid`` (failed rollouts) enter no mean and no deviation; the
-    rest of their group is normalised as if they had never been started.
-
-    Args:
-        std_eps: in units of reward; keeps nearly equal groups finite.
-        normalise_std: divide by the deviation; without it the advantage stays in units of reward.
+    rest of their group is normalised as if they had never been started. Without ``normalise_std`` the advantage stays
+    in units of reward.
 
     Returns:
         ``(advantages, counts)``, both ``[n]``. Episodes of a group with equal returns do count, with advantage exactly
@@ -102,15 +95,13 @@ def group_relative(
         group_relative(tensor([1.0, 0.0, nan, 5.0]), tensor([7, 7, 7, 3]), tensor([True, True, False, True]))
         # advantages [0.7070, -0.7070, 0, 0], counts [True, True, False, False]
     """
-    if std_eps <= 0:
-        raise ValueError(f"std_eps must be positive, got {std_eps}")
     returns = checked_returns("group_relative", returns, group_ids, valid)
     groups = Groups.of(group_ids, valid)
     deviation, counts = _deviation(returns, groups)
-    if not normalise_std:
+    if not settings.normalise_std:
         return deviation, counts
     std = (groups.sum(deviation.square()) / (groups.size() - 1).clamp(min=1)).sqrt()
-    return deviation / (std + std_eps), counts
+    return deviation / (std + settings.std_eps), counts
 
 
 @torch.no_grad()
@@ -156,15 +147,13 @@ def informative(returns: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, *, fraction: float, min_return: float) -> Tensor:
-    """The best ``fraction`` of each group, of those that earned at least ``min_return``.
+def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, settings: BestOfGroups) -> Tensor:
+    """The best ``keep_fraction`` of each group, of those that earned at least ``keep_min_return``.
 
     Both halves of the rule are needed: the threshold alone floods the update with easy tasks, the fraction alone clones
     the least bad failures of the hard ones. What is kept is learned by cross-entropy: no ratio, no advantage.
-
-    Args:
-        fraction: in (0, 1]; ``ceil(fraction * n)`` of the ``n`` valid episodes of a group. Ties with the last of them
-            are kept as well, so the order of episodes decides nothing. A group of one is a group.
+    ``ceil(keep_fraction * n)`` of the ``n`` valid episodes of a group; ties with the last of them are kept as well, so
+    the order of episodes decides nothing. A group of one is a group.
 
     Returns:
         ``[n]`` bool.
@@ -172,19 +161,17 @@ def best_of_groups(returns: Tensor, group_ids: Tensor, valid: Tensor, *, fractio
     Example::
 
         one_group = tensor([0, 0, 0, 0]), tensor([True, True, True, True])
-        best_of_groups(tensor([1.0, 0.5, 0.0, 0.5]), *one_group, fraction=0.5, min_return=0.1)
+        best_of_groups(tensor([1.0, 0.5, 0.0, 0.5]), *one_group, BestOfGroups(0.5, 0.1))
         # [True, True, False, True]: two of four, and a tie
     """
-    if not 0.0 < fraction <= 1.0:
-        raise ValueError(f"fraction must lie in (0, 1], got {fraction}")
     returns = checked_returns("best_of_groups", returns, group_ids, valid)
     kept = torch.zeros_like(valid)
     for group in group_ids[valid].unique():
         members = valid & (group_ids == group)
-        wanted = math.ceil(fraction * int(members.sum()))
+        wanted = math.ceil(settings.keep_fraction * int(members.sum()))
         border = returns[members].sort(descending=True).values[wanted - 1]
         kept |= members & (returns >= border - ROUNDING * border.abs())
-    return kept & (returns >= min_return)
+    return kept & (returns >= settings.keep_min_return)
 
 
 @torch.no_grad()
@@ -194,10 +181,7 @@ def gigpo(
     anchors: Tensor,
     group_ids: Tensor,
     valid: Tensor,
-    *,
-    gamma: float = 0.95,
-    step_weight: float = 1.0,
-    **scaling: Any,
+    settings: GiGpo = _GIGPO,
 ) -> tuple[Tensor, Tensor]:
     """Group-in-group advantages: ``A_episode + step_weight A_step`` (Feng et al. 2025, arXiv 2505.10978, eq. 3 to 8).
 
@@ -208,8 +192,6 @@ def gigpo(
 
     Args:
         anchors: ``[batch, turns]`` integers, equal where the same was observed; read for turns with an action token.
-        step_weight: of the step's advantage, w in the paper.
-        scaling: ``normalise_std`` and ``std_eps`` of both levels, as in ``group_relative``.
 
     Returns:
         ``(advantages [batch, time], counts [batch])``.
@@ -226,14 +208,15 @@ def gigpo(
         raise ValueError(
             f"gigpo needs anchors of the shape of turn_rewards {tuple(turn_rewards.shape)}, got {tuple(anchors.shape)}"
         )
-    returns = step_returns(turn_rewards, gamma)
+    scaling = GroupRelative(settings.normalise_std, settings.std_eps)  # of both levels
+    returns = step_returns(turn_rewards, settings.gamma)
     first, _ = turn_bounds(action_turn_index, turn_rewards.shape[1])
-    episode, counts = group_relative(turn_rewards.sum(1), group_ids, valid, **scaling)
+    episode, counts = group_relative(turn_rewards.sum(1), group_ids, valid, scaling)
     acted = (first >= 0) & counts[:, None]
     pairs = torch.stack([group_ids[:, None].expand_as(anchors), anchors], dim=-1).reshape(-1, 2)
     step_groups = torch.unique(pairs, dim=0, return_inverse=True)[1] if len(pairs) else pairs[:, 0]
-    step, _ = group_relative(returns.reshape(-1), step_groups, acted.reshape(-1), **scaling)
-    per_turn = episode[:, None] + step_weight * step.view_as(returns)
+    step, _ = group_relative(returns.reshape(-1), step_groups, acted.reshape(-1), scaling)
+    per_turn = episode[:, None] + settings.step_weight * step.view_as(returns)
     return broadcast_over_turns(torch.where(acted, per_turn, 0.0), action_turn_index), counts
 
 

@@ -9,6 +9,7 @@ from imagination.learning.advantages.gae import masked_gae
 from imagination.learning.advantages.group import ROUNDING, group_relative
 from imagination.learning.advantages.turns import broadcast_over_tokens
 from imagination.learning.shapes import at_least_fp32, check_mask, check_shapes
+from imagination.settings.algorithm_parts import GroupRelative, ReturnsToGo, TokenGae
 
 
 @torch.no_grad()
@@ -25,7 +26,7 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
         returns_to_go(tensor([[0.0, 0.0, 1.0]]), tensor([[True, False, True]]), gamma=0.5)  # [[0.5, 0, 1.0]]
     """
     # GAE without a critic and with lambda = 1 is the return to go.
-    return masked_gae(rewards, torch.zeros_like(at_least_fp32(rewards)), mask, gamma, 1.0)[0]
+    return masked_gae(rewards, torch.zeros_like(at_least_fp32(rewards)), mask, TokenGae(gamma, lam=1.0))[0]
 
 
 @torch.no_grad()
@@ -81,25 +82,27 @@ def whiten_by(x: Tensor, mask: Tensor, sources: Tensor | None, size: float | Non
 
 
 @torch.no_grad()
-def reinforce_pp(
-    rewards: Tensor, mask: Tensor, valid: Tensor, gamma: float = 1.0, sources: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """REINFORCE++: returns to go, whitened over all agent tokens of the batch (Hu 2025, arXiv 2501.03262).
+def reinforce(
+    rewards: Tensor, mask: Tensor, valid: Tensor, settings: ReturnsToGo, sources: Tensor | None = None
+) -> Tensor:
+    """REINFORCE: returns to go; REINFORCE++: whitened over all agent tokens of the batch (Hu 2025, arXiv 2501.03262).
 
     Args:
         rewards: may contain a KL penalty.
-        valid: failed episodes enter neither mean nor deviation.
+        valid: failed episodes get zeros, and enter neither mean nor deviation.
         sources: as in ``whiten_by``.
 
     Returns:
-        ``(advantages [batch, time], counts [batch])``; ``counts`` is ``valid``, as no group is compared.
+        ``[batch, time]``.
 
     Example::
 
-        reinforce_pp(tensor([[1.0], [0.0]]), tensor([[True], [True]]), tensor([True, True]))[0]  # [[0.7071], [-0.7071]]
+        ones = tensor([[True], [True]])
+        reinforce(tensor([[1.0], [0.0]]), ones, ones[:, 0], ReturnsToGo(whiten=True))  # [[0.7071], [-0.7071]]
     """
-    mask = _of_valid("reinforce_pp", mask, valid)
-    return whiten_by(returns_to_go(rewards, mask, gamma), mask, sources), valid
+    mask = _of_valid("reinforce", mask, valid)
+    gains = returns_to_go(rewards, mask, settings.gamma)
+    return whiten_by(gains, mask, sources) if settings.whiten else gains
 
 
 @torch.no_grad()
@@ -119,7 +122,7 @@ def reinforce_pp_baseline(
         reinforce_pp_baseline(tensor([3.0, 1.0]), tensor([0, 0]), tensor([True, True]), ones)[0]
         # [[0.7071], [-0.7071]]
     """
-    deviation, counts = group_relative(returns, group_ids, valid, normalise_std=False)
+    deviation, counts = group_relative(returns, group_ids, valid, GroupRelative(normalise_std=False))
     mask = _of_valid("reinforce_pp_baseline", mask, counts)
     return whiten_by(broadcast_over_tokens(deviation, mask), mask, sources), counts
 

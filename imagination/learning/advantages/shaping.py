@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from imagination.learning.shapes import at_least_fp32, check_positive, check_shapes
+from imagination.learning.shapes import at_least_fp32, check_shapes
+from imagination.settings.algorithm_parts import Kl, Sampling
 
 
 @torch.no_grad()
@@ -59,44 +60,47 @@ def with_process_rewards(turn_rewards: Tensor, process: Tensor, exists: Tensor, 
 
 
 @torch.no_grad()
-def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, penalty: float = 1.0) -> Tensor:
-    """DAPO's soft punishment of answers in the last ``buffer`` tokens before the limit.
+def overlong_penalty(lengths: Tensor, settings: Sampling) -> Tensor:
+    """DAPO's soft punishment of answers in the last ``overlong_buffer`` tokens before ``max_tokens``.
 
-    ``min(-(length - (max_length - buffer)) / buffer * penalty, 0)``, Yu et al. 2025 (arXiv 2503.14476, eq. 13).
+    ``min(-(length - (max_tokens - buffer)) / buffer * penalty, 0)``, Yu et al. 2025 (arXiv 2503.14476, eq. 13).
 
-    Lengths ``[n]`` are of agent tokens; none may be above ``max_length``, at which generation is cut. The result lies
-    between ``-penalty`` and 0 and is added to the returns.
+    Lengths ``[n]`` are of agent tokens. The result lies between ``-overlong_penalty`` and 0 and is added to the
+    returns.
+
+    Raises:
+        ValueError: ``max_tokens`` is missing, or an episode is longer, at which generation is cut.
 
     Example::
 
-        overlong_penalty(tensor([60, 90, 100]), max_length=100, buffer=20)  # [0, -0.5, -1]
+        overlong_penalty(tensor([60, 90, 100]), Sampling(max_tokens=100, overlong_buffer=20))  # [0, -0.5, -1]
     """
-    if not 0 < buffer <= max_length:
-        raise ValueError(f"buffer must lie in (0, max_length = {max_length}], got {buffer}")
-    check_positive("overlong_penalty", penalty=penalty)
-    if lengths.numel() and int(lengths.max()) > max_length:
-        raise ValueError(f"an episode has {int(lengths.max())} tokens, above max_length = {max_length}")
-    return (-(lengths.float() - (max_length - buffer)) / buffer * penalty).clamp(max=0.0)
+    limit, buffer = settings.max_tokens, settings.overlong_buffer
+    if not buffer:
+        return torch.zeros_like(lengths, dtype=torch.float32)
+    if limit is None:
+        raise ValueError("overlong_buffer needs max_tokens, the most agent tokens an episode can have")
+    if lengths.numel() and int(lengths.max()) > limit:
+        raise ValueError(f"an episode has {int(lengths.max())} tokens, above max_tokens = {limit}")
+    return (-(lengths.float() - (limit - buffer)) / buffer * settings.overlong_penalty).clamp(max=0.0)
 
 
 @torch.no_grad()
-def with_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, coef: float) -> Tensor:
-    """KL to a frozen reference as a reward: ``r_t - coef kl_t`` on each agent token.
+def with_kl_penalty(rewards: Tensor, kl: Tensor, mask: Tensor, settings: Kl) -> Tensor:
+    """KL to a frozen reference as a reward: ``r_t - kl_coef kl_t`` on each agent token.
 
     InstructGPT (Ouyang et al. 2022, arXiv 2203.02155, eq. 2). As a reward, k1 is the right estimator (unbiased, and its
     sum over an episode is the episode's KL); as a loss it is the wrong one (``kl_loss``).
 
-    ``kl`` is that of the policy that acted, ``coef`` in units of reward per nat. Tokens outside ``mask`` keep their
-    reward.
+    ``kl`` is that of the policy that acted, in nats. Tokens outside ``mask`` keep their reward.
 
     Example::
 
-        with_kl_penalty(tensor([[0.0, 1.0]]), tensor([[0.5, 0.25]]), tensor([[True, True]]), 0.1)  # [[-0.05, 0.975]]
+        rewards, kl = tensor([[0.0, 1.0]]), tensor([[0.5, 0.25]])
+        with_kl_penalty(rewards, kl, tensor([[True, True]]), Kl(kl_coef=0.1))  # [[-0.05, 0.975]]
     """
     check_shapes("with_kl_penalty", rewards=rewards, kl=kl, mask=mask)
-    if not coef >= 0.0:
-        raise ValueError(f"coef must be at least 0, got {coef}")
-    return at_least_fp32(rewards) - coef * at_least_fp32(kl).masked_fill(~mask, 0.0)
+    return at_least_fp32(rewards) - settings.kl_coef * at_least_fp32(kl).masked_fill(~mask, 0.0)
 
 
 class ProgressEstimator(nn.Module):

@@ -1,17 +1,6 @@
 """The family of masked multi-turn algorithms, by name and in parts. How to add one: README.md in this folder."""
 
 from imagination.learning.algorithms.advantage import Advantages, Episodes
-from imagination.learning.algorithms.loss import Tokens, policy_loss
-from imagination.learning.algorithms.registry import ALGORITHMS, Algorithm, algorithm, build_algorithm, total
+from imagination.learning.algorithms.registry import ALGORITHMS, Algorithm, build_algorithm, total
 
-__all__ = [
-    "ALGORITHMS",
-    "Advantages",
-    "Algorithm",
-    "Episodes",
-    "Tokens",
-    "algorithm",
-    "build_algorithm",
-    "policy_loss",
-    "total",
-]
+__all__ = ["ALGORITHMS", "Advantages", "Algorithm", "Episodes", "build_algorithm", "total"]

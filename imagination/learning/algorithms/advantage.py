@@ -5,8 +5,10 @@ Plain tensors, so that anyone's episodes can be judged. Settings are explained o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +23,8 @@ from imagination.learning.advantages import (
     masked_gae,
     overlong_penalty,
     place_turn_rewards,
-    reinforce_pp,
+    reinforce,
     reinforce_pp_baseline,
-    returns_to_go,
     turn_gae,
     whiten_by,
     with_kl_penalty,
@@ -142,13 +143,9 @@ def with_penalties(episodes: Episodes, kl: Kl, sampling: Sampling) -> Episodes:
     if kl.kl_coef and kl.kl_in == "reward":
         if episodes.kl is None:
             raise ValueError("the KL is a reward here: give Episodes.kl, or set kl_in=loss")
-        tokens = with_kl_penalty(tokens, episodes.kl, acted, kl.kl_coef)
+        tokens = with_kl_penalty(tokens, episodes.kl, acted, kl)
     if sampling.overlong_buffer:
-        if sampling.max_tokens is None:
-            raise ValueError("overlong_buffer needs max_tokens, the most agent tokens an episode can have")
-        fines = overlong_penalty(
-            acted.sum(1), sampling.max_tokens, sampling.overlong_buffer, sampling.overlong_penalty
-        ).to(tokens.dtype)
+        fines = overlong_penalty(acted.sum(1), sampling).to(tokens.dtype)
         position = torch.arange(acted.shape[1], device=acted.device)
         last = torch.where(acted, position, 0).amax(1)  # without a token there is no penalty to place either
         tokens = tokens.scatter_add(1, last[:, None], fines[:, None])
@@ -158,101 +155,86 @@ def with_penalties(episodes: Episodes, kl: Kl, sampling: Sampling) -> Episodes:
     return replace(episodes, turn_rewards=turns, token_rewards=tokens)
 
 
-@singledispatch
-def estimate(part: AdvantagePart, episodes: Episodes) -> Advantages:
-    """Advantages of the episodes of ``with_penalties`` by the settings of a part.
-
-    Raises:
-        ValueError: episodes lack what the part reads, or shapes disagree.
-    """
-    raise NotImplementedError(f"nobody has registered how {type(part).__name__} judges episodes")
-
-
 # --- with a critic ---
 
 
-@estimate.register
-def _(part: TokenGae, episodes: Episodes) -> Advantages:
-    mask, follows = episodes.judged_tokens, episodes.bootstrap_value
-    gains, returns = masked_gae(_rewards(episodes), _values(episodes), mask, part.gamma, part.lam, follows)
+def _token_gae(episodes: Episodes, part: TokenGae) -> Advantages:
+    mask = episodes.judged_tokens
+    gains, returns = masked_gae(_rewards(episodes), _values(episodes), mask, part, episodes.bootstrap_value)
     return Advantages(_whitened(episodes, gains, mask, part.whiten, returns), episodes.acted, returns, mask)
 
 
-@estimate.register
-def _(part: TurnGae, episodes: Episodes) -> Advantages:
+def _turn_gae(episodes: Episodes, part: TurnGae) -> Advantages:
     _refuse_advantage_mask("turn_ppo", episodes)
-    acted, rewards, follows = episodes.acted, episodes.turn_rewards, episodes.bootstrap_value
-    gains, returns, learned = turn_gae(rewards, _values(episodes), episodes.valid_turns, part.gamma, part.lam, follows)
+    acted, read = episodes.acted, (episodes.turn_rewards, _values(episodes), episodes.valid_turns)
+    gains, returns, learned = turn_gae(*read, part, episodes.bootstrap_value)
     return Advantages(_whitened(episodes, gains, acted, part.whiten, returns), acted, returns, learned)
 
 
-@estimate.register
-def _(part: BilevelGae, episodes: Episodes) -> Advantages:
+def _bilevel_gae(episodes: Episodes, part: BilevelGae) -> Advantages:
     _refuse_advantage_mask("bilevel_ppo", episodes)
-    acted = episodes.acted
-    gains, returns = bilevel_gae(
-        episodes.turn_rewards,
-        _values(episodes),
-        episodes.valid_turns,
-        bootstrap_value=episodes.bootstrap_value,
-        **{key: getattr(part, key) for key in ("turn_gamma", "turn_lam", "token_gamma", "token_lam")},
-    )
+    acted, read = episodes.acted, (episodes.turn_rewards, _values(episodes), episodes.valid_turns)
+    gains, returns = bilevel_gae(*read, part, episodes.bootstrap_value)
     return Advantages(_whitened(episodes, gains, acted, part.whiten, returns), acted, returns, acted)
 
 
 # --- without a critic ---
 
 
-@estimate.register
-def _(part: GroupRelative, episodes: Episodes) -> Advantages:
-    gains, counts = group_relative(*episodes.groups, std_eps=part.std_eps, normalise_std=part.normalise_std)
-    return _per_episode(episodes, gains, counts)
+def _group_relative(episodes: Episodes, part: GroupRelative) -> Advantages:
+    return _per_episode(episodes, *group_relative(*episodes.groups, part))
 
 
-@estimate.register
-def _(part: LeaveOneOut, episodes: Episodes) -> Advantages:
+def _leave_one_out(episodes: Episodes, part: LeaveOneOut) -> Advantages:
     return _per_episode(episodes, *leave_one_out(*episodes.groups))
 
 
-@estimate.register
-def _(part: ReturnsToGo, episodes: Episodes) -> Advantages:
-    mask, rewards = episodes.judged_tokens, _rewards(episodes)
-    if part.whiten:
-        gains = reinforce_pp(rewards, mask, episodes.valid, part.gamma, episodes.sources)[0]
-    else:
-        gains = returns_to_go(rewards, mask, part.gamma)
+def _returns_to_go(episodes: Episodes, part: ReturnsToGo) -> Advantages:
+    gains = reinforce(_rewards(episodes), episodes.judged_tokens, episodes.valid, part, episodes.sources)
     return Advantages(gains, episodes.acted)
 
 
-@estimate.register
-def _(part: GroupBaseline, episodes: Episodes) -> Advantages:
+def _group_baseline(episodes: Episodes, part: GroupBaseline) -> Advantages:
     gains, counts = reinforce_pp_baseline(*episodes.groups, episodes.judged_tokens, episodes.sources)
     return Advantages(gains, episodes.acted & counts[:, None])
 
 
-@estimate.register
-def _(part: GiGpo, episodes: Episodes) -> Advantages:
+def _gigpo(episodes: Episodes, part: GiGpo) -> Advantages:
     _refuse_advantage_mask("gigpo", episodes)
     if episodes.anchors is None:
         raise ValueError("gigpo compares turns that answered the same observation: give Episodes.anchors")
-    gains, counts = gigpo(
-        episodes.turn_rewards,
-        episodes.valid_turns,
-        episodes.anchors,
-        episodes.group_ids,
-        episodes.valid,
-        gamma=part.gamma,
-        step_weight=part.step_weight,
-        normalise_std=part.normalise_std,
-        std_eps=part.std_eps,
-    )
+    turns = episodes.turn_rewards, episodes.valid_turns, episodes.anchors
+    gains, counts = gigpo(*turns, episodes.group_ids, episodes.valid, part)
     return Advantages(gains, episodes.acted & counts[:, None])
 
 
-@estimate.register
-def _(part: BestOfGroups, episodes: Episodes) -> Advantages:
-    kept = best_of_groups(*episodes.groups, fraction=part.keep_fraction, min_return=part.keep_min_return)
+def _best_of_groups(episodes: Episodes, part: BestOfGroups) -> Advantages:
+    kept = best_of_groups(*episodes.groups, part)
     return _per_episode(episodes, kept.to(episodes.turn_rewards.dtype), kept)
+
+
+ESTIMATORS: Mapping[type[AdvantagePart], Callable[[Episodes, Any], Advantages]] = MappingProxyType(
+    {
+        TokenGae: _token_gae,
+        TurnGae: _turn_gae,
+        BilevelGae: _bilevel_gae,
+        GroupRelative: _group_relative,
+        LeaveOneOut: _leave_one_out,
+        ReturnsToGo: _returns_to_go,
+        GroupBaseline: _group_baseline,
+        GiGpo: _gigpo,
+        BestOfGroups: _best_of_groups,
+    }
+)
+
+
+def estimate(episodes: Episodes, part: AdvantagePart) -> Advantages:
+    """Advantages of the episodes of ``with_penalties`` by the settings of a part.
+
+    Raises:
+        ValueError: episodes lack what the part reads, or shapes disagree.
+    """
+    return ESTIMATORS[type(part)](episodes, part)
 
 
 def _per_episode(episodes: Episodes, per_row: Tensor, counts: Tensor) -> Advantages:

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from imagination.learning.advantages import informative
 from imagination.learning.algorithms.advantage import Advantages, Episodes, estimate, with_penalties
-from imagination.learning.algorithms.loss import Tokens, policy_loss
 from imagination.learning.losses import (
+    LossInputs,
     LossTerms,
     entropy_loss,
     kl_loss,
+    policy_loss,
     token_weights,
     value_loss,
 )
@@ -107,12 +108,12 @@ class Algorithm:
         Raises:
             ValueError: it has no such setting, a value is out of range, or settings contradict each other.
         """
-        for name in changes:
-            if name not in self.settings:
-                hint = "; it has no critic" if name in {f.name for f in fields(Critic)} and self.critic is None else ""
+        for key in changes:
+            if key not in self.settings:
+                having = [name for name, member in ALGORITHMS.items() if key in member.settings]
                 raise ValueError(
-                    f"{self.name} has no setting {name!r}{hint}: remove it, or choose another algorithm; "
-                    f"its settings are {', '.join(sorted(self.settings))}"
+                    f"{key} is no setting of {self.name}: leave it out, or set algorithm.name to one of "
+                    f"{', '.join(having) or 'none: no algorithm has it'}"
                 )
         parts = {
             name: replace(part, **{f.name: changes[f.name] for f in fields(part) if f.name in changes})
@@ -149,7 +150,7 @@ class Algorithm:
         Raises:
             ValueError: episodes lack what the algorithm reads, or shapes disagree.
         """
-        judged = estimate(self.advantage, with_penalties(episodes, self.kl, self.sampling))
+        judged = estimate(with_penalties(episodes, self.kl, self.sampling), self.advantage)
         trained = judged.trained
         if episodes.loss_mask is not None:
             # The observations of an episode that counts may be trained on too, if that is what is ablated.
@@ -168,7 +169,7 @@ class Algorithm:
 
     def losses(
         self,
-        tokens: Tokens,
+        inputs: LossInputs,
         denominator: float,
         *,
         critic_denominator: float | None = None,
@@ -177,7 +178,7 @@ class Algorithm:
         """The terms of a micro-batch, each already times its coefficient: their ``loss`` add up to what to descend.
 
         Args:
-            tokens: of the micro-batch; of the optional ones those that the settings call for.
+            inputs: of the optional ones those that the settings call for.
             denominator: from ``weigh``, of the whole optimiser step.
             critic_denominator: number of ``learned`` tokens of the whole optimiser step; needed with a critic.
             entropy_history: mean entropy of earlier updates, see ``EntropyHistory``.
@@ -186,32 +187,24 @@ class Algorithm:
             ``policy``, and ``kl``, ``entropy`` and ``critic`` where they are in use.
 
         Raises:
-            ValueError: tokens lack what the algorithm reads, or shapes disagree.
+            ValueError: inputs lack what the algorithm reads, or shapes disagree.
         """
-        terms = {"policy": policy_loss(self.surrogate, tokens, denominator)}
-        kl, entropy, critic = self.kl, self.entropy, self.critic
-        if kl.kl_coef and kl.kl_in == "loss":
-            logprobs = tokens.logprobs, tokens.given("ref_logprobs", "kl_coef=0")
-            part = kl_loss(*logprobs, tokens.weight, denominator=denominator, estimator=kl.kl_estimator)
-            terms["kl"] = replace(part, loss=kl.kl_coef * part.loss)
-        if entropy.entropy_coef:
+        terms = {"policy": policy_loss(inputs, self.surrogate, denominator)}
+        if self.kl.kl_coef and self.kl.kl_in == "loss":
+            reference = inputs.given("ref_logprobs", "kl_coef=0")
+            terms["kl"] = kl_loss(inputs.logprobs, reference, inputs.weight, self.kl, denominator=denominator)
+        if self.entropy.entropy_coef:
+            entropy, history = inputs.given("entropy", "entropy_coef=0"), entropy_history
             terms["entropy"] = entropy_loss(
-                tokens.given("entropy", "entropy_coef=0"),
-                tokens.weight,
-                denominator=denominator,
-                coef=entropy.entropy_coef,
-                history=entropy_history,
-                smoothing=entropy.entropy_smoothing,
-                low=entropy.entropy_low,
-                high=entropy.entropy_high,
+                entropy, inputs.weight, self.entropy, denominator=denominator, history=history
             )
-        if critic is not None:
+        if self.critic is not None:
             instead = "an algorithm without a critic"
             if critic_denominator is None:
                 raise ValueError(f"{self.name} has a critic: give critic_denominator, or choose {instead}")
-            read = [tokens.given(name, instead) for name in ("values", "old_values", "returns", "learned")]
-            part = value_loss(*read, denominator=critic_denominator, clip=critic.value_clip)
-            terms["critic"] = replace(part, loss=critic.value_coef * part.loss)
+            names = ("values", "old_values", "returns", "learned")
+            values, old, returns, learned = (inputs.given(name, instead) for name in names)
+            terms["critic"] = value_loss(values, old, returns, learned, self.critic, denominator=critic_denominator)
         return terms
 
     def _parts(self) -> dict[str, Any]:
@@ -252,17 +245,6 @@ _FAMILY = (
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({member.name: member for member in _FAMILY})
 
 
-def algorithm(name: str, **settings: Any) -> Algorithm:
-    """The named algorithm, with settings other than its defaults: ``algorithm("dapo", clip_high=0.3)``.
-
-    Raises:
-        ValueError: there is no such algorithm or setting, or settings contradict each other.
-    """
-    if name not in ALGORITHMS:
-        raise ValueError(f"there is no algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[name].with_settings(**settings)
-
-
 def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) -> Algorithm:
     """The algorithm that the settings name, with what they change.
 
@@ -277,17 +259,10 @@ def build_algorithm(settings: AlgorithmSettings, max_tokens: int | None = None) 
         build_algorithm(AlgorithmSettings("ppo", gamma=0.99, value_clip=0.0))  # without a bound for values
     """
     changes = changed(settings)
-    for key in changes:
-        if key not in ALGORITHMS[settings.name].settings:
-            having = [name for name, member in ALGORITHMS.items() if key in member.settings]
-            raise UserError(
-                f"algorithm.{key} is no setting of {settings.name}: leave it out, or set algorithm.name to one of "
-                f"{', '.join(having)}"
-            )
     if max_tokens is not None:
         changes.setdefault("max_tokens", max_tokens)
     try:
-        chosen = algorithm(settings.name, **changes)
+        chosen = ALGORITHMS[settings.name].with_settings(**changes)
     except ValueError as error:
         raise UserError(f"algorithm: {error}") from error
     if settings.tis_cap and not settings.tis_cap >= 1:

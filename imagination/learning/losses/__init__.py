@@ -10,7 +10,8 @@ Three rules hold for every loss here:
   is, and the gradients of micro-batches are added, never averaged.
 * Metrics are sums over tokens, so that micro-batches can be added before anyone divides: see ``LossTerms``.
 
-A sequence mean or a constant length is a choice of weights: ``token_weights``.
+A sequence mean or a constant length is a choice of weights: ``token_weights``. Settings are the parts of
+``imagination.settings.algorithm_parts``, which check their ranges; a loss that has a coefficient is multiplied by it.
 
 Everything is computed in fp32 at least. Tensors are of one shape: ``[batch, time]`` at the token's own position (the
 logits that predict token ``t`` are those of position ``t - 1``, and the caller shifts them) or ``[n]`` for the tokens
@@ -33,6 +34,7 @@ from imagination.learning.losses.auxiliary import (
 from imagination.learning.losses.policy import (
     cispo_loss,
     gspo_loss,
+    policy_loss,
     ppo_clip_loss,
     reinforce_loss,
     replay_loss,
@@ -41,10 +43,11 @@ from imagination.learning.losses.policy import (
     turn_ratio_loss,
     turn_segments,
 )
-from imagination.learning.losses.terms import LossTerms, token_entropy, token_logprobs, token_weights
+from imagination.learning.losses.terms import LossInputs, LossTerms, token_entropy, token_logprobs, token_weights
 
 __all__ = [
     "EntropyHistory",
+    "LossInputs",
     "LossTerms",
     "cispo_loss",
     "cross_entropy_loss",
@@ -55,6 +58,7 @@ __all__ = [
     "kl_k2",
     "kl_k3",
     "kl_loss",
+    "policy_loss",
     "ppo_clip_loss",
     "reinforce_loss",
     "replay_loss",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from imagination.learning.losses.terms import LossTerms, constant, difference, loss_terms
-from imagination.learning.shapes import at_least_fp32, check_positive, check_shapes
-from imagination.settings.algorithm_parts import Estimator
+from imagination.learning.shapes import at_least_fp32, check_shapes
+from imagination.settings.algorithm_parts import Critic, Entropy, Kl
 
 # --- KL ---
 
@@ -52,28 +51,23 @@ def _log_ratio(where: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor 
 KL = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 
 
-def kl_loss(
-    logprobs: Tensor, ref_logprobs: Tensor, weight: Tensor, *, denominator: float, estimator: Estimator = "k3"
-) -> LossTerms:
-    """KL to a frozen reference as a term of the loss, to be multiplied by its coefficient.
+def kl_loss(logprobs: Tensor, ref_logprobs: Tensor, weight: Tensor, kl: Kl, *, denominator: float) -> LossTerms:
+    """KL to a frozen reference as a term of the loss, times its coefficient.
 
-    k2 has the gradient of the KL of an on-policy batch, k3 that of GRPO (Shao et al. 2024, eq. 4). k1 is refused: its
-    gradient is zero in expectation, so it would pull the policy nowhere.
+    k2 has the gradient of the KL of an on-policy batch, k3 that of GRPO (Shao et al. 2024, eq. 4). ``Kl`` refuses k1:
+    its gradient is zero in expectation, so it would pull the policy nowhere.
 
     Returns:
         sums ``kl``, nats, unweighted.
 
     Example::
 
-        kl_loss(tensor([-1.0]), tensor([-1.5]), tensor([1.0]), denominator=1, estimator="k2")  # loss 0.125
+        half = Kl(kl_coef=0.5, kl_estimator="k2")
+        kl_loss(tensor([-1.0]), tensor([-1.5]), tensor([1.0]), half, denominator=1)  # loss 0.0625 = 0.5 * 0.125
     """
-    if estimator == "k1":
-        raise ValueError("k1 has no gradient in expectation as a loss: take k2 or k3, or k1 as a reward")
-    if estimator not in ("k2", "k3"):
-        raise ValueError(f"estimator must be k2 or k3, got {estimator!r}")
     check_shapes("kl_loss", logprobs=logprobs, ref_logprobs=ref_logprobs, weight=weight)
-    per_token = KL[estimator](logprobs, ref_logprobs.detach(), weight != 0)
-    return loss_terms(per_token, weight, denominator, {"kl": per_token})
+    per_token = KL[kl.kl_estimator](logprobs, ref_logprobs.detach(), weight != 0)
+    return loss_terms(per_token, weight, denominator, {"kl": per_token}).times(kl.kl_coef)
 
 
 # --- entropy ---
@@ -95,14 +89,8 @@ class EntropyHistory:
         return EntropyHistory(self.total + entropy, self.updates + 1)
 
 
-class _Band(NamedTuple):
-    smoothing: float = 0.0
-    low: float = 0.8
-    high: float = 1.2
-
-
 def entropy_loss(
-    entropy: Tensor, weight: Tensor, *, denominator: float, coef: float, history: float | None = None, **band: float
+    entropy: Tensor, weight: Tensor, settings: Entropy, *, denominator: float, history: float | None = None
 ) -> LossTerms:
     """``-coef (H - smoothing P)``, where ``P`` is how far each token's entropy lies outside a band.
 
@@ -117,45 +105,36 @@ def entropy_loss(
     Args:
         entropy: with a gradient, nats, as ``token_entropy`` gives it; anything where the weight is 0.
         history: ``h``, mean entropy of earlier updates; ``None`` for none, then ``P`` is 0.
-        band: ``smoothing`` (0 or more; by default 0, the plain bonus), ``low`` (0.8) and ``high`` (1.2).
 
     Returns:
         sums ``entropy``, ``entropy_penalty`` and ``outside_fraction``, unweighted.
 
     Example::
 
-        entropy_loss(tensor([0.5, 2.0]), tensor([1.0, 1.0]), denominator=2, coef=0.1, history=1.0, smoothing=1.0)
+        epo = Entropy(entropy_coef=0.1, entropy_smoothing=1.0)
+        entropy_loss(tensor([0.5, 2.0]), tensor([1.0, 1.0]), epo, denominator=2, history=1.0)
         # H = 1.25, P = (0.3 + 0.8) / 2 = 0.55: loss -0.07
     """
-    smoothing, low, high = _Band(**band)
     check_shapes("entropy_loss", entropy=entropy, weight=weight)
-    if coef < 0.0 or smoothing < 0.0:
-        raise ValueError(f"coef and smoothing must be at least 0, got {coef} and {smoothing}")
-    if not 0.0 <= low <= 1.0 <= high:
-        raise ValueError(f"the band must be low <= 1 <= high, got {low} and {high}")
     active = weight != 0
     entropy = at_least_fp32(entropy).masked_fill(~active, 0.0)
     penalty = entropy.new_zeros(entropy.shape)
     if history is not None:
-        below, above = (low * history - entropy).clamp(min=0.0), (entropy - high * history).clamp(min=0.0)
+        below = (settings.entropy_low * history - entropy).clamp(min=0.0)
+        above = (entropy - settings.entropy_high * history).clamp(min=0.0)
         penalty = (below + above).masked_fill(~active, 0.0)
     sums = {"entropy": entropy, "entropy_penalty": penalty, "outside_fraction": penalty > 0}
-    return loss_terms(-coef * (entropy - smoothing * penalty), weight, denominator, sums)
+    per_token = -settings.entropy_coef * (entropy - settings.entropy_smoothing * penalty)
+    return loss_terms(per_token, weight, denominator, sums)
 
 
 # --- the critic ---
 
 
 def value_loss(
-    values: Tensor,
-    old_values: Tensor,
-    returns: Tensor,
-    mask: Tensor,
-    *,
-    denominator: float,
-    clip: float | None = 0.2,
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, critic: Critic, *, denominator: float
 ) -> LossTerms:
-    """The critic's squared error, pessimistic about steps larger than ``clip``.
+    """The critic's squared error, pessimistic about steps larger than ``value_clip``, times its coefficient.
 
     ``1/2 max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2)`` as in OpenAI baselines ``ppo2/model.py``.
 
@@ -163,31 +142,30 @@ def value_loss(
         values, old_values, returns: in units of return; only the first has a gradient.
         mask: bool, the tokens that have a target.
         denominator: number of such tokens in the global batch.
-        clip: largest step that still pays, in units of return; ``None`` for the plain squared error.
 
     Returns:
         sums ``clip_fraction`` and ``squared_error`` (without the 1/2 and the clip).
 
     Example::
 
-        value_loss(tensor([[1.0]]), tensor([[0.0]]), tensor([[1.0]]), tensor([[True]]), denominator=1, clip=0.2)
-        # loss 0.32 = 1/2 (0.2 - 1)^2: right, but reached in too large a step
+        critic = Critic(value_coef=0.5, value_clip=0.2)
+        value_loss(tensor([[1.0]]), tensor([[0.0]]), tensor([[1.0]]), tensor([[True]]), critic, denominator=1)
+        # loss 0.16 = 0.5 * 1/2 (0.2 - 1)^2: right, but reached in too large a step
     """
     check_shapes("value_loss", values=values, old_values=old_values, returns=returns, mask=mask)
     if mask.dtype != torch.bool:
         raise ValueError(f"value_loss needs a bool mask, got {mask.dtype}")
-    if clip is not None and clip <= 0.0:
-        raise ValueError(f"clip must be positive or None, got {clip}")
     error = difference(values, returns.detach(), mask)
     squared = error.square()
-    worst, clipped = squared, torch.zeros_like(mask)
+    worst, clipped, clip = squared, torch.zeros_like(mask), critic.value_clip
     if clip is not None:
         step = difference(values, old_values.detach(), mask)
         # Within the clip the correction is exactly zero, so rounding makes no token look clipped.
         squared_clipped = (error + (step.clamp(-clip, clip) - step)).square()
         clipped = squared_clipped > squared
         worst = torch.maximum(squared, squared_clipped)
-    return loss_terms(0.5 * worst, mask, denominator, {"clip_fraction": clipped, "squared_error": squared})
+    sums = {"clip_fraction": clipped, "squared_error": squared}
+    return loss_terms(0.5 * worst, mask, denominator, sums).times(critic.value_coef)
 
 
 # --- imitation: an expert's tokens have no behaviour log-probs, so they never get an importance ratio ---
@@ -226,7 +204,8 @@ def expert_policy_loss(
         expert_policy_loss(tensor([log(0.3)]), tensor([1.0]), tensor([1.0]), denominator=1)  # loss -0.75 = -0.3 / 0.4
     """
     check_shapes("expert_policy_loss", logprobs=logprobs, advantages=advantages, weight=weight)
-    check_positive("expert_policy_loss", gamma=gamma)
+    if not gamma > 0.0:
+        raise ValueError(f"expert_policy_loss: gamma must be positive, got {gamma}")
     active = weight != 0
     probability = at_least_fp32(logprobs).masked_fill(~active, 0.0).exp()
     shaped = probability / (probability + gamma)

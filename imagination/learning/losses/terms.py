@@ -8,13 +8,78 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from imagination.learning.shapes import at_least_fp32, check_mask
+from imagination.learning.shapes import at_least_fp32, check_mask, check_shapes
 from imagination.settings.algorithm_parts import Aggregation
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What losses read of the tokens of a micro-batch, all of one shape, ``[batch, time]`` or ``[n]``.
+
+    Attributes:
+        logprobs: nats, of the policy that is trained; the only part with a gradient besides ``entropy`` and ``values``.
+        behavior_logprobs: of the policy that acted. Where engine and trainer compute differently they are the
+            trainer's own, of the policy before the update.
+        advantages: as ``Advantages`` has them.
+        weight: as ``token_weights`` gives it; 0 on every token that is not trained.
+        sequences: integers, equal within an episode; for ratios of sequences. A micro-batch holds whole episodes.
+        turns: integers, equal within a turn; for ratios of turns.
+        importance: constant factors of each token's loss against a mismatch of engine and trainer; ``None`` for 1.
+        ref_logprobs: of the frozen reference; for the KL as a loss.
+        entropy: for the entropy terms.
+        values, old_values, returns, learned: of the critic; ``learned`` is bool.
+    """
+
+    logprobs: Tensor
+    behavior_logprobs: Tensor
+    advantages: Tensor
+    weight: Tensor
+    sequences: Tensor | None = None
+    turns: Tensor | None = None
+    importance: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    values: Tensor | None = None
+    old_values: Tensor | None = None
+    returns: Tensor | None = None
+    learned: Tensor | None = None
+
+    @property
+    def active(self) -> Tensor:
+        """Bool, the trained tokens."""
+        return self.weight != 0
+
+    def given(self, name: str, instead: str) -> Tensor:
+        """A column that the settings call for. The error where it is missing says what to choose ``instead``."""
+        column: Tensor | None = getattr(self, name)
+        if column is None:
+            raise ValueError(f"give LossInputs.{name}, or choose {instead}")
+        return column
+
+    def where(self, mask: Tensor) -> LossInputs:
+        """Some of the tokens, ``[n]``, without gradient."""
+        columns: dict[str, Any] = {}
+        for f in fields(self):
+            column: Tensor | None = getattr(self, f.name)
+            columns[f.name] = None if column is None else column.detach()[mask]
+        return LossInputs(**columns)
+
+    def times_importance(self, factor: Tensor) -> LossInputs:
+        """The same tokens, the loss of each multiplied by another constant factor."""
+        if self.importance is not None:
+            factor = factor * constant(self.importance, self.active)
+        return replace(self, importance=factor)
+
+    def check_shapes(self, where: str) -> None:
+        """Raises ``ValueError`` where what a policy's loss reads is not of one shape."""
+        columns = {name: getattr(self, name) for name in ("logprobs", "behavior_logprobs", "advantages", "weight")}
+        check_shapes(where, **columns, importance=self.weight if self.importance is None else self.importance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +97,10 @@ class LossTerms:
     tokens: Tensor
     sums: Mapping[str, Tensor]
     maxima: Mapping[str, Tensor]
+
+    def times(self, coef: float) -> LossTerms:
+        """The loss times its coefficient; what is logged stays."""
+        return replace(self, loss=coef * self.loss)
 
     def means(self) -> dict[str, Tensor]:
         """``sums`` per token; zeros where no token counted."""

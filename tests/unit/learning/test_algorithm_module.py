@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Tokens, build_algorithm, total
-from imagination.learning.losses import row_segments, token_entropy, token_logprobs, turn_segments
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, build_algorithm, total
+from imagination.learning.losses import LossInputs, row_segments, token_entropy, token_logprobs, turn_segments
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row, padded
 from tests.support.plain import (
@@ -84,7 +84,7 @@ def plain_gradient(
     )
     weight, denominator = algorithm.weigh(judged.trained)
     terms = algorithm.losses(
-        Tokens(
+        LossInputs(
             logprobs=now,
             behavior_logprobs=engine,
             advantages=judged.advantages,

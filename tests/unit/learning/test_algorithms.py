@@ -8,10 +8,21 @@ import pytest
 import torch
 
 from imagination.learning import advantages, losses
-from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, Tokens, algorithm, total
+from imagination.learning.algorithms import ALGORITHMS, Algorithm, Episodes, total
 from imagination.learning.algorithms.advantage import with_penalties
 from imagination.settings import AlgorithmSettings
-from imagination.settings.algorithm_parts import Critic, Entropy, GroupRelative, Kl, PpoClip, Sampling, TokenGae
+from imagination.settings.algorithm_parts import (
+    BestOfGroups,
+    BilevelGae,
+    Critic,
+    Entropy,
+    GroupRelative,
+    Kl,
+    PpoClip,
+    Sampling,
+    TokenGae,
+    TurnGae,
+)
 
 INDEX = torch.tensor([[0, 0, -1, 1, -1, -1], [0, -1, -1, 1, 1, -1], [0, 0, -1, -1, -1, -1], [0, -1, 1, 1, 1, -1]])
 EPISODES = Episodes(
@@ -45,7 +56,7 @@ def tokens(**changes):
         "returns": torch.randn(24, generator=rng),
         "learned": ACTED.flatten(),
     }
-    return Tokens(**{**basis, **changes})
+    return losses.LossInputs(**{**basis, **changes})
 
 
 # --- the registry ---
@@ -83,7 +94,9 @@ def test_defaults_are_those_of_the_papers(name, settings):
 
 
 def test_settings_reach_their_part():
-    chosen = algorithm("grpo", clip_high=0.3, kl_coef=0.1, normalise_std=False, aggregation="sequence_mean")
+    chosen = ALGORITHMS["grpo"].with_settings(
+        clip_high=0.3, kl_coef=0.1, normalise_std=False, aggregation="sequence_mean"
+    )
     assert chosen.surrogate == PpoClip(clip_high=0.3)
     assert chosen.kl == Kl(kl_coef=0.1)
     assert chosen.advantage == GroupRelative(normalise_std=False)
@@ -97,10 +110,10 @@ def test_settings_reach_their_part():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("trpo", {}, "there is no algorithm 'trpo': choose one of ppo, grpo"),
-        ("grpo", {"value_coef": 0.5}, "grpo has no setting 'value_coef'; it has no critic: remove it"),
-        ("grpo", {"lam": 0.9}, "grpo has no setting 'lam': remove it, or choose another algorithm"),
-        ("reinforce", {"clip_high": 0.3}, "reinforce has no setting 'clip_high'"),
+        ("grpo", {"value_coef": 0.5}, "value_coef is no setting of grpo: .* ppo, st_ppo, turn_ppo, bilevel_ppo"),
+        ("grpo", {"lam": 0.9}, "lam is no setting of grpo: .* ppo, st_ppo, turn_ppo"),
+        ("reinforce", {"clip_high": 0.3}, "clip_high is no setting of reinforce: .* ppo, grpo"),
+        ("ppo", {"clip_hihg": 0.3}, "clip_hihg is no setting of ppo: .* no algorithm has it"),
         ("filtered_bc", {"keep_fraction": 0.0}, "keep_fraction must lie"),
         ("ppo", {"value_coef": 0.0}, "value_coef must be positive"),
         ("ppo", {"value_clip": 0.0}, "value_clip must be positive, or none"),
@@ -127,7 +140,7 @@ def test_settings_reach_their_part():
 )  # fmt: skip
 def test_contradictions_are_refused_with_what_to_change(name, settings, message):
     with pytest.raises(ValueError, match=message):
-        algorithm(name, **settings)
+        ALGORITHMS[name].with_settings(**settings)
 
 
 def test_parts_that_do_not_fit_are_refused():
@@ -155,9 +168,9 @@ def test_runs_that_can_use_it_are_not():
     ALGORITHMS["ppo"].check_run(group_size=1, steps_per_update=8)
     ALGORITHMS["reinforce"].check_run(group_size=1)
     ALGORITHMS["filtered_bc"].check_run(group_size=1, steps_per_update=3)
-    algorithm("dr_grpo", max_tokens=8).check_run(group_size=2)
+    ALGORITHMS["dr_grpo"].with_settings(max_tokens=8).check_run(group_size=2)
     with pytest.raises(ValueError, match="overlong_buffer needs max_tokens"):
-        algorithm("dapo", overlong_buffer=4).check_run(group_size=2)
+        ALGORITHMS["dapo"].with_settings(overlong_buffer=4).check_run(group_size=2)
 
 
 # --- judging ---
@@ -165,13 +178,17 @@ def test_runs_that_can_use_it_are_not():
 
 def test_ppo_is_the_worked_example():
     """formulas: two turns of two tokens, an observation between, a reward of 1 at the end."""
-    judged = algorithm("ppo", whiten=False).judge(
-        Episodes(
-            turn_rewards=torch.tensor([[0.0, 1.0]]),
-            action_turn_index=torch.tensor([[0, 0, -1, -1, 1, 1]]),
-            group_ids=torch.tensor([0]),
-            valid=torch.tensor([True]),
-            values=torch.tensor([[0.1, 0.2, 9.0, 9.0, 0.3, 0.4]]),
+    judged = (
+        ALGORITHMS["ppo"]
+        .with_settings(whiten=False)
+        .judge(
+            Episodes(
+                turn_rewards=torch.tensor([[0.0, 1.0]]),
+                action_turn_index=torch.tensor([[0, 0, -1, -1, 1, 1]]),
+                group_ids=torch.tensor([0]),
+                valid=torch.tensor([True]),
+                values=torch.tensor([[0.1, 0.2, 9.0, 9.0, 0.3, 0.4]]),
+            )
         )
     )
     torch.testing.assert_close(judged.returns, torch.tensor([[0.899675, 0.9365, 0.0, 0.0, 0.97, 1.0]]))
@@ -180,7 +197,9 @@ def test_ppo_is_the_worked_example():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_failed_episodes_and_observations_are_never_trained(name):
-    judged = algorithm(name, **({"keep_min_return": 0.0} if name == "filtered_bc" else {})).judge(EPISODES)
+    judged = (
+        ALGORITHMS[name].with_settings(**({"keep_min_return": 0.0} if name == "filtered_bc" else {})).judge(EPISODES)
+    )
     assert not (judged.trained & ~ACTED).any()
     assert (judged.advantages[~ACTED] == 0).all()
     assert judged.advantages.isfinite().all()
@@ -198,20 +217,19 @@ def test_each_name_is_its_advantage():
     index = INDEX.masked_fill(~valid[:, None], -1)
     placed, values = advantages.place_turn_rewards(paid, index), EPISODES.values
     to_go = advantages.returns_to_go(placed, ACTED, 1.0)
-    best = advantages.best_of_groups(returns, ids, valid, fraction=0.25, min_return=0.99)
+    best = advantages.best_of_groups(returns, ids, valid, BestOfGroups(0.25, 0.99))
     grpo = over(advantages.group_relative(returns, ids, valid)[0], ACTED)
     after = EPISODES.bootstrap_value
-    gae = advantages.masked_gae(placed, values, ACTED, 1.0, 0.95, after)[0]
-    turn = advantages.turn_gae(paid, values, index, 1.0, 0.95, after)[0]
-    levels = {"turn_gamma": 0.95, "turn_lam": 0.95, "token_gamma": 1.0, "token_lam": 1.0}
-    both = advantages.bilevel_gae(paid, values, index, **levels, bootstrap_value=after)[0]
+    gae = advantages.masked_gae(placed, values, ACTED, TokenGae(1.0, 0.95), after)[0]
+    turn = advantages.turn_gae(paid, values, index, TurnGae(1.0, 0.95), after)[0]
+    both = advantages.bilevel_gae(paid, values, index, BilevelGae(0.95, 0.95, 1.0, 1.0), after)[0]
     expected = {
         "ppo": advantages.whiten(gae, ACTED),
         "st_ppo": advantages.whiten(gae, ACTED),
         "turn_ppo": advantages.whiten(turn, ACTED),
         "bilevel_ppo": advantages.whiten(both, ACTED),
         **dict.fromkeys(("grpo", "dapo", "gspo", "gspo_token", "cispo", "epo"), grpo),
-        "dr_grpo": over(advantages.group_relative(returns, ids, valid, normalise_std=False)[0], ACTED),
+        "dr_grpo": over(advantages.group_relative(returns, ids, valid, GroupRelative(normalise_std=False))[0], ACTED),
         "rloo": over(advantages.leave_one_out(returns, ids, valid)[0], ACTED),
         "reinforce": to_go,
         "reinforce_pp": advantages.whiten(to_go, ACTED),
@@ -235,7 +253,11 @@ def test_kl_and_overlong_penalties_reach_the_rewards():
     assert EPISODES.earned.sum(1).tolist() == [1.0, 0.5, 0.0, 0.0]
     torch.testing.assert_close(shaped.token_rewards.sum(1), shaped.turn_rewards.sum(1))
     assert shaped.turn_rewards[0].tolist() == pytest.approx([-0.1, 1 - 0.05 - 0.5])
-    judged = algorithm("reinforce", kl_coef=0.1, kl_in="reward", kl_estimator="k1").judge(replace(EPISODES, kl=kl))
+    judged = (
+        ALGORITHMS["reinforce"]
+        .with_settings(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
+        .judge(replace(EPISODES, kl=kl))
+    )
     assert judged.advantages[0].tolist() == pytest.approx([0.85, 0.9, 0.0, 0.95, 0.0, 0.0])
 
 
@@ -248,13 +270,13 @@ def test_missing_inputs_are_named():
         ("dapo", {"overlong_buffer": 2}, "overlong_buffer needs max_tokens"),
     ):
         with pytest.raises(ValueError, match=message):
-            algorithm(name, **settings).judge(bare)
+            ALGORITHMS[name].with_settings(**settings).judge(bare)
 
 
 def test_dynamic_sampling_leaves_equal_groups_out_of_loss_and_denominator():
     """A solved group is uninformative, though its lengths, and so its penalties, differ."""
     solved = replace(EPISODES, turn_rewards=torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]))
-    dapo = algorithm("dapo", overlong_buffer=2, max_tokens=4)
+    dapo = ALGORITHMS["dapo"].with_settings(overlong_buffer=2, max_tokens=4)
     assert not dapo.judge(solved).trained.any()
     assert dapo.weigh(dapo.judge(solved).trained)[1] == 0
     assert dapo.judge(EPISODES).trained.any()
@@ -265,7 +287,7 @@ def test_loss_mask_and_advantage_mask_are_apart():
     """Each can be given without the other: loss on observations, or advantages over them."""
     rows = EPISODES.valid[:, None].expand_as(INDEX)
     everything = torch.ones_like(rows)
-    ppo = algorithm("ppo", whiten=False)
+    ppo = ALGORITHMS["ppo"].with_settings(whiten=False)
     usual = ppo.judge(EPISODES)
     loss_only = ppo.judge(replace(EPISODES, loss_mask=everything))
     assert torch.equal(loss_only.trained, rows)
@@ -289,7 +311,9 @@ def test_loss_mask_and_advantage_mask_are_apart():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_losses_have_a_gradient_on_trained_tokens_only(name):
     batch = tokens()
-    chosen = algorithm(name, **({"clip_low": 0.9, "clip_high": 9.0} if "clip_low" in ALGORITHMS[name].settings else {}))
+    chosen = ALGORITHMS[name].with_settings(
+        **({"clip_low": 0.9, "clip_high": 9.0} if "clip_low" in ALGORITHMS[name].settings else {})
+    )
     terms = chosen.losses(batch, 7.0, critic_denominator=5.0, entropy_history=1.0)
     assert ("critic" in terms) is (chosen.critic is not None)
     assert ("entropy" in terms) is (name == "epo")
@@ -308,9 +332,11 @@ def test_terms_are_times_their_coefficients():
         entropy=Entropy(entropy_coef=0.1),
     )  # fmt: skip
     terms = chosen.losses(batch, 7.0, critic_denominator=5.0)
-    kl = losses.kl_loss(batch.logprobs, batch.ref_logprobs, batch.weight, denominator=7, estimator="k2")
-    critic = losses.value_loss(batch.values, batch.old_values, batch.returns, batch.learned, denominator=5)
-    assert float(terms["kl"].loss) == pytest.approx(0.2 * float(kl.loss))
+    kl = losses.kl_k2(batch.logprobs, batch.ref_logprobs) * batch.weight
+    critic = losses.value_loss(
+        batch.values, batch.old_values, batch.returns, batch.learned, Critic(value_coef=1.0), denominator=5
+    )
+    assert float(terms["kl"].loss) == pytest.approx(0.2 * float(kl.sum()) / 7)
     assert float(terms["critic"].loss) == pytest.approx(0.3 * float(critic.loss))
     assert float(terms["entropy"].loss) == pytest.approx(-0.1 * float((batch.entropy * batch.weight).sum()) / 7)
     assert float(total(terms)) == pytest.approx(sum(float(part.loss) for part in terms.values()))
@@ -328,8 +354,8 @@ def test_terms_are_times_their_coefficients():
     ],
 )
 def test_missing_tokens_are_named(name, settings, missing):
-    with pytest.raises(ValueError, match=f"give Tokens.{missing}"):
-        algorithm(name, **settings).losses(tokens(**{missing: None}), 7.0, critic_denominator=5.0)
+    with pytest.raises(ValueError, match=f"give LossInputs.{missing}"):
+        ALGORITHMS[name].with_settings(**settings).losses(tokens(**{missing: None}), 7.0, critic_denominator=5.0)
     with pytest.raises(ValueError, match="give critic_denominator"):
         ALGORITHMS["ppo"].losses(tokens(), 7.0)
 
@@ -338,7 +364,7 @@ def test_weights_follow_the_aggregation():
     trained = torch.tensor([[True, True, False], [True, False, False]])
     assert ALGORITHMS["grpo"].weigh(trained)[1] == 3
     assert ALGORITHMS["gspo"].weigh(trained)[0].tolist() == [[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]
-    assert algorithm("dr_grpo", max_tokens=5).weigh(trained)[1] == 10
+    assert ALGORITHMS["dr_grpo"].with_settings(max_tokens=5).weigh(trained)[1] == 10
     with pytest.raises(ValueError, match="needs max_tokens"):
         ALGORITHMS["dr_grpo"].weigh(trained)
     assert Sampling() == ALGORITHMS["rloo"].sampling

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from imagination.learning.algorithms import algorithm
+from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
@@ -170,7 +170,9 @@ def test_a_policy_that_is_its_reference_feels_no_kl() -> None:
 def test_the_reference_is_neither_trained_nor_saved() -> None:
     """As a submodule it would be in the optimiser and in every checkpoint."""
     model, reference = make_model(), make_model(seed=1)
-    module = PolicyModule(model, algorithm("grpo", kl_coef=1.0), DEFAULTS, lambda i, m: None, reference=reference)
+    module = PolicyModule(
+        model, ALGORITHMS["grpo"].with_settings(kl_coef=1.0), DEFAULTS, lambda i, m: None, reference=reference
+    )
     mine = {id(p) for p in module.parameters()}
     assert mine == {id(p) for p in model.parameters()}
     assert set(module.state_dict()) == {f"model.{name}" for name in model.state_dict()}

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from imagination.learning.algorithms import Episodes, algorithm, build_algorithm
+from imagination.learning.algorithms import ALGORITHMS, Episodes, build_algorithm
 from imagination.learning.algorithms.advantage import with_penalties
 from imagination.learning.experience import informative_groups, policy_row, policy_rows
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
@@ -133,7 +133,7 @@ def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:
     assert found.token_rewards.tolist() == [[0.25, 0.0, 0.5], [0.0, 0.0, 0.0]]
     assert found.turn_rewards.tolist() == [[0.25, 0.5], [0.0, 0.0]]
     assert episodes.earned.sum(1).tolist() == [1.0, 0.0]
-    gains = algorithm("reinforce").judge(episodes).advantages
+    gains = ALGORITHMS["reinforce"].judge(episodes).advantages
     assert gains.tolist() == [[0.75, 0.0, 0.5], [0.0, 0.0, 0.0]]
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from imagination.learning.algorithms import build_algorithm
 from imagination.learning.experience import policy_rows, trained_rows
-from imagination.learning.losses import replay_loss
+from imagination.learning.losses import LossInputs, replay_loss
 from imagination.learning.metrics import realised_shares
 from imagination.learning.self_imitation import Replays, SelfImitationBuffer, replay_row
 from imagination.rollout.schedules import added_episodes
@@ -79,14 +79,14 @@ def test_the_clip_by_hand() -> None:
     """Ratios 2 and 0.5 with the advantage 0.5: -0.5 * 1.2 without a gradient, and -0.5 * 0.5 with one."""
     now = torch.tensor([math.log(0.6), math.log(0.2)], requires_grad=True)
     recorded, gains = torch.tensor([math.log(0.3), math.log(0.4)]), torch.tensor([0.5, 0.5])
-    terms = replay_loss(now, recorded, gains, torch.ones(2), denominator=2)
+    terms = replay_loss(LossInputs(now, recorded, gains, torch.ones(2)), 0.2, denominator=2)
     assert terms.loss.item() == pytest.approx(-(0.6 + 0.25) / 2)
     terms.loss.backward()
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx([0.0, -0.125])
     assert terms.sums["clip_fraction"] == 1
     with pytest.raises(ValueError, match="at least 0"):
-        replay_loss(now, recorded, -gains, torch.ones(2), denominator=2)
+        replay_loss(LossInputs(now, recorded, -gains, torch.ones(2)), 0.2, denominator=2)
 
 
 @settings(deadline=None, max_examples=40)
@@ -101,7 +101,7 @@ def test_junk_on_other_tokens_changes_nothing_and_order_does_not_matter(
 
     def run(logprobs: torch.Tensor, recorded: torch.Tensor, gains: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         leaf = logprobs.clone().requires_grad_()
-        replay_loss(leaf, recorded, gains, weight, denominator=9).loss.backward()
+        replay_loss(LossInputs(leaf, recorded, gains, weight), 0.2, denominator=9).loss.backward()
         assert leaf.grad is not None
         return leaf.grad
 
