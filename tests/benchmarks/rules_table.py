@@ -2,11 +2,13 @@
 
     python -m tests.benchmarks.rules_table --worlds demo coin gymnasium --seeds 0 1 --training-seeds 1 2
     python -m tests.benchmarks.rules_table --worlds demo --modes off refuse repair real
+    python -m tests.benchmarks.rules_table --worlds textworld --modes true-outcomes true-refusals true-seen true-new
 
 A world is a preset, or the demo's preset with another game of TextWorldExpress. Each seed has one log, one world model,
 one clone. Its rules are mined from the log and judged on held-back episodes of it; 100 dreams of the clone a mode, from
 the beginnings of held-out tasks, say how often turns contradict their own dream; and the clone is trained in
-dreams of each mode (``real``: in the real games) by every training seed and then played on the held-out tasks.
+dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part answered by the real games,
+see ``partly_true.py``) by every training seed and then played on the held-out tasks.
 
 What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
 """
@@ -16,10 +18,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from imagination.commands.experiments.arms import play_clone, prepared_run, train_arm
 from imagination.evaluation.world_model_eval import heldout_tasks
@@ -34,6 +38,7 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
+from tests.benchmarks.partly_true import PARTS, PartlyTrue, Truth
 from tests.benchmarks.study import (
     DASH,
     markdown,
@@ -45,6 +50,7 @@ from tests.benchmarks.study import (
 )
 from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
+from worldmodel.rules.refusals import learn_refusals
 
 GAMES = {  # of TextWorldExpress, at their own sizes
     "coin": ["preset=demo", "env.options.game=coin", "env.options.params=''"],
@@ -52,6 +58,7 @@ GAMES = {  # of TextWorldExpress, at their own sizes
     "sorting": ["preset=demo", "env.options.game=sorting", "env.options.params=''"],
 }
 MODES = ("off", "refuse", "repair", "real")
+TRUE = tuple(f"true-{part}" for part in PARTS)
 DREAMS = 100
 PART = "rules_part.json"
 
@@ -60,7 +67,7 @@ def main() -> int:
     parser = study_options(__doc__, "outputs/rules", [0, 1])
     parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
     parser.add_argument("--training-seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=["off", "repair"])
+    parser.add_argument("--modes", nargs="+", choices=(*MODES, *TRUE), default=["off", "repair"])
     options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
     failed: list[str] = []
     for seed, world in [] if options.table else [(s, w) for s in options.seeds for w in options.worlds]:
@@ -93,7 +100,9 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
         keep()
     for mode in modes:
         mine = deepcopy(config)
-        if mode != "real":
+        if mode in TRUE:
+            mine.worldmodel.rules = "off"
+        elif mode != "real":
             mine.worldmodel.rules = mode  # type: ignore[assignment]
             if mode not in part["contradictions"]:
                 part["contradictions"][mode] = asyncio.run(_contradictions(mine, run))
@@ -104,9 +113,29 @@ def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], tra
             name = f"{mode}-{k}"
             if name not in part["arms"]:
                 print(f"{folder.name}, seed {seed}: {name}", flush=True)
-                arm = train_arm(mine, path, path / name)
+                with _partly_true(mine, run, mode) if mode in TRUE else nullcontext():
+                    arm = train_arm(mine, path, path / name)
                 part["arms"][name] = {key: arm[key] for key in ("heldout_tasks", "dream_success", "stopped_by")}
                 keep()
+
+
+@contextmanager
+def _partly_true(config: Config, run: RunFolder, mode: str) -> Iterator[None]:
+    """Whatever dreams meanwhile has one part of its world model's answers from the real games."""
+    session, make = Session(config, run), Session.world_model
+    log, tasks = session.log.train, session.tasks()
+    by_id = {task.id: task for task in tasks.tasks("train")}
+    truth = Truth(tasks, {t.start: by_id[t.task_id] for t in log if t.task_id in by_id})
+    part, refusals = mode.removeprefix("true-"), learn_refusals(log)
+
+    def world_model(self: Session, *args: Any, **settings: Any) -> PartlyTrue:
+        return PartlyTrue(make(self, *args, **settings), part, truth, refusals)
+
+    try:
+        with patch.object(Session, "world_model", world_model):
+            yield
+    finally:
+        asyncio.run(tasks.close())
 
 
 async def _contradictions(config: Config, run: RunFolder) -> dict[str, Any] | None:
@@ -130,13 +159,16 @@ def write_table(out: Path) -> str:
     parts = [json.loads(path.read_text()) for path in sorted(out.glob(f"*/seed-*/{PART}"))]
     head = ["world", "seed", "rules (that refuse)", "of held-back turns they answer", "wrongly"]
     head += ["contradicting turns, off / refuse / repair", "cloned", "off", "refuse", "repair", "real games"]
+    head += [f"true {part}" for part in PARTS]
     return write_files(out, table=markdown(head, map(_row, parts)))
 
 
 def _row(part: dict[str, Any]) -> list[object]:
     rules, share = part["rules"], part["rules"]["answered"] / max(1, part["rules"]["turns"])
     rates = [_rate(part["contradictions"].get(mode)) for mode in MODES[:3]]
-    arms = [_arms([arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")]) for mode in MODES]
+    arms = [
+        _arms([arm for name, arm in part["arms"].items() if name.startswith(f"{mode}-")]) for mode in (*MODES, *TRUE)
+    ]
     return [
         part["world"],
         part["seed"],
