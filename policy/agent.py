@@ -18,7 +18,6 @@ class LanguageModelAgent:
         max_action_tokens: an action that does not end by then is ended by force; the forced end token belongs to the
             scaffold and is not trained.
         temperature: 0 plays greedily.
-        top_p, top_k: see ``Sampling``. Who cuts the distribution plays, but does not train: see ``policy_row``.
     """
 
     def __init__(
@@ -28,12 +27,10 @@ class LanguageModelAgent:
         max_action_tokens: int = 16,
         temperature: float = 1.0,
         name: str = "policy",
-        top_p: float = 1.0,
-        top_k: int = 0,
     ) -> None:
         self.engine = engine
         self.chat = chat
-        self.sampling = Sampling(max_action_tokens, chat.stop, temperature, top_p, top_k)
+        self.sampling = Sampling(max_action_tokens, chat.stop, temperature)
         self.name = name
         self._episodes = count()
 
@@ -89,8 +86,6 @@ class LanguageModelActor:
                 for turn, owner in zip(self._tokens.turns, self._tokens.owners, strict=True)
             ),
             temperature=self._agent.sampling.temperature,
-            top_p=self._agent.sampling.top_p,
-            top_k=self._agent.sampling.top_k,
         )
 
     def close(self) -> None:

@@ -28,23 +28,12 @@ class Sampling:
     max_tokens: int  # the longest completion
     stop: int  # the id that ends it; it is part of the completion
     temperature: float = 1.0  # 0 takes the most likely token; its log-probs are then those at temperature 1
-    # smallest set of most likely tokens with at least this probability (nucleus; Holtzman et al. 2020, arXiv
-    # 1904.09751); 1 keeps all
-    top_p: float = 1.0
-    top_k: int = 0  # how many most likely tokens to keep, before ``top_p``; 0 keeps all
-    stop_strings: tuple[str, ...] = ()  # texts that end the completion too; the token that completes one is its last
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (keep all) or more, got {self.top_k}")
-        if any(not text for text in self.stop_strings):
-            raise ValueError("an empty stop string would end every completion at once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +41,8 @@ class Completion:
     """What the model wrote."""
 
     ids: tuple[int, ...]  # the sampled ids, the stop token included where it was sampled
-    # of each id under the distribution it was sampled from: at the sampling temperature, among the tokens that
-    # ``top_k`` and ``top_p`` kept
-    logprobs: tuple[float, ...]
-    stopped: bool  # the last id is the stop token or completes a stop string; otherwise ``max_tokens`` ran out
+    logprobs: tuple[float, ...]  # of each id at the sampling temperature
+    stopped: bool  # the last id is the stop token; otherwise ``max_tokens`` ran out
     version: int = 0  # of the engine's weights that wrote it: how often they were updated
 
 

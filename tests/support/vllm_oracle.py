@@ -45,33 +45,20 @@ def randomise(model: Any, seed: int) -> None:
         model.model.embed_tokens.weight.mul_(3)
 
 
-def processed(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> torch.Tensor:
-    """Log-probs ``[vocab]`` of the distribution sampled from, token by token in plain words."""
-    probs = (logits / temperature).softmax(-1)
-    order = probs.argsort(descending=True)
-    if top_k:
-        order = order[:top_k]
-    kept, mass = [], 0.0
-    total = float(probs[order].sum())
-    for token in order.tolist():
-        if mass / total >= top_p:
-            break
-        kept.append(token)
-        mass += float(probs[token])
-    result = torch.full_like(probs, float("-inf"))
-    result[kept] = (probs[kept] / probs[kept].sum()).log()
-    return result
+def processed(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probs ``[vocab]`` of the distribution sampled from."""
+    return (logits / temperature).softmax(-1).log()
 
 
-def teacher_forced(model: Any, ids: Sequence[int], completion: Completion, **how: Any) -> list[float]:
+def teacher_forced(model: Any, ids: Sequence[int], completion: Completion, temperature: float) -> list[float]:
     """Log-probs of the completion from one forward pass of the trainer's module."""
     with torch.no_grad():
         logits = model(torch.tensor([[*ids, *completion.ids]]), use_cache=False).logits[0].double()
-    return [float(processed(logits[len(ids) + i - 1], **how)[token]) for i, token in enumerate(completion.ids)]
+    return [float(processed(logits[len(ids) + i - 1], temperature)[token]) for i, token in enumerate(completion.ids)]
 
 
-def assert_scored(model: Any, ids: Sequence[int], completion: Completion, temperature: float = 1.0, **how: Any) -> None:
-    expected = teacher_forced(model, ids, completion, temperature=temperature, **how)
+def assert_scored(model: Any, ids: Sequence[int], completion: Completion, temperature: float = 1.0) -> None:
+    expected = teacher_forced(model, ids, completion, temperature)
     assert completion.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 

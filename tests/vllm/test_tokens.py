@@ -38,9 +38,7 @@ def test_greedy_turns_equal_generate(which: str, both: dict[str, tuple[PreTraine
     [
         {"temperature": 1.0},
         {"temperature": 0.6},
-        {"temperature": 1.7, "top_k": 4},
-        {"temperature": 1.2, "top_p": 0.7},
-        {"temperature": 0.9, "top_k": 9, "top_p": 0.8},
+        {"temperature": 1.7},
     ],
     ids=str,
 )
@@ -56,7 +54,7 @@ def test_log_probs_are_those_of_the_distribution_sampled_from(
 
 def test_ways_of_sampling_do_not_mix_in_a_batch(model: PreTrainedModel, engine: VllmEngine) -> None:
     """Greedy audits, sampled dreams and policies at other temperatures may run at the same time."""
-    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0, "top_k": 3}] * 4
+    ways: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.0}] * 4
     prompts = [prompt(6, seed=k) for k in range(len(ways))]
     got = together(
         *(
@@ -114,19 +112,6 @@ def test_a_stop_token_ends_and_is_kept(untied: tuple[PreTrainedModel, VllmEngine
     sampled = together(*(engine.complete(prompt(5, k), Sampling(40, NEVER, 2.0), k) for k in range(30)))
     assert all(len(one.ids) == 40 for one in sampled)
     assert any(TOKENIZER.eos_token_id in one.ids for one in sampled)
-
-
-def test_a_stop_string_ends_with_the_token_that_completes_it(untied: tuple[PreTrainedModel, VllmEngine]) -> None:
-    """Tokens after it would be trained as if the agent had wanted them."""
-    model, engine = untied
-    written = ((ids, generate(model, ids, 12)) for ids in (prompt(8, k) for k in range(200)))
-    ids, free = next((ids, free) for ids, free in written if TOKENIZER.decode(free[4:7]).isascii())
-    text = TOKENIZER.decode(free[4:7])
-    end = next(n for n in range(1, 13) if text in TOKENIZER.decode(free[:n]))
-    (ended,) = together(engine.complete(ids, Sampling(12, NEVER, 0.0, stop_strings=("never this", text)), 0))
-    assert ended.ids == free[:end]
-    assert ended.stopped
-    assert_scored(model, ids, ended)
 
 
 def test_a_full_context_ends_its_own_episode(model: PreTrainedModel, engine: VllmEngine) -> None:

@@ -90,13 +90,11 @@ class CanvasEngine(SlotEngine[_Request]):
         Raises:
             ContextFull: ``len(ids) + max_tokens`` exceeds the context.
             EngineFailure: the logits are not finite.
-            ValueError: no id to continue, or ``top_p``, ``top_k`` or stop strings, which canvases do not have.
+            ValueError: no id to continue.
         """
         check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("an answer needs at least one token before it")
-        if sampling.top_p < 1 or sampling.top_k or sampling.stop_strings:
-            raise ValueError("a canvas is sampled without top_p, top_k and stop strings")
         request = _Request(
             list(ids),
             len(ids),

@@ -31,7 +31,7 @@ class OpenAIEngine:
     """Asks a server for completions of token ids.
 
     The server must sample from what it reports: start vLLM with ``--logprobs-mode processed_logprobs`` where the
-    temperature is neither 0 nor 1, or where ``top_p`` or ``top_k`` are used.
+    temperature is neither 0 nor 1.
 
     Args:
         context: the longest sequence, prompt and completion together; the server may have a smaller one.
@@ -89,15 +89,14 @@ class OpenAIEngine:
             "prompt": list(ids),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
+            "top_p": 1.0,
+            "top_k": 0,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "seed": mixed_seed(seed),
-            "stop": list(sampling.stop_strings),
+            "stop": [],
             "stop_token_ids": [sampling.stop] if sampling.stop >= 0 else [],
             "ignore_eos": True,
-            "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "logprobs": 1,
             "return_token_ids": True,
@@ -156,7 +155,7 @@ def _completion(answer: Any, sampling: Sampling) -> Completion:
         raise EngineFailure(f"the server returned {len(ids)} token ids and {len(logprobs)} log-probs")
     if not all(math.isfinite(logprob) and logprob > NOT_FINITE for logprob in logprobs):
         raise EngineFailure("the model's log-probs are not finite")
-    if reason == "stop" and (ids[-1] == sampling.stop or stop in sampling.stop_strings):
+    if reason == "stop" and ids[-1] == sampling.stop:
         return Completion(ids, logprobs, stopped=True)
     if reason == "length" and len(ids) == sampling.max_tokens:
         return Completion(ids, logprobs, stopped=False)

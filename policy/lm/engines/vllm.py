@@ -145,13 +145,10 @@ class VllmEngine:
         return self._vllm.SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
             seed=mixed_seed(seed),
             stop_token_ids=[sampling.stop] if sampling.stop >= 0 else [],
             ignore_eos=True,  # our stop token alone ends a completion
-            stop=list(sampling.stop_strings),
-            detokenize=bool(sampling.stop_strings),
+            detokenize=False,
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
             logprobs=0,  # of the sampled token alone

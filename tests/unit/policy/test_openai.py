@@ -19,7 +19,7 @@ from policy.lm.engines.openai import OpenAIEngine
 from policy.lm.settings import EngineSettings
 
 STOP = 2
-SAMPLING = Sampling(max_tokens=3, stop=STOP, temperature=0.7, top_p=0.9, top_k=5, stop_strings=("END",))
+SAMPLING = Sampling(max_tokens=3, stop=STOP, temperature=0.7)
 
 
 def choice(**changes: Any) -> dict[str, Any]:
@@ -95,8 +95,8 @@ def test_tokens_go_in_and_come_out_with_their_log_probs(server: Server) -> None:
     assert ask(server.engine()) == Completion((7, 8, STOP), (-0.5, -0.25, -1.0), stopped=True, version=0)
     request = server.requests[0]
     assert request["prompt"] == [5, 6]
-    wanted = {"max_tokens": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5, "stop": ["END"], "stop_token_ids": [STOP]}
-    wanted |= {"ignore_eos": True, "return_token_ids": True, "include_stop_str_in_output": True, "min_p": 0.0}
+    wanted = {"max_tokens": 3, "temperature": 0.7, "top_p": 1.0, "top_k": 0, "stop": [], "stop_token_ids": [STOP]}
+    wanted |= {"ignore_eos": True, "return_token_ids": True, "min_p": 0.0}
     assert {key: request[key] for key in wanted} == wanted
 
 
@@ -172,9 +172,9 @@ def test_an_answer_that_cannot_be_used_is_a_failure(server: Server, answer: Any,
 
 
 def test_an_end_is_told_from_a_cut(server: Server) -> None:
-    """A prediction that did not end is invalid; one that ended by a stop string is not."""
+    """A prediction that did not end is invalid; one that ended is not."""
     server.script = [choice(token_ids=[7, 8, 9], finish_reason="length", stop_reason=None)]
-    server.script += [choice(token_ids=[7, 8, 9], stop_reason="END")]
+    server.script += [choice()]
     engine = server.engine()
     assert [ask(engine).stopped, ask(engine).stopped] == [False, True]
 

@@ -52,7 +52,7 @@ def test_scores_equal_teacher_forced_logprobs(kv_heads: int) -> None:
 def test_scored_and_sampled_requests_share_steps() -> None:
     """Neither disturbs the other, whatever the sampling; over three turns of one episode each."""
     engine = InProcessEngine(MODEL, CONTEXT)
-    sampling = Sampling(7, NEVER, temperature=0.7, top_k=20)
+    sampling = Sampling(7, NEVER, temperature=0.7)
     texts = [prompt(9, 1), prompt(23, 2), prompt(4, 3), prompt(30, 4)]
     alone = [InProcessEngine(MODEL, CONTEXT), InProcessEngine(MODEL, CONTEXT)]
     for turn in range(3):

@@ -8,7 +8,7 @@ or the token sampled last. Slots that finish make room for requests that wait; n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +37,9 @@ class SlotTable:
         self.length = np.zeros(slots, dtype=np.int64)  # length of prompt and sampled tokens
         self.end = np.zeros(slots, dtype=np.int64)  # length with the draft
         self.temperature = np.ones(slots, dtype=np.float32)
-        self.top_k = np.zeros(slots, dtype=np.int64)
-        self.top_p = np.ones(slots)
         self.stop = np.zeros(slots, dtype=np.int64)
         self.limit = np.zeros(slots, dtype=np.int64)  # length of the prompt and the longest completion
-        self.one_by_one = np.zeros(slots, dtype=bool)  # tokens need drafts, stop strings or scores
+        self.one_by_one = np.zeros(slots, dtype=bool)  # tokens need drafts or scores
         self.scored = np.zeros(slots, dtype=bool)  # the tokens are given and only scored
 
 
@@ -69,7 +67,6 @@ class InProcessEngine(SlotEngine[Request]):
 
     Args:
         drafts: speculative decoding from these; ``None`` where texts are too unpredictable.
-        decode: ids to text, needed for stop strings.
 
     Other arguments and exceptions: see ``SlotEngine``.
     """
@@ -80,12 +77,10 @@ class InProcessEngine(SlotEngine[Request]):
         context: int,
         settings: EngineSettings | None = None,
         drafts: Drafts | None = None,
-        decode: Callable[[Sequence[int]], str] | None = None,
         scheduler: DeviceScheduler | None = None,
     ) -> None:
         super().__init__(model, context, settings, scheduler)
         self.drafts = drafts
-        self._decode = decode
         self._vocab = int(model.config.vocab_size)
         self._state = SlotTable(self.slots, context)
 
@@ -98,12 +93,10 @@ class InProcessEngine(SlotEngine[Request]):
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
-        """See ``Engine``; ``ValueError``: no id to continue, an unknown one, or stop strings without ``decode``."""
+        """See ``Engine``; ``ValueError``: no id to continue, or an unknown one."""
         check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("a completion needs at least one token to continue")
-        if sampling.stop_strings and self._decode is None:
-            raise ValueError("stop strings need an engine that was given `decode`")
         uniforms = np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens)
         completion: Completion = await self._request(ids, sampling, uniforms, session)
         return completion
@@ -152,15 +145,9 @@ class InProcessEngine(SlotEngine[Request]):
         state.scored[slot] = request.score_from is not None
         state.uniforms[slot, n : n + len(request.uniforms)] = request.uniforms
         sampling = request.sampling
-        state.temperature[slot], state.top_k[slot], state.top_p[slot] = (
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-        )
-        state.stop[slot], state.limit[slot] = sampling.stop, n + sampling.max_tokens
-        state.one_by_one[slot] = (
-            self.drafts is not None or bool(sampling.stop_strings) or request.score_from is not None
-        )
+        state.temperature[slot], state.stop[slot] = sampling.temperature, sampling.stop
+        state.limit[slot] = n + sampling.max_tokens
+        state.one_by_one[slot] = self.drafts is not None or request.score_from is not None
         if request.score_from is None:
             self._propose(slot, request)
         return True
@@ -214,13 +201,10 @@ class InProcessEngine(SlotEngine[Request]):
         state, device = self._state, hidden.device
         temperature, uniforms = state.temperature[slots], state.uniforms[slots, at]
         given = state.scored[slots]
-        top_k = state.top_k[slots] if state.top_k[slots].any() else None
-        top_p = state.top_p[slots] if (state.top_p[slots] < 1).any() else None
         ids, logprobs = np.empty(len(at), dtype=np.int64), np.empty(len(at))
         size = max(1, _LOGIT_NUMBERS // self._vocab)
         for done in range(0, len(at), size):
             part = slice(done, done + size)
-            optional = (None if x is None else torch.from_numpy(x[part]).to(device) for x in (top_k, top_p))
             logits = self._decoder.logits(hidden[part])
             if given[part].all():
                 ids[part] = self._ids[slots[part], at[part]]
@@ -230,7 +214,6 @@ class InProcessEngine(SlotEngine[Request]):
                 logits,
                 torch.from_numpy(temperature[part]).to(device),
                 torch.from_numpy(uniforms[part]).to(device),
-                *optional,
             )
             ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
             if given[part].any():
@@ -275,13 +258,10 @@ class InProcessEngine(SlotEngine[Request]):
         kept = int(stops[0]) + 1 if len(stops) else kept
         self._ids[slot, begin : begin + kept] = ids[:kept]
         state.logprobs[slot, begin : begin + kept] = logprobs[:kept]
-        string_end = self._stop_string(slot, request, begin, begin + kept)
-        if string_end is not None:
-            kept = string_end - begin
         end = begin + kept
         state.length[slot] = state.end[slot] = end
         self._fed[slot] = end - 1  # the last token was sampled, not read
-        stopped = bool(len(stops)) or string_end is not None
+        stopped = bool(len(stops))
         if stopped or end >= state.limit[slot]:
             self.counts.generated += end - prompt
             made = slice(prompt, end)
@@ -304,24 +284,11 @@ class InProcessEngine(SlotEngine[Request]):
         self.counts.scored += len(request.ids) - start
         return tuple(state.logprobs[slot, start:done].tolist())
 
-    def _stop_string(self, slot: int, request: Request, begin: int, end: int) -> int | None:
-        """Where the sampled text first contains a stop string, as the position after the token that completes it."""
-        if not request.sampling.stop_strings or self._decode is None:
-            return None
-        prompt, ids = int(self._state.prompt[slot]), self._ids[slot]
-        for at in range(begin + 1, end + 1):
-            text = self._decode(ids[prompt:at].tolist())
-            if any(stop in text for stop in request.sampling.stop_strings):
-                return at
-        return None
-
 
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     uniforms: torch.Tensor,
-    top_k: torch.Tensor | None = None,
-    top_p: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row, at the place where the cumulative distribution passes the row's uniform number.
 
@@ -331,8 +298,6 @@ def sample(
         logits: ``[row, vocab]``, fp32.
         temperature: ``[row]``; 0 means greedy.
         uniforms: ``[row]`` in [0, 1), fp64.
-        top_k: ``[row]``, 0 keeps all; ``None`` where no row asks for it.
-        top_p: ``[row]`` in (0, 1]; ``None`` where no row asks for it.
 
     Returns:
         ids ``[row]`` and their log-probs ``[row]`` under the distribution sampled from (at temperature 1 where greedy).
@@ -342,8 +307,6 @@ def sample(
     scaled = logits
     if not bool((temperature == 1).all()):  # a pass over all logits, most often for nothing
         scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
-    if top_k is not None or top_p is not None:
-        scaled = torch.where(greedy[:, None], scaled, truncated(scaled, top_k, top_p))
     probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     # scaled by the total, so that rounding never leaves the number above the last step
@@ -351,25 +314,6 @@ def sample(
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
     ids = torch.where(greedy, logits.argmax(-1), drawn) if any_greedy else drawn
     return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
-
-
-def truncated(logits: torch.Tensor, top_k: torch.Tensor | None, top_p: torch.Tensor | None) -> torch.Tensor:
-    """-inf for all but the ``top_k`` most likely tokens, then all but the nucleus of ``top_p`` of those that remain.
-
-    The nucleus is the smallest set of most likely tokens whose probability reaches ``top_p`` (Holtzman et al. 2020,
-    arXiv 1904.09751, section 3.1); the most likely token always stays. Arguments as in ``sample``.
-    """
-    ranked, order = logits.sort(dim=-1, descending=True, stable=True)
-    if top_k is not None:
-        rank = torch.arange(logits.shape[-1], device=logits.device)
-        ranked = ranked.masked_fill((top_k[:, None] > 0) & (rank >= top_k[:, None]), float("-inf"))
-    if top_p is not None:
-        probability = ranked.softmax(-1)
-        before = probability.cumsum(-1, dtype=torch.float64) - probability
-        outside = (before >= top_p[:, None]) & (top_p[:, None] < 1)
-        outside[:, 0] = False
-        ranked = ranked.masked_fill(outside, float("-inf"))
-    return torch.empty_like(logits).scatter_(-1, order, ranked)
 
 
 def logprobs_of(logits: torch.Tensor, ids: np.ndarray) -> np.ndarray:

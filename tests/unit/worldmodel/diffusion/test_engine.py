@@ -205,8 +205,6 @@ def test_what_cannot_be_filled_in_is_typed_and_disturbs_nobody() -> None:
     async def refused() -> None:
         with pytest.raises(ContextFull, match=r"60 \+ 8 tokens"):
             await engine.complete([5] * 60, plain, 0)
-        with pytest.raises(ValueError, match="without top_p"):
-            await engine.complete([5], Sampling(8, STOP, top_p=0.5), 0)
         with pytest.raises(ValueError, match="at least one token"):
             await engine.complete([], plain, 0)
 
