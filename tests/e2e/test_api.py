@@ -77,7 +77,7 @@ def test_a_log_becomes_a_policy_step_by_step(tmp_path: Path) -> None:
     assert audited.trust in ("yes", "partly", "no", "unknown")
     assert audited.page.exists()
     assert process() == before
-    with pytest.raises(UserError, match="log is of a world"):
+    with pytest.raises(UserError, match="of a world"):
         run.evaluate()
 
 
@@ -104,7 +104,7 @@ def test_the_command_goes_on_with_the_same_run(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_mistakes_raise_and_do_not_exit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'train\.update'; did you mean 'train\.updates'"):
+    with pytest.raises(ConfigError, match=r"'train\.update'.* 'train\.updates'"):
         Run(tmp_path / "mine", overrides={"train.update": 5})
     with pytest.raises(UserError, match="collect"):
         Run(tmp_path / "mine").fit_world_model()

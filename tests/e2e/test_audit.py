@@ -232,7 +232,7 @@ def test_a_tiny_run_is_audited_in_real_games(
     assert undecided <= few | {"gap", "spearman", "cr_pairwise"}
     assert found["verdict"]["trust"] in ("partly", "no")  # it has hardly learned anything
     assert "behr" in found["sets"]["on_policy"]
-    assert "checkpoints at several temperatures" in " ".join(found["notes"])
+    assert "several temperatures" in " ".join(found["notes"])
     printed = capsys.readouterr().out
     assert "Audit of worldmodel" in printed
     assert str(folder / "audit.html") in printed
@@ -269,7 +269,7 @@ def test_without_a_real_environment_only_the_log_is_judged(cloned: Path, tmp_pat
     assert (found["policies"], found["agreement"], found["real_steps"]) == ([], {}, 0)
     assert found["sets"]["held_out"]["n"] > 10
     assert "behr" in found["sets"]["held_out"]
-    assert any("cannot be played for real" in note for note in found["notes"])
+    assert any("cannot be played" in note for note in found["notes"])
     assert audited_before(tiny, run) is not None
     assert run_audit(tiny, run)["sets"] == found["sets"], "asked again, it says the same"
     tiny.audit.least_n = 5
@@ -281,5 +281,5 @@ def test_settings_that_cannot_work(cloned: Path, tmp_path: Path, tiny: Config) -
     with pytest.raises(ValueError, match=r"audit.episodes must be 1 or more"):
         run_audit(tiny, tmp_path)
     tiny.audit.episodes, tiny.audit.policies = 1, ["nowhere"]
-    with pytest.raises(ValueError, match=r"audit.policies: nowhere holds no model"):
+    with pytest.raises(ValueError, match=r"audit.policies: nowhere"):
         run_audit(tiny, Path(shutil.copytree(cloned, tmp_path / "run")))

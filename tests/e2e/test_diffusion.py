@@ -148,18 +148,18 @@ def test_what_diffusion_cannot_is_said_in_a_line(fitted: Path, tmp_path: Path) -
     config = diffusion_settings()
     folder = tmp_path / "run" / "models" / "worldmodel" / "config.json"
     folder.write_text(folder.read_text().replace('"diffusion_block": 16,', ""))
-    with pytest.raises(UserError, match=r"models/worldmodel: this model was trained to predict the next token"):
+    with pytest.raises(UserError, match=r"models/worldmodel: .* next token"):
         load(config, tmp_path / "run")
 
 
 def test_canvases_that_cannot_hold_the_log_are_refused(run: Path) -> None:
     config = diffusion_settings()
     config.dream.max_tokens = 4
-    with pytest.raises(UserError, match=r"logged answers are longer than dream\.max_tokens=4"):
+    with pytest.raises(UserError, match=r"longer than dream\.max_tokens=4"):
         fit_world_model(config, run)
     config.dream.max_tokens, config.worldmodel.context = 96, 64
     config.worldmodel.diffusion = replace(config.worldmodel.diffusion, block=64)
-    with pytest.raises(UserError, match=r"block=64 leaves no room for a history in worldmodel\.context=64"):
+    with pytest.raises(UserError, match=r"block=64 .*worldmodel\.context=64"):
         fit_world_model(config, run)
 
 

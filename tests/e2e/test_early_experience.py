@@ -51,7 +51,7 @@ def test_the_stages_write_beside_the_log_and_only_the_clone_reads_it(
 
     tiny.clone.from_world_model, tiny.clone.agents = False, []
     tiny.clone.steps, tiny.clone.world_steps, tiny.max_action_tokens = 2, 1, 128
-    with pytest.raises(UserError, match=r"no episode of the log is by clone.agents=\[\]"):
+    with pytest.raises(UserError, match=r"clone\.agents=\[\]"):
         clone(tiny, run.path)
     tiny.clone.supplements = ["reflections", "hindsight"]
     clone(tiny, run.path)
@@ -60,15 +60,15 @@ def test_the_stages_write_beside_the_log_and_only_the_clone_reads_it(
 
 
 def test_what_is_missing_is_said_in_a_line(run: RunFolder, tiny: Config) -> None:
-    with pytest.raises(UserError, match=r"hindsight.goals declares no goal of this world"):
+    with pytest.raises(UserError, match=r"hindsight\.goals"):
         relabel(tiny, run.path)
     tiny.hindsight.goals = [["You fly", "Fly."]]
-    with pytest.raises(UserError, match=r"0 of .* failed episodes reached a goal"):
+    with pytest.raises(UserError, match=r"0 of .* failed episodes"):
         relabel(tiny, run.path)
     assert not supplement_folder(run, "hindsight").exists()
     tiny.clone = replace(tiny.clone, supplements=["hindsight"])
-    with pytest.raises(UserError, match="run `imagine relabel` with the same run= first"):
+    with pytest.raises(UserError, match="`imagine relabel`"):
         clone(tiny, run.path)
     tiny.reflect.agents = ["nobody"]
-    with pytest.raises(UserError, match="no episode of the log is by an expert"):
+    with pytest.raises(UserError, match="by an expert"):
         stage.reflect(tiny, run.path)

@@ -85,15 +85,15 @@ def test_synthetic_transitions_go_into_the_fit_and_are_checked(run: RunFolder, t
 
 
 def test_what_is_missing_is_said_in_a_line(run: RunFolder, tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="algorithm=grpo has no critic to fit: choose ppo"):
+    with pytest.raises(UserError, match=r"algorithm=grpo .* ppo"):
         fit_critic(tiny, run.path)
     tiny.algorithm.name, tiny.critic.agents = "ppo", ["nobody"]
-    with pytest.raises(UserError, match=r"no episode of the log is by critic.agents=\['nobody'\]"):
+    with pytest.raises(UserError, match=r"critic\.agents=\['nobody'\]"):
         fit_critic(tiny, run.path)
     tiny.critic.agents, tiny.policy.context = [], 8
-    with pytest.raises(UserError, match=r"no episode fits policy\.context=8"):
+    with pytest.raises(UserError, match=r"fits policy\.context=8"):
         fit_critic(tiny, run.path)
     tiny.critic.synther = SyntherSettings(ratio=0.5)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"critic\.synther\.ratio needs the package diffusers: pip install"):
+    with pytest.raises(UserError, match=r"critic\.synther\.ratio .* diffusers: pip install"):
         stage.fit_critic(tiny, run.path)

@@ -205,7 +205,7 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
             fit_world_model(tiny, run)
     for kind in ("text", "delta"):
         tiny.worldmodel.kind = kind  # type: ignore[assignment]
-        with pytest.raises(UserError, match="not trained to its end"):
+        with pytest.raises(UserError, match="to its end"):
             Session(tiny, RunFolder(run, 0)).world_model((), 0.0)
 
 

@@ -49,10 +49,10 @@ def test_tasks_that_are_not_new_are_refused(cloned: Path, tmp_path: Path, monkey
     play_in_corridors(patch=monkeypatch.setattr)
     config = loop_settings(budget=12)
     config.loop.origin, config.output = str(cloned), str(tmp_path)
-    with pytest.raises(UserError, match=r"2 of 2 tasks, such as corridor-a, are tasks of loop\.origin"):
+    with pytest.raises(UserError, match=r"2 of 2 tasks, .*corridor-a.* loop\.origin"):
         run_loop(tmp_path / "new", config)
     config.loop.origin = "nowhere"
-    with pytest.raises(UserError, match=r"loop\.origin=nowhere is no run"):
+    with pytest.raises(UserError, match=r"loop\.origin=nowhere"):
         run_loop(tmp_path / "other", config)
 
 

@@ -157,7 +157,7 @@ def test_refining_trains_the_sampled_thought_with_its_answer(thinking: Config, p
 
 
 def test_what_cannot_work_is_said_at_once(thinking: Config, run: Path) -> None:
-    with pytest.raises(UserError, match="nothing to learn reasoning from"):
+    with pytest.raises(UserError, match="learn reasoning from"):
         fit_world_model(thinking, run)
     thinking.worldmodel.context = 100
     for stage in (fit_world_model, refine_world_model):

@@ -62,7 +62,7 @@ def test_it_learns_where_the_square_goes_on_pages_of_other_episodes(fitted: Path
 
 def test_dreams_stand_beside_reality_on_a_page(fitted: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "run=squares", f"output={fitted}"]) == 0
-    assert "10 episodes dreamed from their first screen" in capsys.readouterr().out
+    assert "10 episodes dreamed" in capsys.readouterr().out
     run = fitted / "squares"
     found = json.loads((run / "compare-screens.json").read_text())
     assert len(found["episodes"]) == 10
@@ -133,11 +133,11 @@ def test_what_it_cannot_do_is_told_in_a_line(fitted: Path, tmp_path: Path, capsy
     turn = Turn("look", "a page", 0.0, False)
     with blank.writer() as writer:
         writer.add(Trajectory("e", "t", "t", Source.REAL, "x", 0, "start", (turn,), StopReason.TURN_LIMIT))
-    assert "no turn has a screenshot before and after it" in refused("fit-world-model")
+    assert "screenshot before" in refused("fit-world-model")
     assert "run `imagine fit-world-model worldmodel.kind=screen`" in refused("audit")
-    with pytest.raises(UserError, match="draws screens and no text"):
+    with pytest.raises(UserError, match="draws screens"):
         form_of(WorldModelSettings(kind="screen"), [])
-    assert "but the model draws 32x32" in refused("audit", "worldmodel.screen.shrink=2", output=fitted)
+    assert "draws 32x32" in refused("audit", "worldmodel.screen.shrink=2", output=fitted)
     assert "fitted to 4 steps at most" in refused(
         "audit", "worldmodel.screen.finest=16", "worldmodel.screen.steps=8", output=fitted
     )
@@ -148,4 +148,4 @@ def test_what_it_cannot_do_is_told_in_a_line(fitted: Path, tmp_path: Path, capsy
     larger = keep(np.zeros((40, 40, 3), dtype=np.uint8), tmp_path)
     some.unlink()
     shutil.copy(tmp_path / larger, some)
-    assert "screenshots have several sizes" in refused("fit-world-model", output=tmp_path / "b")
+    assert "several sizes" in refused("fit-world-model", output=tmp_path / "b")

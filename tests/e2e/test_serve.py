@@ -108,7 +108,8 @@ def test_the_stage_says_how_to_connect_and_ends_at_ctrl_c(run: ServedRun, cloned
     errors = run.log.read_text(encoding="utf-8")
     assert run.process.returncode == 130
     assert "Traceback" not in errors
-    assert errors.strip().splitlines()[-1].startswith("stopped; to go on: imagine serve run=tiny")
+    assert errors.strip().splitlines()[-1].startswith("stopped; ")
+    assert "imagine serve run=tiny" in errors
     assert not (cloned / "config.yaml").exists(), "it only looks at the run"
 
 

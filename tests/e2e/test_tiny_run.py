@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(run: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors[-2000:]
-    assert f"to go on: imagine fit-world-model run={run.name}" in errors
+    assert f"imagine fit-world-model run={run.name}" in errors
     assert state.exists()
     assert main(words) == 0
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -114,7 +114,7 @@ def test_a_planted_hack_stops_training(
     assert found["real_steps"]["train"] == 0
     assert [row["step"] for row in metrics_of(run_folder, "train")] == list(range(stopped["update"] + 1))
     assert stopped["sentence"] in capsys.readouterr().err
-    assert all("Stopped by a tripwire" in page and f"update {stopped['update']}" in page for page in pages(run_folder))
+    assert all("by a tripwire" in page and f"update {stopped['update']}" in page for page in pages(run_folder))
     assert json.loads((run_folder / "report.json").read_text())["tripwires"]["stopped_by"] == stopped
 
 
@@ -172,8 +172,8 @@ def test_what_the_last_update_taught_is_looked_at_too(
     assert wires["stopped_by"] == {**stopped, "after_training": True}
     assert (wires["updates"], wires["last_look"]) == (config.train.updates, True)
     assert len(metrics_of(shorter, "train")) == config.train.updates
-    assert "The policy that training ended with was taken back" in capsys.readouterr().err
-    assert all("Taken back by a tripwire" in page for page in pages(shorter))
+    assert "was taken back" in capsys.readouterr().err
+    assert all("Taken back by" in page for page in pages(shorter))
     assert_same_model(shorter / "models" / "policy", longer / "models" / "policy")
 
 

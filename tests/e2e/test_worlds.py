@@ -58,10 +58,10 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
     assert dreamed
     assert dreamed <= set(manifest["splits"]["heldout"])
     assert (folder / "few-shot/dreams/models/worldmodel/model.safetensors").read_bytes() == fitted
-    assert "GRPO in the new tasks" in capsys.readouterr().out
+    assert "the new tasks" in capsys.readouterr().out
 
     assert main(["evaluate", "run=tiny", "env=textworld", f"output={tmp_path}"]) == 2
-    assert "is of textworld_express, but env=textworld would be played" in capsys.readouterr().err
+    assert "of textworld_express, but env=textworld " in capsys.readouterr().err
 
 
 def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_gae_refuses(change, message):
 
 @pytest.mark.parametrize("numbers", [{"gamma": 1.5}, {"lam": -0.1}])
 def test_discounts_lie_between_0_and_1(numbers):
-    with pytest.raises(ValueError, match=r"gamma and lam must lie in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"lam .* \[0, 1\]"):
         TokenGae(**numbers)
 
 
@@ -170,7 +170,7 @@ def test_every_turn_keeps_its_reward():
 @pytest.mark.parametrize(
     ("rewards", "index", "message"),
     [
-        ([[1.0, 1.0]], [[0, 0, -1]], r"turn 1 in row 0 earned 1\.0 but has no action token"),
+        ([[1.0, 1.0]], [[0, 0, -1]], r"turn 1 in row 0 earned 1\.0"),
         ([[NAN, 0.0]], [[0, 1, -1]], "turn 0 in row 0 is nan"),
         ([[1.0]], [[0, 1, -1]], r"must lie in \[-1, 1\)"),
         ([[1.0]], [[0, -2, -1]], r"must lie in \[-1, 1\)"),
@@ -277,9 +277,9 @@ def test_no_episodes_at_all():
     ("change", "message"),
     [
         ({"valid": torch.ones(2).bool()}, "one shape"),
-        ({"valid": torch.ones(3)}, "valid must be bool"),
+        ({"valid": torch.ones(3)}, "valid .*bool"),
         ({"group_ids": torch.zeros(3)}, "group_ids must hold integers"),
-        ({"returns": torch.tensor([0.0, NAN, 1.0])}, "row 1 is valid but its return is nan"),
+        ({"returns": torch.tensor([0.0, NAN, 1.0])}, "row 1 .* nan"),
     ],
 )
 def test_group_relative_refuses(change, message):

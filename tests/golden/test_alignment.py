@@ -90,7 +90,7 @@ def test_what_the_guard_withheld_is_not_compared() -> None:
 
 
 def test_other_actions_are_no_pair() -> None:
-    with pytest.raises(ValueError, match="turn 0 of d is 'go east', but of r it is 'sing'"):
+    with pytest.raises(ValueError, match=r"turn 0 of d is 'go east', .* 'sing'"):
         align(episode("d", [turn("Hall.")]), real(turn("Hall.", action="sing")))
 
 

@@ -146,7 +146,7 @@ def test_whitened_constants_are_zero():
 
 def test_reinforce_pp_refuses():
     mask = torch.ones(2, 3).bool()
-    with pytest.raises(ValueError, match=r"valid to be bool \[2\]"):
+    with pytest.raises(ValueError, match=r"be bool \[2\]"):
         reinforce(torch.zeros(2, 3), mask, torch.ones(3).bool(), ReturnsToGo())
     with pytest.raises(ValueError, match="bool mask"):
         whiten(torch.zeros(2), torch.zeros(2))
@@ -238,7 +238,7 @@ def test_step_returns():
     assert step_returns(torch.tensor([[0.0, 2.0, 1.0]]), 0.5).tolist() == [[1.25, 2.5, 1.0]]
     with pytest.raises(ValueError, match="gamma must lie"):
         step_returns(torch.zeros(1, 1), 1.5)
-    with pytest.raises(ValueError, match="needs anchors of the shape"):
+    with pytest.raises(ValueError, match="needs anchors"):
         gigpo(torch.zeros(1, 2), torch.tensor([[0]]), torch.zeros(1, 1).long(), torch.zeros(1).long(),
               torch.ones(1).bool())  # fmt: skip
 

@@ -175,10 +175,10 @@ def test_half_precision_log_probs_are_subtracted_in_fp32():
     ("change", "message"),
     [
         ({"advantages": torch.zeros(1, 3)}, r"advantages \(1, 3\)"),
-        ({"dual_clip": 1.0}, "dual_clip must be larger than 1"),
+        ({"dual_clip": 1.0}, "dual_clip .* larger than 1"),
         ({"clip_low": 1.1}, "clip_low must lie"),
-        ({"denominator": 0}, "leave a loss out"),
-        ({"denominator": NAN}, "must be positive, got nan"),
+        ({"denominator": 0}, "leave a loss"),
+        ({"denominator": NAN}, "positive, got nan"),
     ],
 )
 def test_ppo_refuses(change, message):

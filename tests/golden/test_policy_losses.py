@@ -130,7 +130,7 @@ def test_segments_by_hand():
     assert segment_mean(x, active, torch.tensor([[7, 7, -9, 2]])).tolist() == [[2.0, 2.0, 0.0, 5.0]]
     assert segment_mean(x, torch.zeros_like(active), torch.zeros(1, 4).long()).tolist() == [[0.0] * 4]
     assert segment_mean(torch.zeros(0), torch.zeros(0).bool(), torch.zeros(0).long()).shape == (0,)
-    with pytest.raises(ValueError, match="segments must hold integers"):
+    with pytest.raises(ValueError, match=r"segments .*integers"):
         segment_mean(x, active, torch.zeros(1, 4))
 
 
@@ -336,7 +336,7 @@ def test_expert_tokens_need_no_behaviour_logprobs():
     import inspect
 
     assert not [name for name in inspect.signature(expert_policy_loss).parameters if "behavior" in name]
-    with pytest.raises(ValueError, match="gamma must be positive"):
+    with pytest.raises(ValueError, match=r"gamma .*positive"):
         expert_policy_loss(torch.zeros(1), torch.zeros(1), torch.ones(1), denominator=1, gamma=0.0)
 
 
@@ -357,7 +357,7 @@ def test_kl_loss_equals_the_plain_loop(estimator):
 
 def test_k1_is_no_loss():
     """Its slope is 1 on every token, whatever the reference: it pulls nowhere."""
-    with pytest.raises(ValueError, match="no gradient in expectation"):
+    with pytest.raises(ValueError, match="no gradient"):
         Kl(kl_estimator="k1")
     with pytest.raises(ValueError, match="must be k1, k2 or k3"):
         Kl(kl_estimator="k9")
@@ -445,7 +445,7 @@ def test_the_constant_length_has_no_length_bias():
         ("mean", None, "aggregation must be"),
         ("constant", None, "constant needs it"),
         ("token_mean", 9, "belongs to aggregation=constant"),
-        ("constant", 1, "set max_tokens to at least that"),
+        ("constant", 1, "set max_tokens"),
     ],
 )
 def test_averages_refuse(aggregation, length, message):
@@ -461,11 +461,11 @@ def test_averages_refuse(aggregation, length, message):
     [
         (lambda x, s: gspo_loss(LossInputs(x, x, x, x[:, :1], s), SequenceClip(), 1), r"weight \(1, 1\)"),
         (lambda x, s: gspo_loss(LossInputs(x, x, x, x, s[:, :1]), SequenceClip(), 1), r"segments \(1, 1\)"),
-        (lambda x, s: TurnClip(dual_clip=1.0), "dual_clip must be larger than 1"),
+        (lambda x, s: TurnClip(dual_clip=1.0), "dual_clip .* larger than 1"),
         (lambda x, s: TurnClip(clip_low=2.0), "clip_low must lie"),
         (lambda x, s: WeightClip(ratio_max=0.5), "1 <= ratio_max"),
         (lambda x, s: cispo_loss(LossInputs(x, x, x, x[:, :1]), WeightClip(), 1), r"weight \(1, 1\)"),
-        (lambda x, s: reinforce_loss(LossInputs(x, x, x, x), PolicyGradient(), 0), "leave a loss out"),
+        (lambda x, s: reinforce_loss(LossInputs(x, x, x, x), PolicyGradient(), 0), "leave a loss"),
         (lambda x, s: entropy_loss(x, x[:, :1], Entropy(0.1), denominator=1), "one shape"),
     ],
 )

@@ -52,7 +52,7 @@ def test_process_rewards_by_hand():
     exists = torch.tensor([[True, True, False]])
     got = with_process_rewards(t64([[0.0, 1.0, 9.0]]), t64([[0.5, -1.0, NAN]]), exists, 0.1)
     assert got.tolist() == [[pytest.approx(0.05), pytest.approx(0.9), 0.0]]
-    with pytest.raises(ValueError, match="turn 1 in row 0 has no finite process reward"):
+    with pytest.raises(ValueError, match=r"turn 1 in row 0 .*process reward"):
         with_process_rewards(t64([[0.0, 1.0]]), t64([[0.5, NAN]]), exists[:, :2], 0.1)
 
 
@@ -144,11 +144,11 @@ def test_progress_refuses():
     turns, episodes, flags = torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool()
     with pytest.raises(ValueError, match="attribution_error needs"):
         attribution_error(turns, torch.zeros(3), torch.ones(2).bool(), denominator=1)
-    with pytest.raises(ValueError, match="valid must be bool"):
+    with pytest.raises(ValueError, match=r"valid .*bool"):
         attribution_error(turns, episodes, episodes, denominator=1)
-    with pytest.raises(ValueError, match="number of valid episodes"):
+    with pytest.raises(ValueError, match="valid episodes"):
         attribution_error(turns, episodes, torch.ones(2).bool(), denominator=0)
     with pytest.raises(ValueError, match="progress_rewards needs"):
         progress_rewards(turns, flags[:, :2], flags)
-    with pytest.raises(ValueError, match="must be bool"):
+    with pytest.raises(ValueError, match=r"exists must be bool"):
         progress_rewards(turns, turns, flags)

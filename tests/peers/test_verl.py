@@ -82,7 +82,7 @@ def test_differs_a_reward_on_an_observation_is_lost_there_and_refused_here():
     none, _ = verl.compute_gae_advantage_return(torch.zeros_like(trailing), r.values, r.mask.double(), 1.0, 0.95)
     with_reward, _ = verl.compute_gae_advantage_return(trailing, r.values, r.mask.double(), 1.0, 0.95)
     assert torch.equal(none[r.mask], with_reward[r.mask])
-    with pytest.raises(ValueError, match="it would be lost"):
+    with pytest.raises(ValueError, match="would be lost"):
         masked_gae(trailing, r.values, r.mask, TokenGae(1.0, 0.95))
 
 

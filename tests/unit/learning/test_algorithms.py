@@ -116,12 +116,12 @@ def test_settings_reach_their_part():
         ("ppo", {"clip_hihg": 0.3}, "clip_hihg is no setting of ppo: .* no algorithm has it"),
         ("filtered_bc", {"keep_fraction": 0.0}, "keep_fraction must lie"),
         ("ppo", {"value_coef": 0.0}, "value_coef must be positive"),
-        ("ppo", {"value_clip": 0.0}, "value_clip must be positive, or none"),
-        ("ppo", {"lam": 1.5}, "gamma and lam must lie"),
-        ("ppo", {"dual_clip": 0.5}, "dual_clip must be larger than 1"),
-        ("ppo", {"drop_equal_groups": True}, "ppo compares no groups: set drop_equal_groups=false"),
+        ("ppo", {"value_clip": 0.0}, "value_clip must be positive"),
+        ("ppo", {"lam": 1.5}, "lam must lie"),
+        ("ppo", {"dual_clip": 0.5}, "dual_clip .* larger than 1"),
+        ("ppo", {"drop_equal_groups": True}, "set drop_equal_groups=false"),
         ("grpo", {"kl_estimator": "k1"}, "set kl_estimator to k2 or k3, or kl_in=reward"),
-        ("grpo", {"kl_coef": -1.0}, "kl_coef must be at least 0"),
+        ("grpo", {"kl_coef": -1.0}, "kl_coef .* at least 0"),
         ("grpo", {"kl_in": "prompt"}, "kl_in loss or reward"),
         ("grpo", {"std_eps": 0.0}, "std_eps must be positive"),
         ("grpo", {"aggregation": "mean"}, "aggregation must be"),
@@ -129,13 +129,13 @@ def test_settings_reach_their_part():
         ("epo", {"entropy_low": 1.5}, "set entropy_low <= 1 <= entropy_high"),
         ("epo", {"entropy_coef": -1.0}, "at least 0"),
         ("cispo", {"ratio_max": 0.5}, "ratio_min <= 1 <= ratio_max"),
-        ("gigpo", {"step_weight": -1.0}, "step_weight must be at least 0"),
+        ("gigpo", {"step_weight": -1.0}, "step_weight .* at least 0"),
         ("gspo", {"clip_low": 1.5}, "clip_low must lie"),
         ("turn_ppo", {"gamma": 2.0}, "turn_ppo: gamma and lam"),
         ("bilevel_ppo", {"token_lam": 2.0}, "token_gamma and token_lam"),
         ("dapo", {"overlong_buffer": 9, "max_tokens": 8}, "at most max_tokens = 8"),
-        ("dapo", {"overlong_buffer": -1}, "overlong_buffer must be at least 0"),
-        ("dr_grpo", {"max_tokens": 0}, "max_tokens must be at least 1"),
+        ("dapo", {"overlong_buffer": -1}, "overlong_buffer .* at least 0"),
+        ("dr_grpo", {"max_tokens": 0}, "max_tokens .* at least 1"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused_with_what_to_change(name, settings, message):
@@ -144,9 +144,9 @@ def test_contradictions_are_refused_with_what_to_change(name, settings, message)
 
 
 def test_parts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="reads values, so give it a Critic"):
+    with pytest.raises(ValueError, match="TokenGae reads values"):
         Algorithm("mine", TokenGae(), PpoClip())
-    with pytest.raises(ValueError, match="reads no values, so take its Critic away"):
+    with pytest.raises(ValueError, match="GroupRelative reads no"):
         Algorithm("mine", GroupRelative(), PpoClip(), critic=Critic())
 
 

@@ -70,7 +70,7 @@ def test_a_head_is_only_used_for_what_it_was_fitted_for(tmp_path: Path) -> None:
     load_critic(tmp_path / "critic", made_for("abc", ALGORITHMS["st_ppo"], TrainSettings()))  # the same values
 
     (tmp_path / "critic" / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(UserError, match="holds no value head that can be read"):
+    with pytest.raises(UserError, match="holds no value head"):
         load_critic(tmp_path / "critic", purpose)
 
 

@@ -344,7 +344,7 @@ def test_a_failed_episode_has_no_row(failure: StopReason) -> None:
 def test_an_episode_of_a_cut_distribution_does_not_train(cut: dict[str, float]) -> None:
     """Its log-probs are those of the nucleus; the trainer's are of the whole: every ratio would be too small."""
     played = episode([1.0], trace=replace(ONE, **cut))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="was sampled with top_p"):
+    with pytest.raises(ValueError, match="sampled with top_p"):
         policy_row(played)
 
 
@@ -426,7 +426,7 @@ def test_a_turn_counts_by_how_likely_all_before_it_were_right() -> None:
     assert turn_weights(doubtful([None, 0.9, 0.5], prefix=1), 0.1) == pytest.approx([1.0, 1.0, 0.9, 0.45])
     assert turn_weights(doubtful([None, None], source=Source.REAL), 0.1) == [1.0, 1.0, 1.0]
     assert turn_weights(doubtful([0.0, 0.5]), 0.05) == [1.0, 0.05, 0.05]  # never 0: a token would leave the denominator
-    with pytest.raises(ValueError, match="without a calibrated probability"):
+    with pytest.raises(ValueError, match="calibrated probability"):
         turn_weights(doubtful([0.9, None]), 0.1)
 
 

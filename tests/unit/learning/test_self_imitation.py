@@ -251,7 +251,7 @@ def test_nothing_is_imitated_where_all_is_equal():
 
 
 def test_bad_sizes_are_refused():
-    with pytest.raises(ValueError, match="capacity must be at least 1"):
+    with pytest.raises(ValueError, match="capacity"):
         SelfImitationBuffer(capacity=0)
 
 
@@ -311,7 +311,7 @@ def test_shares_of_what_is_added() -> None:
     """Of 100 episodes 10 experts and 20 replays, beside the 70 that were played."""
     assert added_episodes(70, 0.1, 0.2) == 10
     assert added_episodes(70, 0.2, 0.1) == 20
-    with pytest.raises(ValueError, match="all of them together"):
+    with pytest.raises(ValueError, match="together"):
         added_episodes(70, 0.6, 0.4)
 
 

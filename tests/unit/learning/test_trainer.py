@@ -48,7 +48,7 @@ def test_half_precision_is_averaged_in_full() -> None:
     average.on_save_checkpoint(None, None, state)
     mean = state["average"]["mean"]
     assert 1.005 < mean["weight"].item() < 1.0078125
-    with pytest.raises(ValueError, match="not one of the weights"):
+    with pytest.raises(ValueError, match="of the weights"):
         average.on_load_checkpoint(None, None, {"average": {"steps": 1, "mean": {"other": mean["weight"]}}})
 
 
@@ -82,7 +82,7 @@ def test_training_ends_with_the_average_of_its_steps() -> None:
 
 
 def test_an_average_beyond_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 keeps the last weights"):
+    with pytest.raises(ValueError, match=r"average .*1.0"):
         FitSettings(average=1.0)
 
 

@@ -77,7 +77,7 @@ def test_settings_that_cannot_work_are_refused(override: str, words: str) -> Non
     ("failure", "words"),
     [
         (ModuleNotFoundError("No module named 'vllm'", name="vllm"), "is not installed"),
-        (ImportError("libcudart.so.12: cannot open shared object file"), "cannot be imported: libcudart"),
+        (ImportError("libcudart.so.12: cannot open shared object file"), "imported: libcudart"),
     ],
 )
 def test_a_missing_vllm_says_what_to_do(

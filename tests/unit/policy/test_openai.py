@@ -159,8 +159,8 @@ def test_a_refusal_is_not_repeated(server: Server) -> None:
         (choice(token_ids=[], logprobs={"token_logprobs": []}), "0 token ids"),
         (choice(logprobs={"token_logprobs": [-0.5, float("nan"), -1.0]}), "not finite"),
         (choice(logprobs={"token_logprobs": [-0.5, -9999.0, -1.0]}), "not finite"),
-        (choice(finish_reason="abort"), "of its own: abort"),
-        (choice(token_ids=[7, 8, 9], stop_reason=9), "of its own: stop 9"),
+        (choice(finish_reason="abort"), "own: abort"),
+        (choice(token_ids=[7, 8, 9], stop_reason=9), "own: stop 9"),
         (choice(token_ids=[7], logprobs={"token_logprobs": [-1.0]}, finish_reason="length"), "after 1 tokens"),
     ],
 )

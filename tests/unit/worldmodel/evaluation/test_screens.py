@@ -49,7 +49,7 @@ def test_ssim_is_that_of_a_plain_loop() -> None:
                     found.append((2 * ma * mb + c1) * (2 * cov + c2) / ((ma * ma + mb * mb + c1) * (va + vb + c2)))
         assert float(ssim(a, b)[k]) == pytest.approx(sum(found) / len(found), abs=1e-4)
     assert ssim(a, a).tolist() == pytest.approx([1.0, 1.0])
-    with pytest.raises(ValueError, match="smaller than the window"):
+    with pytest.raises(ValueError, match="the window"):
         ssim(a[:, :, :8], b[:, :, :8])
 
 

@@ -112,7 +112,7 @@ def test_a_pickle_in_place_of_the_weights_is_not_opened(model: ScreenModel, tmp_
     model.save(folder)
     (folder / "unet" / "diffusion_pytorch_model.safetensors").unlink()
     (folder / "unet" / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Planted(trace)))
-    with pytest.raises(UserError, match="holds no model of screens that can be opened"):
+    with pytest.raises(UserError, match="no model of screens"):
         ScreenModel.load(folder)
     assert not trace.exists()
     with pytest.raises(UserError, match="fit one with"):
@@ -173,11 +173,11 @@ def test_pictures_that_cannot_be_learned_from_are_told_in_a_line(tmp_path: Path)
     small, large = (keep(np.zeros((4, side, 3), dtype=np.uint8), tmp_path) for side in (6, 8))
     with pytest.raises(UserError, match=r"several sizes: .* 6x4|several sizes: .* 8x4"):
         Frames([small, large], [tmp_path], 1)
-    with pytest.raises(UserError, match=r"0{32}\.png is not in .*copy the folder of screenshots beside the log"):
+    with pytest.raises(UserError, match=r"0{32}\.png .*copy the folder"):
         Frames(["0" * 32 + ".png"], [tmp_path], 1)
     broken = tmp_path / ("1" * 32 + ".png")
     broken.write_bytes((tmp_path / small).read_bytes()[:40])
-    with pytest.raises(UserError, match=f"{broken.name} cannot be read as a picture"):
+    with pytest.raises(UserError, match=f"{broken.name} cannot be read"):
         Frames([broken.name], [tmp_path], 1)
     Image.new("RGB", (6, 4)).save(broken)
     assert len(Frames([broken.name, small], [tmp_path], 1)) == 2

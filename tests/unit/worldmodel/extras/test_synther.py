@@ -169,19 +169,19 @@ def test_a_checkpoint_is_configs_and_safetensors(tmp_path: Path) -> None:
 
     (tmp_path / "synther" / weights).unlink()
     torch.save(fitted.denoiser.state_dict(), tmp_path / "synther/denoiser/diffusion_pytorch_model.bin")  # a pickle
-    with pytest.raises(UserError, match="holds no model of transitions that can be opened"):
+    with pytest.raises(UserError, match="no model of transitions"):
         Upsampler.load(tmp_path / "synther")
 
 
 def test_what_cannot_be_fitted_is_said() -> None:
     with pytest.raises(UserError, match="there are 1"):
         Upsampler.fit(planted(1), SMALL, 0)
-    with pytest.raises(ValueError, match=r"dims must lie in \[1, 5\]"):
+    with pytest.raises(ValueError, match=r"dims .* \[1, 5\]"):
         TransitionDenoiser(state=5, dims=6)
-    with pytest.raises(ValueError, match=r"synther.ratio must lie in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"synther\.ratio .* \[0, 1\)"):
         SyntherSettings(ratio=1.0)
     real = planted(2)
-    with pytest.raises(ValueError, match="dones must be bool"):
+    with pytest.raises(ValueError, match=r"dones .*bool"):
         Transitions(real.states, real.next_states, real.rewards, real.rewards, real.returns)
 
 
@@ -203,7 +203,7 @@ def test_correlations_by_hand() -> None:
     other = real * torch.tensor([1.0, -3.0, 1.0, 1.0]) + 2
     assert correlation_similarity(real, other) == pytest.approx(1 - (2 / 2) / 3)
     assert correlation_similarity(real, 2 * real - 1) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="two columns that vary, there is 1"):
+    with pytest.raises(ValueError, match="there is 1"):
         correlation_similarity(real[:, 2:], real[:, 2:])
 
 

@@ -61,7 +61,7 @@ def test_what_a_reward_needs_is_found_in_the_words_of_the_task(rules: RuleSet) -
     paying = [i for i in outcomes(rules) if i.required]
     assert paying
     assert {(i.reward, i.terminated) for i in paying} == {(1.0, True)}
-    assert all("{to_the} : 2" in str(i) and "has reward 1 and is the end" in str(i) for i in paying)
+    assert all("{to_the} : 2" in str(i) and "reward 1" in str(i) for i in paying)
     said = 'walk on: if not "{to_the} : 2" stands in the last text that refused nothing pays nothing and ends nothing'
     assert any(str(i).startswith(said) for i in outcomes(rules))
 
