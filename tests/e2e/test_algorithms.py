@@ -5,7 +5,6 @@ What so small a world model learns may be a world in which all dreams are won: t
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.policy_module import PolicyModule
 from imagination.settings import Config, UserError
 from policy.lm.batch import RowBatch
-from tests.support.killing import moved
+from tests.support.killing import metrics_of, moved
 from tests.support.tiny import tiny_settings
 from tests.support.worlds import Lottery, plant
 
@@ -32,11 +31,9 @@ def lottery(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(cloned: Path, to: Path, train_settings: dict[str, Any], **algorithm: Any) -> list[dict[str, Any]]:
     """The lines of two updates in a copy of the run; ``to`` then holds the policy."""
-    config = settings(train_settings, **algorithm)
     shutil.copytree(cloned, to, dirs_exist_ok=True)
-    train(config, to)
-    lines = [json.loads(line) for line in (to / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["stage"] == "train"]
+    train(settings(train_settings, **algorithm), to)
+    return metrics_of(to, "train")
 
 
 def settings(train_settings: dict[str, Any], **algorithm: Any) -> Config:

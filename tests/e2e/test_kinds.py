@@ -24,6 +24,7 @@ from imagination.settings import Config, UserError, WorldModelSettings
 from policy.lm.engine import EngineCannotScore
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import StopReason, Trajectory
+from tests.support.killing import summary_of
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.evaluation.transitions import judge
 from worldmodel.goal import Goal
@@ -49,16 +50,12 @@ def own_turns(rollouts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [turn for row in rollouts for turn in row["turns"][row["prefix_turns"] :]]
 
 
-def summary(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "summary.json").read_text()))
-
-
 @pytest.mark.parametrize("kind", ["delta", "retrieval"])
 def test_a_kind_learns_is_judged_and_dreamed_in(tiny: Config, run: Path, kind: Any) -> None:
     tiny.worldmodel.kind = kind
     tiny.worldmodel.context, tiny.fit.steps = 512, 400
     rollouts = through(tiny, run)
-    found = summary(run)
+    found = summary_of(run)
     assert found["world_model"]["exact_match"] > 0.5, found["world_model"]
     assert found["world_model"]["n"] > 0
     assert found["real_steps"]["train"] == 0
@@ -93,7 +90,7 @@ def test_an_ensemble_is_several_models_and_its_turns_say_how_far_they_agree(tiny
     assert all((a[name] != b[name]).any() for name in a if "embed" in name or "proj" in name)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert {row["stage"] for row in rows} >= {"fit_world_model", "fit_world_model-1"}
-    assert set(summary(run)["wall_seconds"]) == {"fit_world_model", "clone", "train"}
+    assert set(summary_of(run)["wall_seconds"]) == {"fit_world_model", "clone", "train"}
     assert list((run / "checkpoints").glob("fit_world_model*")) == []
 
     folder = RunFolder(run, 0)
@@ -156,7 +153,7 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch:
         for t in read_log(RunFolder(run, 0), tiny.collect.validation)[1]
         for turn in t.turns
     )
-    card = summary(run)["world_model"]
+    card = summary_of(run)["world_model"]
     assert walks > 0
     assert card["reward_precision"] > 0.5  # judged by what the goal pays, walking: taking things is 0 of it
     folder = RunFolder(run, tiny.seed)
@@ -176,18 +173,18 @@ def test_a_declared_goal_decides_in_dreams(tiny: Config, run: Path, monkeypatch:
 def test_the_balance_is_set_and_reported(tiny: Config, run: Path) -> None:
     tiny.fit.steps = 2
     fit_world_model(tiny, run)
-    found = summary(run)["world_model"]["unchanged_share"]
+    found = summary_of(run)["world_model"]["unchanged_share"]
     tiny.worldmodel.refusals, tiny.worldmodel.unchanged_share = "^Nothing new", 0.125
     fit_world_model(tiny, run)
     assert found != 0.125
-    assert summary(run)["world_model"]["unchanged_share"] == pytest.approx(0.125)
+    assert summary_of(run)["world_model"]["unchanged_share"] == pytest.approx(0.125)
     tiny.worldmodel.refusals = "^no such text"
     tiny.worldmodel.unchanged_share = 0.5
     log, _ = read_log(RunFolder(run, 0), tiny.collect.validation)
     again = any(b.observation == a.observation for t in log for a, b in zip(t.turns, t.turns[1:], strict=False))
     assert again  # "Nothing new." twice in a row
     fit_world_model(tiny, run)
-    assert summary(run)["world_model"]["unchanged_share"] == pytest.approx(0.5)
+    assert summary_of(run)["world_model"]["unchanged_share"] == pytest.approx(0.5)
 
 
 def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(

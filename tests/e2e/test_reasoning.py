@@ -7,7 +7,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +27,7 @@ from imagination.settings import Config, UserError
 from real_envs.env import Task
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Owner, Source, Trajectory
+from tests.support.killing import summary_of
 from tests.support.tiny import TASKS, logged_episode
 from worldmodel.objective import transition_weights
 
@@ -64,14 +64,10 @@ def thinking(tiny: Config) -> Config:
     return tiny
 
 
-def summary(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "summary.json").read_text()))
-
-
 def test_thoughts_are_learned_thrown_away_and_kept_in_the_record(thinking: Config, pensive: Path) -> None:
     run = pensive
     fit_world_model(thinking, run)
-    found = summary(run)
+    found = summary_of(run)
     assert found["world_model"]["exact_match"] > 0.5, found["world_model"]
     refine_world_model(thinking, run)
     assert [line["step"] for line in RunFolder(run, 0).metrics("refine_world_model")] == [0, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import shutil
@@ -22,16 +21,13 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
+from tests.support.killing import summary_of
 from tests.support.tiny import tiny_settings, write_log
 from worldmodel.objective import transition_weights
 
 
 def version(folder: Path) -> str:
     return weights_version(AutoModelForCausalLM.from_pretrained(folder))
-
-
-def summary(run: Path) -> dict[str, object]:
-    return dict(json.loads((run / "summary.json").read_text()))
 
 
 def misheard(episode: Trajectory) -> Trajectory:
@@ -64,7 +60,7 @@ def test_a_half_trained_world_model_gets_better(half_trained: Path, tmp_path: Pa
     run = Path(shutil.copytree(half_trained, tmp_path / "run"))
     before = version(run / "models/worldmodel")
     refine_world_model(half_trained_settings(), run)
-    told = summary(run)["refined"]
+    told = summary_of(run)["refined"]
     assert isinstance(told, dict)
     assert told["promoted"]
     assert told["after"] > told["before"] + 0.05, told
@@ -81,7 +77,7 @@ def test_a_spoiled_world_model_takes_nobodys_place(half_trained: Path, tmp_path:
     before = version(run / "models/worldmodel")
     config.refine.lr, config.refine.updates = 0.5, 3
     refine_world_model(config, run)
-    told = summary(run)["refined"]
+    told = summary_of(run)["refined"]
     assert isinstance(told, dict)
     assert not told["promoted"]
     assert told["after"] < told["before"]

@@ -25,7 +25,7 @@ from imagination.settings import Config
 from policy.lm.backbone import load_checkpoint
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.tripwires import HALF, LATE, PLAIN, Hack, planted
-from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
+from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of, summary_of
 from tests.support.tiny import SEED, logged_episode
 from tests.support.worlds import Doubtful, plant
 
@@ -67,11 +67,6 @@ def run_folder(models: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(models, tmp_path / "run"))
 
 
-def summary(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
-
-
 def pages(folder: Path) -> list[str]:
     write_report(folder, partial=True)
     return [(folder / name).read_text() for name in ("report.md", "report.html")]
@@ -80,7 +75,7 @@ def pages(folder: Path) -> list[str]:
 def test_honest_training_goes_on_to_the_end(run_folder: Path) -> None:
     """The control: with these models and settings nothing trips, so what trips below is the hack."""
     train(settings(), run_folder)
-    found = summary(run_folder)
+    found = summary_of(run_folder)
     wires = {"enabled": True, "updates": UPDATES, "last_look": True, "blind": [], "stopped_by": None}
     assert found["tripwires"] == wires
     assert (found["real_steps"]["train"], found["real_steps"]["probe"]) == (0, 0)
@@ -106,7 +101,7 @@ def test_a_planted_hack_stops_training(
     with planted(word, hack) as made:
         train(settings(), run_folder)
     assert made[0].paid > 0
-    found = summary(run_folder)
+    found = summary_of(run_folder)
     stopped = found["tripwires"]["stopped_by"]
     assert stopped is not None
     assert stopped["update"] < UPDATES - 1
@@ -134,7 +129,7 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
 
         patch.setattr(ExperienceCollector, "update", update)
         train(settings(min_groups=10), watched)
-    stopped = summary(watched)["tripwires"]["stopped_by"]
+    stopped = summary_of(watched)["tripwires"]["stopped_by"]
     since = stopped["since"]
     assert since <= 3 < stopped["update"]  # it learned from update 3 at least before the wire tripped
     assert stopped["policy_of_update"] == since
@@ -150,7 +145,7 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
 def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(run_folder: Path) -> None:
     with planted("look", PLAIN):
         train(settings(min_groups=10, window=8), run_folder)
-    stopped = summary(run_folder)["tripwires"]["stopped_by"]
+    stopped = summary_of(run_folder)["tripwires"]["stopped_by"]
     assert stopped["update"] >= 2
     assert (stopped["since"], stopped["policy_of_update"]) == (0, 0)
     assert_same_model(run_folder / "models" / "policy", run_folder / "models" / "policy-clone")
@@ -164,11 +159,11 @@ def test_what_the_last_update_taught_is_looked_at_too(
     config = settings(min_groups=10, window=8)
     with planted("look", PLAIN):
         train(config, longer)
-        stopped = summary(longer)["tripwires"]["stopped_by"]
+        stopped = summary_of(longer)["tripwires"]["stopped_by"]
         config.train.updates = stopped["update"]
         capsys.readouterr()
         train(config, shorter)
-    wires = summary(shorter)["tripwires"]
+    wires = summary_of(shorter)["tripwires"]
     assert wires["stopped_by"] == {**stopped, "after_training": True}
     assert (wires["updates"], wires["last_look"]) == (config.train.updates, True)
     assert len(metrics_of(shorter, "train")) == config.train.updates
@@ -194,7 +189,7 @@ def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
         assert metrics_of(killed, stage) == metrics_of(whole, stage)
     lines = [(folder / "rollouts.jsonl").read_text().count('"last_look"') for folder in (killed, whole)]
     assert lines[0] == lines[1] > 0
-    assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
+    assert summary_of(killed)["tripwires"] == summary_of(whole)["tripwires"]
     assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
 
 
@@ -208,7 +203,7 @@ def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watche
     assert rows[-1]["mean_turns"] > rows[0]["mean_turns"] + 0.3
     assert rows[-1]["dream_success"] > 0.9
     off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
-    assert summary(run_folder)["tripwires"] == off
+    assert summary_of(run_folder)["tripwires"] == off
     assert not metrics_of(run_folder, "last_look")
     assert all("tripwires were off" in page for page in pages(run_folder))
 
@@ -223,7 +218,7 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
     config = settings(min_groups=10, window=8)
     with planted("look", PLAIN):
         train(config, whole)
-        stopped = summary(whole)["tripwires"]["stopped_by"]
+        stopped = summary_of(whole)["tripwires"]["stopped_by"]
         assert stopped["update"] >= 2
         with monkeypatch.context() as patch:
             if when == "before":
@@ -243,9 +238,9 @@ def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
                 patch.setattr("imagination.evaluation.monitors.monitor.TripwireMonitor.roll_back", roll_back)
             with pytest.raises(Killed):
                 train(config, killed)
-        assert "stopped_by" not in summary(killed).get("tripwires", {})
+        assert "stopped_by" not in summary_of(killed).get("tripwires", {})
         train(config, killed)
-    assert summary(killed)["tripwires"] == summary(whole)["tripwires"]
+    assert summary_of(killed)["tripwires"] == summary_of(whole)["tripwires"]
     assert metrics_of(killed, "train") == metrics_of(whole, "train")
     assert_same_model(killed / "models" / "policy", whole / "models" / "policy")
 

@@ -235,18 +235,6 @@ def test_rounding_does_not_look_like_clipping():
     assert terms.sums["clip_fraction"] == 0
 
 
-@pytest.mark.parametrize("junk", [NAN, INF, 1e38])
-def test_junk_values_on_observation_tokens_leave_the_critic_alone(junk):
-    mask = torch.tensor([[True, False, True]])
-    values = torch.tensor([[0.5, junk, 0.1]], requires_grad=True)
-    others = torch.tensor([[0.4, junk, 0.3]])
-    terms = value_loss(values, others, others, mask, Critic(1.0), denominator=2)
-    terms.loss.backward()
-    assert float(terms.loss.detach()) == pytest.approx((0.5 * 0.1**2 + 0.5 * 0.2**2) / 2)
-    assert values.grad[0, 1] == 0.0
-    assert values.grad.isfinite().all()
-
-
 def test_value_loss_refuses():
     x, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     with pytest.raises(ValueError, match="bool mask"):
@@ -298,17 +286,6 @@ def test_k3_keeps_its_digits_near_zero():
     assert float(kl_k3(torch.tensor(1e-4), torch.tensor(0.0))) == pytest.approx(0.5e-8, rel=2e-3)
 
 
-@pytest.mark.parametrize("estimator", [kl_k1, kl_k2, kl_k3])
-@pytest.mark.parametrize("junk", [NAN, INF, -INF, 1e38])
-def test_masked_kl_is_zero_with_zero_gradient(estimator, junk):
-    logp = torch.tensor([[-1.0, junk]], requires_grad=True)
-    kl = estimator(logp, torch.tensor([[-2.0, junk]]), mask=torch.tensor([[True, False]]))
-    kl.sum().backward()
-    assert kl[0, 1] == 0.0
-    assert logp.grad[0, 1] == 0.0
-    assert logp.grad[0, 0] != 0.0
-
-
 def test_kl_refuses():
     with pytest.raises(ValueError, match="kl_k3 needs"):
         kl_k3(torch.zeros(1, 2), torch.zeros(1, 3))
@@ -354,17 +331,6 @@ def test_entropy_of_forbidden_tokens():
     entropy = token_entropy(logits)
     entropy.sum().backward()
     assert float(entropy.detach()) == pytest.approx(math.log(2))
-    assert logits.grad.isfinite().all()
-
-
-def test_masked_logits_may_be_anything():
-    logits = torch.tensor([[[NAN, NAN], [0.0, 0.0]]], requires_grad=True)
-    ids, mask = torch.tensor([[-100, 1]]), torch.tensor([[False, True]])
-    logprobs, entropy = token_logprobs(logits, ids, 0.7, mask), token_entropy(logits, 0.7, mask)
-    (logprobs.sum() + entropy.sum()).backward()
-    torch.testing.assert_close(logprobs.detach(), torch.tensor([[0.0, -math.log(2)]]))
-    torch.testing.assert_close(entropy.detach(), torch.tensor([[0.0, math.log(2)]]))
-    assert logits.grad[0, 0].tolist() == [0.0, 0.0]
     assert logits.grad.isfinite().all()
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.evaluation.monitors.rules import PREFIX, check, first_trip
+from imagination.evaluation.monitors.rules import PREFIX, Alert, check, first_trip
 from imagination.evaluation.monitors.rules import RULES as WIRES
 from imagination.evaluation.monitors.rules import RolloutStats as Measured
 from imagination.settings import TripwireSettings
@@ -41,6 +41,12 @@ def history(*updates: dict[str, Any]) -> list[Measured]:
     return [quiet(i, **more) for i, more in enumerate(updates)]
 
 
+def tripped(*updates: dict[str, Any], settings: TripwireSettings = S) -> Alert:
+    found = first_trip(history(*updates), settings)
+    assert found is not None
+    return found
+
+
 def test_quiet_updates_trip_nothing() -> None:
     assert first_trip(history(*[{}] * 30), S) is None
     assert check([], S) is None
@@ -56,8 +62,7 @@ def test_contradictions_are_remembered_for_longer_than_the_window() -> None:
     """One group of four an update: after three updates 3 of 12, whose limit 0.089 is above 0.05. In a window of two
     there would never be three groups."""
     one = {"contradicted": 1}
-    found = first_trip(history(one, {}, one, one), S)
-    assert found is not None
+    found = tripped(one, {}, one, one)
     assert (found.update, found.wire) == (3, "contradicted")
     assert "3 of 16 groups" in found.sentence
     assert lower(3, 16) > 0.05
@@ -87,36 +92,28 @@ def test_evidence_of_a_habit_counts_since_that_habit() -> None:
     """Another word was paid for before, and is no part of it: 3 of 10 trips. Of two habits that trip at once (4 of 15
     each) the policy must have learned neither."""
     assert lower(3, 10) > S.favourite
-    found = first_trip(history({"habits": {"spoon": 1}}, {"habits": {"folder": 3}}), S)
-    assert found is not None
+    found = tripped({"habits": {"spoon": 1}}, {"habits": {"folder": 3}})
     assert (found.wire, found.update, found.since) == ("favourite", 1, 1)
     updates = [{"habits": {"folder": 2}}, {"habits": {"spoon": 1}}, {"habits": {"folder": 2, "spoon": 3}}]
-    found = first_trip(history(*updates), replace(S, min_groups=4))
-    assert found is not None
+    found = tripped(*updates, settings=replace(S, min_groups=4))
     assert "'folder'" in found.sentence  # of equals the longer one
     assert (found.update, found.since) == (2, 0)
 
 
 def test_what_compares_windows_counts_since_the_window_began() -> None:
     far = {"drift_actions": 1.3}
-    found = first_trip(history({}, {}, {}, far, far), S)
-    assert found is not None
+    found = tripped({}, {}, {}, far, far)
     assert (found.wire, found.update, found.since) == ("drift_actions", 4, 3)
-    found = first_trip(history({}, {}, {"rejected": 90}, {"rejected": 100}), S)
-    assert found is not None
+    found = tripped({}, {}, {"rejected": 90}, {"rejected": 100})
     assert (found.wire, found.update, found.since) == ("rejected", 3, 2)
     believes = {"start_solved": 33, "start_episodes": 36, "start_groups": 3}
-    found = first_trip(history(believes, believes, {**believes, "real_episodes": 12}), S)
-    assert found is not None
+    found = tripped(believes, believes, {**believes, "real_episodes": 12})
     assert (found.wire, found.update, found.since) == ("gap", 2, 1)
 
 
 def test_wires_that_trip_together_count_since_the_first_evidence_of_any() -> None:
     """What is shown is the surest wire; the policy must have learned from none of what tripped."""
-    found = first_trip(
-        history({}, {"looping": 5}, {"looping": 6, "contradicted": 4}), replace(S, min_groups=4, loops=0.6)
-    )
-    assert found is not None
+    found = tripped({}, {"looping": 5}, {"looping": 6, "contradicted": 4}, settings=replace(S, min_groups=4, loops=0.6))
     assert (found.wire, found.update, found.since) == ("contradicted", 2, 1)
 
 
@@ -131,8 +128,7 @@ def test_one_habit_in_ever_new_words() -> None:
     assert lower(3, 15) < S.favourite < lower(4, 20)
     updates = [{"habits": {f"take folder {i}": 1, "folder": 1, f"{i}": 1}} for i in range(4)]
     assert first_trip(history(*updates[:3]), S) is None
-    found = first_trip(history(*updates), S)
-    assert found is not None
+    found = tripped(*updates)
     assert (found.update, found.wire) == (3, "favourite")
     assert "'folder'" in found.sentence
     assert "4 of 20" in found.sentence
@@ -147,15 +143,13 @@ def test_many_unseen_payments_in_a_window() -> None:
     """4 of 10 groups: 0.168, 5 of 10: 0.237; the bound is 0.2."""
     assert lower(4, 10) < 0.2 < lower(5, 10)
     assert first_trip(history({"unseen": 2}, {"unseen": 2}), S) is None
-    found = first_trip(history({"unseen": 2}, {"unseen": 3}), S)
-    assert found is not None
+    found = tripped({"unseen": 2}, {"unseen": 3})
     assert (found.update, found.wire) == (1, "unseen")
     assert "5 of 10" in found.sentence
 
 
 def test_amounts_that_the_log_never_paid() -> None:
-    found = first_trip(history({}, {"strange": 2}, {"strange": 1}), S)
-    assert found is not None
+    found = tripped({}, {"strange": 2}, {"strange": 1})
     assert (found.update, found.wire) == (2, "strange")
     assert first_trip(history({}, {"strange": 2}, {}), S) is None
 
@@ -164,8 +158,7 @@ def test_reward_up_while_episodes_collapse() -> None:
     """Both must be: better policies are shorter, and short ones may be as bad as before."""
     short: dict[str, Any] = {"solved_groups": 4, "short": 4}
     rising = [{"solved": 10}, {"solved": 12}, {"solved": 50} | short, {"solved": 60} | short]
-    found = first_trip(history(*rising), S)
-    assert found is not None
+    found = tripped(*rising)
     assert (found.update, found.wire) == (3, "short")  # not yet at 2, where four of seven groups are
     assert "(0.15 to 0.76)" in found.sentence  # 22 of 144 and 110 of 144
     assert first_trip(history(*({**m, "solved": 20} for m in rising)), S) is None
@@ -178,8 +171,7 @@ def test_the_dream_believes_more_than_a_probe_shows() -> None:
     believes = {"start_solved": 33, "start_episodes": 36, "start_groups": 3}
     low = 5 / 6 - math.hypot(5 / 6 - lower(5, 6), 1 - lower(12, 12))
     assert low == pytest.approx(0.368, abs=2e-3)
-    found = first_trip(history(believes, {**believes, "start_solved": 27, "real_episodes": 12}), S)
-    assert found is not None
+    found = tripped(believes, {**believes, "start_solved": 27, "real_episodes": 12})
     assert (found.update, found.wire) == (1, "gap")
     assert "12 real episodes show 0.00" in found.sentence
     honest = {**believes, "real_solved": 11, "real_episodes": 12}
@@ -188,34 +180,29 @@ def test_the_dream_believes_more_than_a_probe_shows() -> None:
 
 
 def test_loops_rejections_and_drift() -> None:
-    found = first_trip(history({"looping": 6}), S)
-    assert found is not None
+    found = tripped({"looping": 6})
     assert found.wire == "loops"
     assert first_trip(history({"looping": 4}, {"looping": 4}), S) is None  # 8 of 12: 0.39
     doubted = [{}, {}, {"rejected": 90}, {"rejected": 100}]
-    found = first_trip(history(*doubted), S)
-    assert found is not None
+    found = tripped(*doubted)
     assert (found.update, found.wire) == (3, "rejected")
     assert "from 0.10 to 0.47" in found.sentence  # 190 of 400
     assert first_trip(history(*doubted[:3]), S) is None  # not before there is a window after the first two
     for name in ("drift_actions", "drift_observations"):
         far = {name: 1.3}
-        found = first_trip(history(far, {}, far, far), S)
-        assert found is not None
+        found = tripped(far, {}, far, far)
         assert (found.update, found.wire) == (3, name)
         assert first_trip(history(far, {}, far), S) is None
 
 
 def test_a_policy_that_hardly_acts_any_more() -> None:
     """Most groups idle at once; or few different actions for a window, after the first two, while the dream pays."""
-    found = first_trip(history({"silent": 6}), S)
-    assert found is not None
+    found = tripped({"silent": 6})
     assert (found.wire, found.since) == ("silent", 0)
     assert "hardly acts" in found.sentence
     assert first_trip(history({"silent": 4}, {"silent": 4}), S) is None  # 8 of 12: 0.39
     few = {"diversity": 0.05}
-    found = first_trip(history({}, {}, few, few), S)
-    assert found is not None
+    found = tripped({}, {}, few, few)
     assert (found.update, found.since, found.wire) == (3, 2, "silent")
     assert "dreamed success holds (0.50 to 0.50)" in found.sentence
     assert first_trip(history({}, {}, few), S) is None
@@ -226,8 +213,7 @@ def test_a_policy_that_hardly_acts_any_more() -> None:
 def test_dreams_that_contradict_themselves_ever_more() -> None:
     """The share of turns must surely have risen by a fifth since the first two updates: 0.05 -> 0.45."""
     few, many = {"inconsistent": 10}, {"inconsistent": 90}
-    found = first_trip(history(few, few, many, many, many), S)
-    assert found is not None
+    found = tripped(few, few, many, many, many)
     assert (found.wire, found.since) == ("inconsistent", 2)
     assert "rose from 0.05 to 0.45" in found.sentence
     assert first_trip(history(*[many] * 5), S) is None  # much, but it did not rise

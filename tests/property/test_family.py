@@ -1,6 +1,7 @@
 """If these fail, what an algorithm learns depends on how episodes were laid out instead of on what the agent did.
 
-The same as ``test_masks.py``, for every algorithm of the registry: from episodes to the gradient of all its terms.
+Layout is everything that must not matter: padding on either side, the order of rows and groups, packing, the split into
+micro-batches, and whatever numbers lie under the mask. From episodes to the gradient of all terms of every algorithm.
 """
 
 from __future__ import annotations
@@ -13,25 +14,37 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imagination.learning.advantages import best_of_groups, gigpo, informative, leave_one_out, turn_bounds
+from imagination.learning.advantages import (
+    best_of_groups,
+    gigpo,
+    group_relative,
+    informative,
+    leave_one_out,
+    masked_gae,
+    place_turn_rewards,
+    turn_bounds,
+)
 from imagination.learning.algorithms import ALGORITHMS, Episodes, total
 from imagination.learning.losses import (
     LossInputs,
+    cross_entropy_loss,
     expert_policy_loss,
+    kl_k1,
+    kl_k3,
+    replay_loss,
     row_segments,
     token_entropy,
     token_logprobs,
-    token_weights,
     turn_segments,
 )
-from imagination.settings.algorithm_parts import BestOfGroups
+from imagination.settings.algorithm_parts import BestOfGroups, GroupRelative, TokenGae
 
 quick = settings(deadline=None, max_examples=5)  # times 17 algorithms; no deadline: the CPU cores are shared
+few = settings(deadline=None, max_examples=40)
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
 seeds = st.integers(0, 2**31 - 1)
 names = pytest.mark.parametrize("name", list(ALGORITHMS))
 ROWS, TURNS, TIME, VOCAB = 6, 3, 12, 4
-TURN_FIELDS = ("turn_rewards", "anchors")
 
 
 def chosen(name):
@@ -277,53 +290,79 @@ def test_shaped_rewards_of_failed_episodes_change_nothing(name, seed, junk):
 # --- what the registry does not hold ---
 
 
-@settings(deadline=None, max_examples=40)
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda x, y, weight: expert_policy_loss(x, y, weight, denominator=9).loss,
+        lambda x, y, weight: replay_loss(LossInputs(x, y, y.abs(), weight), 0.2, denominator=9).loss,
+        lambda x, y, weight: cross_entropy_loss(x, weight, denominator=9).loss,
+        lambda x, y, weight: kl_k1(x, y, weight > 0).sum(),
+        lambda x, y, weight: kl_k3(x, y, weight > 0).sum(),
+    ],
+    ids=["expert", "replay", "cross entropy", "k1", "k3"],
+)
+@few
 @given(seeds, JUNK, st.permutations(range(4)))
-def test_expert_tokens_under_junk_and_in_any_order(seed, junk, order):
+def test_other_losses_under_junk_in_any_order_and_as_a_list(loss, seed, junk, order):
     rng = torch.Generator().manual_seed(seed)
     weight = (torch.rand(4, 6, generator=rng) < 0.6).double()
-    logprobs, adv = (-torch.rand(4, 6, generator=rng, dtype=torch.float64) for _ in range(2))
+    logprobs, other = (-torch.rand(4, 6, generator=rng, dtype=torch.float64) for _ in range(2))
 
-    def run(logprobs, adv, weight):
-        leaf = logprobs.clone().requires_grad_()
-        loss = expert_policy_loss(leaf, adv, weight, denominator=9).loss
-        loss.backward()
-        return loss.detach(), leaf.grad
+    def run(*inputs):
+        leaf = inputs[0].clone().requires_grad_()
+        result = loss(leaf, *inputs[1:])
+        result.backward()
+        return result.detach(), leaf.grad
 
-    clean = run(logprobs, adv, weight)
-    dirty = run(logprobs.masked_fill(weight == 0, junk), adv.masked_fill(weight == 0, junk), weight)
+    clean, trained = run(logprobs, other, weight), weight != 0
+    dirty = run(logprobs.masked_fill(~trained, junk), other.masked_fill(~trained, junk), weight)
     assert torch.equal(dirty[1], clean[1])
-    assert (clean[1][weight == 0] == 0).all()
-    assert_same([run(logprobs[order], adv[order], weight[order])[1]], [clean[1][order]])
+    assert (clean[1][~trained] == 0).all()
+    assert_same(run(logprobs[order], other[order], weight[order]), [clean[0], clean[1][order]])
+    assert_same(run(logprobs[trained], other[trained], weight[trained]), [clean[0], clean[1][trained]])
 
 
-@settings(deadline=None, max_examples=40)
+@few
+@given(seeds, st.integers(0, 10), st.integers(0, 5))
+def test_no_reward_is_lost_and_gae_does_not_see_the_length_of_observations(seed, at, length):
+    """More observation tokens anywhere, inside an action's turn even: agent tokens keep their numbers."""
+    e = make(seed).episodes
+
+    def run(index, values):
+        rewards = place_turn_rewards(e.turn_rewards, index)
+        torch.testing.assert_close(rewards.sum(1), e.turn_rewards.sum(1))
+        assert (rewards[index < 0] == 0).all()
+        return masked_gae(rewards, values, index >= 0, TokenGae(0.97, 0.9), e.bootstrap_value)
+
+    def grow(x, fill):
+        return torch.cat([x[:, :at], torch.full((len(x), length), fill, dtype=x.dtype), x[:, at:]], dim=1)
+
+    index = e.action_turn_index
+    longer = grow(index, -1)
+    for got, expected in zip(run(longer, grow(e.values, math.nan)), run(index, e.values), strict=True):
+        assert torch.equal(got[longer >= 0], expected[index >= 0])
+
+
+@few
 @given(seeds)
 def test_group_functions_keep_their_sums_and_bounds(seed):
     data = make(seed)
     e = data.episodes
     returns = e.turn_rewards.sum(1)
     rloo, counts = leave_one_out(returns, e.group_ids, e.valid)
+    grpo = [group_relative(returns, e.group_ids, e.valid, GroupRelative(std))[0] for std in (False, True)]
     useful = informative(returns, e.group_ids, e.valid)
     kept = best_of_groups(returns, e.group_ids, e.valid, BestOfGroups(0.5, 0.0))
     assert not (useful & ~counts).any()
     assert not (kept & ~e.valid).any()
     for group in (0, 1):
         members = counts & (e.group_ids == group)
-        assert abs(float(rloo[members].sum())) < 1e-9
-        if not (useful & members).any():
-            assert (rloo[members] == 0).all()
+        for advantages in (rloo, *grpo):
+            assert abs(float(advantages[members].sum())) < 1e-8
+            assert (useful & members).any() or (advantages[members] == 0).all()
+            assert (advantages[~counts] == 0).all()
         if (e.valid & (e.group_ids == group)).any():
             assert (kept & (e.group_ids == group)).any()
     tokens, _ = gigpo(e.turn_rewards, e.action_turn_index, e.anchors, e.group_ids, e.valid)
     assert (tokens[e.action_turn_index < 0] == 0).all()
     assert (tokens[~counts] == 0).all()
-
-
-@settings(deadline=None, max_examples=40)
-@given(seeds)
-def test_average_weights_add_up_to_the_denominator(seed):
-    trained = make(seed).episodes.acted
-    for aggregation in ("token_mean", "sequence_mean"):
-        weights, denominator = token_weights(trained, aggregation)
-        assert float(weights.sum()) == pytest.approx(denominator)

@@ -249,22 +249,6 @@ def test_a_turn_of_the_world_has_its_own_weight(episode: Trajectory, data: st.Da
 
 
 @quick
-@given(scripts())
-def test_a_played_episode_serves_both_models_without_overlap(script: Script) -> None:
-    """The same real episode trains the policy by RL and the world model by cross-entropy, on different words."""
-    episode = played(script)
-    row = policy_row(episode)
-    if row is None or not episode.turns:
-        return
-    by_policy = CHAT.decode(trained(row))
-    by_world = CHAT.decode(trained(world_model_row(CHAT, episode, [1.0] * len(episode.turns))))
-    for turn in episode.turns:
-        by_world = by_world.replace(status_line(turn.reward, turn.terminated), "")
-    assert not any(c.isupper() for c in by_policy)
-    assert not any(c.islower() for c in by_world)
-
-
-@quick
 @given(episodes, st.sampled_from([0.25, 2.0]), st.sampled_from([0.0, 1.0]))
 def test_a_policy_that_also_learns_the_world_learns_observations_and_nothing_else(
     episode: Trajectory, weight: float, actions: float

@@ -36,8 +36,9 @@ secrets = st.lists(st.text("QXZ0123456789", min_size=6, max_size=12), min_size=6
 
 @dataclass
 class Notes:
-    """An engine that says ``wait`` and keeps every prompt."""
+    """An engine that says one thing and keeps every prompt."""
 
+    text: str = "wait"
     context: int = 10**6
     version: int = 0
     prompts: list[list[int]] = field(default_factory=list)
@@ -46,38 +47,12 @@ class Notes:
         self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
     ) -> Completion:
         self.prompts.append(list(ids))
-        said = (*CHAT.encode("wait"), CHAT.stop)
+        said = (*CHAT.encode(self.text), CHAT.stop)
         return Completion(said, (-0.5,) * len(said), True)
 
     def release(self, session: Hashable) -> None: ...
 
     def update_weights(self) -> None: ...
-
-
-@dataclass
-class Thinks(Notes):
-    """An engine that writes the thought first."""
-
-    thought: str = ""
-
-    async def complete(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
-    ) -> Completion:
-        self.prompts.append(list(ids))
-        said = (*CHAT.encode(f"{self.thought}\n[prediction]\nA lamp.\n[reward=0.5]"), CHAT.stop)
-        return Completion(said, (-0.5,) * len(said), True)
-
-
-@dataclass
-class Plain(Notes):
-    """An engine that writes a prediction."""
-
-    async def complete(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
-    ) -> Completion:
-        self.prompts.append(list(ids))
-        said = (*CHAT.encode("A lamp.\n[reward=0.5]"), CHAT.stop)
-        return Completion(said, (-0.5,) * len(said), True)
 
 
 @dataclass
@@ -161,7 +136,7 @@ def test_no_secret_reaches_the_policy_or_the_world_model_in_a_dream(hidden: list
 @given(secrets)
 def test_no_thought_of_the_world_model_reaches_the_policy_or_a_later_turn(hidden: list[str]) -> None:
     """Neither one that was thought in this dream, nor one of the logged turn that the dream branched from."""
-    engine = Thinks(thought=hidden[2])
+    engine = Notes(f"{hidden[2]}\n[prediction]\nA lamp.\n[reward=0.5]")
     model = TextWorldModel(engine, CHAT, "w", 400, 1.0, ReasoningFormat(FullObservation(), 400))
     text, trajectory = seen_by_policy(dream(hidden, model), hidden)
     assert len(engine.prompts) == 3
@@ -175,7 +150,7 @@ def test_no_thought_of_the_world_model_reaches_the_policy_or_a_later_turn(hidden
 @given(secrets)
 def test_facts_of_the_world_reach_the_world_model_and_not_the_policy(hidden: list[str]) -> None:
     """What other episodes of the task have shown is the initial state of the world, which the policy must find out."""
-    engine = Plain()
+    engine = Notes("A lamp.\n[reward=0.5]")
     shown = tuple(Turn("look", secret, 0.0, False) for secret in hidden)
     told = tuple(hidden[:3])  # by the task itself; the others by an episode
     log = [

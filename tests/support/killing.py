@@ -49,3 +49,7 @@ def moved(folder: Path) -> float:
     """Largest change of a weight from the clone to the policy."""
     before, after = (load_file(folder / "models" / name / "model.safetensors") for name in ("policy-clone", "policy"))
     return max(float((after[name] - before[name]).abs().max()) for name in before)
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,10 @@ from imagination.evaluation.screens import (
     square,
 )
 from real_envs.screens import Place
-from real_envs.trajectory import Turn
+from tests.support.scripted import Answering, says
 from tests.support.square_pages import CELLS, SQUARE, episode, page
 from worldmodel.extras.screen.data import Frames, ScreenTransition, transitions_of
-from worldmodel.world_model import Prediction, PredictionInvalid
+from worldmodel.world_model import PredictionInvalid
 
 
 @pytest.fixture(scope="module")
@@ -158,38 +157,22 @@ def test_where_a_dream_parts_from_reality(log: tuple[list[ScreenTransition], Fra
     assert by_episode([turns[0], turns[2], turns[4]])["t0/0"] == [turns[0]], "a gap ends what follows"
 
 
-class Recites:
-    """Says the page it was shown last and one line more, and nothing that can be read for some actions."""
-
-    def __init__(self) -> None:
-        self.released: list[object] = []
-        self.seen: list[tuple[str, ...]] = []
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        self.seen.append((start, *(turn.observation for turn in history)))
-        if action == "noop(0)":
-            raise PredictionInvalid("nothing")
-        return Prediction(f"{action} after {len(history)}", 0.0, False, 0.5, 0.5)
-
-    def release(self, session: object) -> None:
-        self.released.append(session)
-
-
 def test_pages_are_dreamed_from_what_is_real_before_a_group_and_from_dreams_within(tmp_path: Path) -> None:
     for seed in range(100):  # until one clicks, clicks, waits and clicks
         logged = episode("e", "t", tmp_path, random.Random(seed))
         if [turn.action == "noop(0)" for turn in logged.turns] == [False, False, True, False]:
             break
     turns = transitions_of([logged])
-    world = Recites()
+    # says what it was asked, and nothing that can be read for some actions
+    world = Answering(
+        lambda seen, action: PredictionInvalid("") if action == "noop(0)" else says(f"{action} after {len(seen)}")
+    )
     (loop,) = asyncio.run(dream_pages(world, {"e": logged}, [turns], 0))  # type: ignore[arg-type]
     said = [f"{turns[0].action} after 0", f"{turns[1].action} after 1", f"{turns[3].action} after 3"]
     assert [turn.answer for turn in loop] == [said[0], said[1], "", said[2]]
     assert [turn.page for turn in loop] == [logged.start, said[0], said[1], said[1]]
-    assert world.seen[-1] == (logged.start, said[0], said[1], said[1])
+    assert world.asked[-1][:2] == (logged.start, (said[0], said[1], said[1]))
     ahead = asyncio.run(dream_pages(world, {"e": logged}, [[turn] for turn in turns], 0))  # type: ignore[arg-type]
     assert [turn.page for (turn,) in ahead] == [turn.page for turn in turns]
-    assert (logged.start, *(turn.observation for turn in logged.turns[:3])) in world.seen
+    assert (logged.start, tuple(turn.observation for turn in logged.turns[:3])) in [asked[:2] for asked in world.asked]
     assert len(set(world.released)) == 5

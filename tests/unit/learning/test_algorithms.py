@@ -110,10 +110,10 @@ def test_settings_reach_their_part():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("grpo", {"value_coef": 0.5}, "value_coef is no setting of grpo: .* ppo, st_ppo, turn_ppo, bilevel_ppo"),
-        ("grpo", {"lam": 0.9}, "lam is no setting of grpo: .* ppo, st_ppo, turn_ppo"),
-        ("reinforce", {"clip_high": 0.3}, "clip_high is no setting of reinforce: .* ppo, grpo"),
-        ("ppo", {"clip_hihg": 0.3}, "clip_hihg is no setting of ppo: .* no algorithm has it"),
+        ("grpo", {"value_coef": 0.5}, "value_coef .* grpo: .* ppo, st_ppo, turn_ppo, bilevel_ppo"),
+        ("grpo", {"lam": 0.9}, "lam .* grpo: .* ppo, st_ppo, turn_ppo"),
+        ("reinforce", {"clip_high": 0.3}, "clip_high .* reinforce: .* ppo, grpo"),
+        ("ppo", {"clip_hihg": 0.3}, "clip_hihg .* no algorithm"),
         ("filtered_bc", {"keep_fraction": 0.0}, "keep_fraction must lie"),
         ("ppo", {"value_coef": 0.0}, "value_coef must be positive"),
         ("ppo", {"value_clip": 0.0}, "value_clip must be positive"),
@@ -174,39 +174,6 @@ def test_runs_that_can_use_it_are_not():
 
 
 # --- judging ---
-
-
-def test_ppo_is_the_worked_example():
-    """formulas: two turns of two tokens, an observation between, a reward of 1 at the end."""
-    judged = (
-        ALGORITHMS["ppo"]
-        .with_settings(whiten=False)
-        .judge(
-            Episodes(
-                turn_rewards=torch.tensor([[0.0, 1.0]]),
-                action_turn_index=torch.tensor([[0, 0, -1, -1, 1, 1]]),
-                group_ids=torch.tensor([0]),
-                valid=torch.tensor([True]),
-                values=torch.tensor([[0.1, 0.2, 9.0, 9.0, 0.3, 0.4]]),
-            )
-        )
-    )
-    torch.testing.assert_close(judged.returns, torch.tensor([[0.899675, 0.9365, 0.0, 0.0, 0.97, 1.0]]))
-    assert judged.learned.tolist() == [[True, True, False, False, True, True]]
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_failed_episodes_and_observations_are_never_trained(name):
-    judged = (
-        ALGORITHMS[name].with_settings(**({"keep_min_return": 0.0} if name == "filtered_bc" else {})).judge(EPISODES)
-    )
-    assert not (judged.trained & ~ACTED).any()
-    assert (judged.advantages[~ACTED] == 0).all()
-    assert judged.advantages.isfinite().all()
-    assert judged.trained.any()
-    assert (judged.returns is not None) is (ALGORITHMS[name].critic is not None)
-    if judged.learned is not None:
-        assert not (judged.learned & ~ACTED).any()
 
 
 def test_each_name_is_its_advantage():

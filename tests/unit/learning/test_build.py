@@ -58,7 +58,7 @@ def test_zero_is_none_where_nothing_else_can_be_typed() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"name": "grpo", "value_coef": 1.0}, r"algorithm: value_coef is no setting of grpo: .* ppo, st_ppo, turn_ppo"),
+        ({"name": "grpo", "value_coef": 1.0}, r"algorithm: value_coef .* grpo: .* ppo, st_ppo, turn_ppo"),
         ({"name": "ppo", "normalise_std": False}, r"normalise_std .* ppo: .* grpo, dr_grpo"),
         ({"name": "grpo", "clip_low": 1.5}, r"algorithm: clip_low must lie in \[0, 1\]"),
         ({"name": "grpo", "tis_cap": 0.5}, r"tis_cap must be 1 or more, or 0"),
@@ -103,7 +103,7 @@ def changed_config(**sections: dict[str, Any]) -> Config:
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"algorithm": {"lam": 0.9}}, r"lam is no setting of grpo"),
+        ({"algorithm": {"lam": 0.9}}, r"lam .* grpo"),
         ({"train": {"group_size": 1}}, r"set train\.group_size .* ppo"),
         ({"algorithm": {"name": "reinforce"}}, r"set train\.epochs=1 and train\.minibatches=1"),
         ({"train": {"extra_groups": 1.0}, "algorithm": {"name": "ppo"}}, r"ppo .*: set it to 0"),

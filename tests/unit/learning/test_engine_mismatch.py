@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from imagination.settings import AlgorithmSettings
 from policy.lm.batch import Row
 from real_envs.seeding import derive_seed
 from tests.support.plain import (
@@ -212,14 +211,3 @@ def test_a_first_minibatch_of_experts_alone_leaves_nothing_uncorrected() -> None
     seed = next(s for s in range(99) if shuffled(2, s)[0])
     (_, second), _ = update(model, rows, train=replace(DEFAULTS, minibatches=2), tis_cap=CAP, nudge=0.2, seed=seed)
     assert_same(second, gradients_of(corrected(after, before, rows[:1]), after))
-
-
-def test_a_single_step_needs_no_memory() -> None:
-    """Its policy is the one that acted."""
-    model = make_model()
-    rows = grpo_rows(model)
-    calls = []
-    update(model, rows)
-    model.model.register_forward_hook(lambda module, args, output: calls.append(1))
-    update(model, rows, AlgorithmSettings(), replace(DEFAULTS, micro_tokens=10**6), tis_cap=CAP)
-    assert len(calls) == 1

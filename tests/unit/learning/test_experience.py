@@ -10,6 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from imagination.learning.experience import (
 )
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.settings import AlgorithmSettings
-from policy.lm.batch import SOURCES, collate
+from policy.lm.batch import SOURCES, Row, collate
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
@@ -67,6 +68,12 @@ ONE = trace("SA", [0])
 def acted(turns: int) -> Trace:
     """One token a turn."""
     return trace("S" + "AE" * turns, range(turns))
+
+
+def row_of(played: Trajectory, **more: Any) -> Row:
+    row = policy_row(played, **more)
+    assert row is not None
+    return row
 
 
 def group_advantages(episodes: Sequence[Trajectory], normalise_std: bool = True) -> tuple[list[float], list[bool]]:
@@ -131,8 +138,7 @@ def test_a_malformed_prediction_is_no_survivor_bias() -> None:
 
 def test_a_malformed_prediction_costs_the_action_that_provoked_it() -> None:
     """What was earned before it stays earned; the last action, which nothing answered, is trained, and ends at 0."""
-    row = policy_row(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])))
-    assert row is not None
+    row = row_of(episode([0.5], INVALID, trace=trace("SAESAA", [0, 1, 1])))
     assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0, 1, 1]
     assert not row.truncated
@@ -143,14 +149,6 @@ def test_truncated_episodes_are_episodes() -> None:
     """Ours is the limit: left out, a policy that dawdles would not be told."""
     for stop in (L, U, C):
         assert group_advantages([episode([0.0], stop, trace=ONE), episode([1.0], trace=ONE)])[1] == [True, True]
-
-
-def test_an_episode_without_its_like_does_not_count() -> None:
-    """Alone in its group, by itself or because all others failed, there is nothing to compare it with."""
-    alone = episode([1.0], group="alone", trace=ONE)
-    left = episode([1.0], group="left", trace=ONE)
-    failed = episode([0.0], CRASH, group="left", trace=ONE)
-    assert group_advantages([alone, left, failed]) == ([0.0, 0.0, 0.0], [False, False, False])
 
 
 def test_scripted_episodes_are_in_no_group() -> None:
@@ -169,20 +167,6 @@ def test_what_the_log_earned_is_not_credited() -> None:
     assert plain == pytest.approx([0.125, -0.125])
     whole, _ = group_advantages([branched[1], episode([0.75], trace=ONE)], normalise_std=False)
     assert whole == pytest.approx([-0.375, 0.375])  # 0 against 0.75, although both totals are 0.75
-
-
-def test_stragglers() -> None:
-    """Episodes of one, three and five tokens: every token has the advantage of its episode."""
-    traces = [trace("SA", [0]), trace("SAESAA", [0, 1, 1]), trace("SAAESAAA", [0, 0, 1, 1, 1])]
-    group = [episode([0.0] * k + [r], trace=t) for k, r, t in zip((0, 1, 1), (1.0, 0.0, 0.0), traces, strict=True)]
-    high, low = (2 / 3) / (math.sqrt(1 / 3) + 1e-4), (-1 / 3) / (math.sqrt(1 / 3) + 1e-4)
-    batch = credited(policy_rows(group), build_algorithm(AlgorithmSettings()))
-    assert batch.advantages.tolist() == [
-        pytest.approx([0, high, 0, 0, 0, 0, 0, 0]),
-        pytest.approx([0, low, 0, 0, low, low, 0, 0]),
-        pytest.approx([0, low, low, 0, 0, low, low, low]),
-    ]
-    assert batch.rl_weight.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0], [0, 1, 0, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1, 1, 1]]
 
 
 def test_groups_that_tell_something_are_counted() -> None:
@@ -210,8 +194,7 @@ def test_turns_of_equal_observations_have_equal_anchors() -> None:
 
 def test_a_row_by_hand() -> None:
     """Two turns of which the second pays; the tail after the last action is read by no loss and left out."""
-    row = policy_row(episode([0.0, 1.0], trace=trace("SESAASESAAAS", [0, 0, 1, 1, 1])))
-    assert row is not None
+    row = row_of(episode([0.0, 1.0], trace=trace("SESAASESAAAS", [0, 0, 1, 1, 1])))
     assert list(row.ids) == list(range(100, 111))
     batch = collate([row], pad=0)
     s = [0, 0, 0, 1, 1, 0, 0, 0, 1, 1, 1]
@@ -228,8 +211,7 @@ def test_a_row_by_hand() -> None:
 def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
     """Not on an end token that the loop forced, not on the observation that brought it, and not on another turn's: with
     no discount to come, the return of the last token of a turn is what is earned from there on."""
-    row = policy_row(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])))
-    assert row is not None
+    row = row_of(episode([0.5, None, 0.25], L, trace=trace("SAASESASESAAS", [0, 0, 1, 2, 2])))
     assert row.rewards.tolist() == [0.5, 0, 0.25, 0]
     batch = credited([row], build_algorithm(AlgorithmSettings("reinforce", gamma=0.5)))
     assert batch.advantages[0].tolist() == [0, 0.25 + 1 / 64, 0.5 + 1 / 32, *[0] * 3, 1 / 16, *[0] * 3, 0.125, 0.25, 0]
@@ -240,8 +222,7 @@ def test_a_reward_lands_on_the_last_token_that_the_policy_made() -> None:
 )
 def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, length: int, truncated: bool) -> None:
     """A critic bootstraps from it. After the world's end there is no state to keep."""
-    row = policy_row(episode([0.0], stop, trace=trace("SEAASES", [0, 0])))
-    assert row is not None
+    row = row_of(episode([0.0], stop, trace=trace("SEAASES", [0, 0])))
     assert len(row.ids) == len(row.rl_weight) == length
     assert bool(row.truncated) is truncated
     assert sum(row.rl_weight) == 2
@@ -249,8 +230,7 @@ def test_a_truncated_episode_keeps_the_state_where_it_was_cut(stop: StopReason, 
 
 def test_an_action_that_the_world_could_not_answer_is_neither_praised_nor_blamed() -> None:
     """Its context was full: the row ends in the state before that action, whose value is all that is known."""
-    row = policy_row(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])))
-    assert row is not None
+    row = row_of(episode([0.5], C, trace=trace("SAESAA", [0, 1, 1])))
     assert list(row.ids) == [100, 101, 102, 103]
     assert row.rewards.tolist() == [0.5, 0]
     assert list(row.rl_weight) == [0, 1, 0, 0]
@@ -329,8 +309,7 @@ def test_the_worst_of_the_log_by_hand() -> None:
 
 def test_rewards_of_a_prefix_are_not_in_the_row() -> None:
     """The log's actions are scaffold there: their rewards have no token to stand on, and were not earned."""
-    row = policy_row(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])))
-    assert row is not None
+    row = row_of(episode([0.75, 0.5, 0.25], prefix=2, trace=trace("SSSEAAS", [2, 2])))
     assert row.rewards.tolist() == [0, 0, 0.25, 0]
 
 
@@ -432,12 +411,9 @@ def test_a_turn_counts_by_how_likely_all_before_it_were_right() -> None:
 
 def test_only_the_weights_of_a_row_change() -> None:
     episode_ = doubtful([None, 0.5, 0.5, 0.5], prefix=1)
-    plain, weighed = policy_row(episode_), policy_row(episode_, min_weight=0.3)
-    assert plain is not None
-    assert weighed is not None
+    plain, weighed = row_of(episode_), row_of(episode_, min_weight=0.3)
     assert plain.rl_weight.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert weighed.rl_weight.tolist() == pytest.approx([0, 1, 0, 0.5, 0, 0.3, 0])
     assert str(replace(weighed, rl_weight=plain.rl_weight)) == str(plain)  # as text: NaN is not NaN
-    surest = policy_row(doubtful([1.0, 1.0, 1.0]), min_weight=0.3)
-    assert surest is not None
+    surest = row_of(doubtful([1.0, 1.0, 1.0]), min_weight=0.3)
     assert list(surest.rl_weight) == [0, 1, 0, 1, 0, 1, 0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, save_checkpoint, with_lora
-from policy.lm.engine import Sampling
-from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.forward import decoder, hidden_before, token_logits
 from policy.lm.settings import LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
@@ -200,21 +197,6 @@ def test_the_decoder_of_a_peft_model_has_its_adapters() -> None:
     torch.testing.assert_close(logits, logits_of(model)[0, [0, 2, 3]])  # one position earlier: what predicts the token
     logits.logsumexp(-1).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for n, p in model.named_parameters() if "lora_" in n)
-
-
-def test_the_engine_samples_from_a_peft_model() -> None:
-    """Two turns, so that the cached keys are those of the adapted layers too."""
-    model = make_lora(make_model())
-    engine = InProcessEngine(model, 64)
-    ids = IDS[0].tolist()
-    for turn in range(2):
-        completion = asyncio.run(engine.complete(ids, Sampling(5, stop=-1, temperature=0.7), seed=turn, session="s"))
-        whole = torch.tensor([[*ids, *completion.ids]])
-        with torch.no_grad():
-            scores = (model(whole).logits[0] / 0.7).log_softmax(-1)
-        expected = [float(scores[len(ids) + i - 1, token]) for i, token in enumerate(completion.ids)]
-        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
-        ids += [*completion.ids, 40, 41]
 
 
 @pytest.mark.parametrize(

@@ -52,20 +52,6 @@ def test_greedy_turns_equal_generate(kv_heads: int) -> None:
     assert stopped >= 6  # both ways to end were met
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.7])
-def test_sampled_logprobs_equal_teacher_forced_ones(temperature: float) -> None:
-    """At the sampling temperature, over two turns: PPO's ratios start from these numbers."""
-    engine = InProcessEngine(MODEL, CONTEXT)
-    histories = [prompt(length, seed=length) for length in (2, 25, 8, 8)]
-    for turn in range(2):
-        sampling = Sampling(12, NEVER, temperature)
-        got = together(*(engine.complete(h, sampling, seed=row, session=row) for row, h in enumerate(histories)))
-        for row, completion in enumerate(got):
-            assert_scored(MODEL, histories[row], completion, temperature)
-            histories[row] += [*completion.ids, *prompt(3 * row, seed=turn)]
-    assert len({tuple(h[-5:]) for h in histories}) == 4
-
-
 def test_rows_leave_the_batch_without_disturbing_the_others() -> None:
     """Very different lengths: the batch is compacted several times while it decodes. Each row keeps its own keys and
     values, also for its next turn, in which the rows come in another order."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from imagination.settings.schema import ConfigError
-from real_envs.env import StepResult, Task
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.dreamed import steps
+from tests.support.scripted import Answering
 from worldmodel.goal import Goal, GoalWorldModel
 from worldmodel.world_model import Prediction
 
@@ -40,28 +38,8 @@ def test_a_goal_is_met_by_the_transcript(start: str, turns: list[Turn], met: boo
     assert WON.met(start, turns) is met
 
 
-class Scripted:
-    version = "s"
-
-    def __init__(self, *answers: Prediction) -> None:
-        self.answers = list(answers)
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        return self.answers[len(history)]
-
-    def release(self, session: object) -> None: ...
-
-
-def dream(model: object, actions: Sequence[str]) -> list[StepResult]:
-    env = DreamEnv(model, {"s": Start("t", "opened")})  # type: ignore[arg-type]
-
-    async def run() -> list[StepResult]:
-        await env.reset(Task("t", {"start": "s"}), 0)
-        return [await env.step(action) for action in actions]
-
-    return asyncio.run(run())
+def scripted(*answers: Prediction) -> Answering:
+    return Answering(lambda seen, action: answers[len(seen)])
 
 
 def test_the_predicate_replaces_reward_and_end_and_the_record_says_so() -> None:
@@ -69,7 +47,7 @@ def test_the_predicate_replaces_reward_and_end_and_the_record_says_so() -> None:
     before: 0.4 = p(words) * 0.5."""
     lies = Prediction("a door", 1.0, True, confidence=0.4, outcome_confidence=0.5, disagreement=0.2)
     misses = Prediction("You have won", 0.0, False, confidence=0.3, outcome_confidence=0.9)
-    told = dream(GoalWorldModel(Scripted(lies, misses), WON), ["look", "take it"])  # type: ignore[arg-type]
+    told = steps(GoalWorldModel(scripted(lies, misses), WON), ["look", "take it"], "opened")  # type: ignore[arg-type]
     assert [(r.reward, r.terminated) for r in told] == [(0.0, False), (0.5, True)]
     assert told[0].info == {
         "confidence": pytest.approx(0.8),
@@ -78,7 +56,7 @@ def test_the_predicate_replaces_reward_and_end_and_the_record_says_so() -> None:
         "disagreement": 0.2,
     }
     assert told[1].info["confidence"] == pytest.approx(1 / 3)
-    (plain,) = dream(Scripted(replace(lies, disagreement=None)), ["look"])
+    (plain,) = steps(scripted(replace(lies, disagreement=None)), ["look"], "opened")
     assert (plain.reward, plain.terminated) == (1.0, True)
     assert plain.info == {"confidence": 0.4, "outcome_confidence": 0.5, "outcome_by": "model"}  # no members: no key
 
@@ -86,7 +64,7 @@ def test_the_predicate_replaces_reward_and_end_and_the_record_says_so() -> None:
 def test_a_goal_may_pay_without_ending() -> None:
     goal = Goal(observation="ring", reward=-0.25, ends=False)
     answer = Prediction("a ring", 0.0, True, 0.0, 0.0)  # so unlikely that its probability is 0.0
-    told = dream(GoalWorldModel(Scripted(answer, answer), goal), ["a", "b"])  # type: ignore[arg-type]
+    told = steps(GoalWorldModel(scripted(answer, answer), goal), ["a", "b"], "opened")  # type: ignore[arg-type]
     assert [(r.reward, r.terminated) for r in told] == [(-0.25, False), (0.0, False)]
     assert told[0].info["confidence"] == 0.0
 
@@ -125,6 +103,6 @@ def test_a_wrong_goal_is_told_in_one_line(overrides: list[str], message: str) ->
 def test_no_goal_is_declared_by_default() -> None:
     assert not Config().worldmodel.goal.declared
     with pytest.raises(ValueError, match="declares nothing"):
-        GoalWorldModel(Scripted(), Goal())  # type: ignore[arg-type]
+        GoalWorldModel(scripted(), Goal())  # type: ignore[arg-type]
     config = load_config(["worldmodel.goal.observation='The End'", "worldmodel.goal.earlier=[a,b]"], Config)
     assert config.worldmodel.goal == Goal(observation="The End", earlier=["a", "b"])

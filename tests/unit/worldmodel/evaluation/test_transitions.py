@@ -6,12 +6,12 @@ Every number is worked out by hand from a handful of turns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Answering
 from worldmodel.evaluation.calibration import expected_calibration_error
 from worldmodel.evaluation.transitions import Judged, audit_metrics, judge, token_f1
 from worldmodel.world_model import Prediction, PredictionInvalid
@@ -120,31 +120,6 @@ def test_expected_calibration_error(pairs: list[tuple[float, bool]], bins: int, 
     assert expected_calibration_error(pairs, bins) == pytest.approx(ece)
 
 
-class Asked:
-    """A world model that notes what it is asked and answers, or fails, by the action."""
-
-    version = "asked"
-
-    def __init__(self) -> None:
-        self.questions: list[tuple[str, list[str], str]] = []
-        self.released: list[object] = []
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        self.questions.append((start, [turn.observation for turn in history], action))
-        if action == "mumble":
-            raise PredictionInvalid("no status line")
-        if action == "break":
-            raise EngineFailure("nan")
-        if action == "overflow":
-            raise ContextFull("too long")
-        return predicted(f"after {action}")
-
-    def release(self, session: object) -> None:
-        self.released.append(session)
-
-
 def test_every_own_turn_is_judged_from_the_real_history() -> None:
     """From its own earlier predictions the model would be judged on a world that never was; turns copied from a log
     would be counted twice; a turn beyond the context is no prediction, a malformed one is a wrong one, and one at which
@@ -152,7 +127,10 @@ def test_every_own_turn_is_judged_from_the_real_history() -> None:
     actions = ["copied", "look", "mumble", "break", "look", "overflow", "look"]
     turns = tuple(Turn(action, f"real {k}", 0.0, False) for k, action in enumerate(actions))
     episode = Trajectory("e", "t", "g", Source.REAL, "a", 0, "START", turns, StopReason.TURN_LIMIT, prefix_turns=1)
-    model = Asked()
+    failures = {
+        "mumble": PredictionInvalid(""), "break": EngineFailure("nan"), "overflow": ContextFull("too long")
+    }  # fmt: skip
+    model = Answering(lambda seen, action: failures.get(action) or predicted(f"after {action}"))
     failed: list[tuple[str, int]] = []
     found = asyncio.run(judge(model, [episode], failed=failed))
     assert failed == [("e", 3)]
@@ -162,6 +140,6 @@ def test_every_own_turn_is_judged_from_the_real_history() -> None:
         (4, "after look"),
     ]
     assert [j.turn for j in found] == [turns[1], turns[2], turns[4]]
-    expected = [("START", [f"real {i}" for i in range(k)], actions[k]) for k in range(1, 6)]
-    assert model.questions == expected  # up to the one that overflowed
+    expected = [("START", tuple(f"real {i}" for i in range(k)), actions[k]) for k in range(1, 6)]
+    assert model.asked == expected  # up to the one that overflowed
     assert model.released == [("audit", "e")]

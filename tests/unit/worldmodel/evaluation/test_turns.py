@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Answering
 from worldmodel.evaluation.calibration import reliability
 from worldmodel.evaluation.dreams import drift_metrics, horizon, roll
 from worldmodel.evaluation.failures import failure_groups, group, known_answers, refusal_metrics
@@ -36,29 +37,6 @@ def says(text: str, reward: float = 0.0, end: bool = False, sure: float = 1.0, o
 def episode(name: str, *turns: tuple[str, str] | Turn, task: str = "t") -> Trajectory:
     made = tuple(t if isinstance(t, Turn) else Turn(*t, 0.0, False) for t in turns)
     return Trajectory(name, task, task, Source.REAL, "a", 0, "START", made, StopReason.TURN_LIMIT)
-
-
-class Scripted:
-    """Answers by a function of what was seen so far and the action; notes what it was asked."""
-
-    version = "scripted"
-
-    def __init__(self, answer: Callable[[tuple[str, ...], str], Prediction | Exception]) -> None:
-        self.answer = answer
-        self.asked: list[tuple[tuple[str, ...], str]] = []
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        seen = tuple(turn.observation for turn in history)
-        self.asked.append((seen, action))
-        found = self.answer(seen, action)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    def release(self, session: object) -> None:
-        pass
 
 
 # --- size of the change ---
@@ -114,7 +92,7 @@ def test_exact_match_by_turn_and_by_size_of_the_change() -> None:
 
 def test_judging_knows_what_was_seen_before() -> None:
     """The size of the change is that against the last observation, or against the start for the first turn."""
-    found = asyncio.run(judge(Scripted(lambda seen, action: says("?")), [episode("e", ("a", "A"), ("b", "B"))]))
+    found = asyncio.run(judge(Answering(lambda seen, action: says("?")), [episode("e", ("a", "A"), ("b", "B"))]))
     assert [(j.before, j.task_id) for j in found] == [("START", "t"), ("A", "t")]
 
 
@@ -122,7 +100,7 @@ def test_what_the_log_has_is_not_new() -> None:
     """A turn is known by its task and all actions up to its own, whoever played it; another task's are others."""
     log = [episode("log", ("a", "A"), ("b", "B")), episode("far", ("c", "C"), task="u")]
     held = [episode("again", ("a", "A"), ("b", "B"), ("b", "-")), episode("other", ("c", "-"), ("b", "B"))]
-    judged = asyncio.run(judge(Scripted(lambda seen, action: says("?")), held))
+    judged = asyncio.run(judge(Answering(lambda seen, action: says("?")), held))
     new = in_new_situations(judged, held, log)
     assert [(j.trajectory_id, j.index) for j in new] == [("again", 2), ("other", 0), ("other", 1)]
     assert in_new_situations(judged, held, held) == []
@@ -283,7 +261,7 @@ def test_pairs_have_one_state_and_one_fresh_side() -> None:
 def test_sensitivity(
     answer: Callable[[tuple[str, ...], str], Prediction | Exception], sensitivity: float, specificity: float
 ) -> None:
-    model = Scripted(answer)
+    model = Answering(answer)
     pairs = asyncio.run(judge_pairs(model, action_pairs(LOG, FRESH, 0, 10)))
     found = sensitivity_metrics(pairs)
     assert (found["sensitivity"]["value"], found["sensitivity"]["n"]) == (sensitivity, 1)
@@ -303,22 +281,22 @@ def test_the_models_own_words_are_fed_back() -> None:
             return says("wrong")
         return says(action.upper() if "wrong" not in seen else "lost")
 
-    model = Scripted(answer)
+    model = Answering(answer)
     (rolled,) = asyncio.run(roll(model, [real], turns=9))
     assert rolled.right == (True, False, False, False)
     assert rolled.parts_at == 1
-    assert model.asked[2] == (("A", "wrong"), "c")
+    assert model.asked[2] == ("START", ("A", "wrong"), "c")
 
 
 def test_a_dream_that_ends_or_breaks_stays_wrong() -> None:
     real = episode("e", ("a", "A"), ("b", "B"), ("c", "C"))
-    model = Scripted(lambda seen, action: says(action.upper(), end=action == "b"))
+    model = Answering(lambda seen, action: says(action.upper(), end=action == "b"))
     (ended,) = asyncio.run(roll(model, [real], turns=9))
     assert (ended.right, len(model.asked)) == ((True, False, False), 2)
-    broken = Scripted(lambda seen, action: PredictionInvalid("") if action == "b" else says(action.upper()))
+    broken = Answering(lambda seen, action: PredictionInvalid("") if action == "b" else says(action.upper()))
     assert asyncio.run(roll(broken, [real], turns=9))[0].right == (True, False, False)
     for ours in (ContextFull(""), EngineFailure("")):  # not the model's fault
-        cut = Scripted(lambda seen, action, error=ours: error if action == "b" else says(action.upper()))
+        cut = Answering(lambda seen, action, error=ours: error if action == "b" else says(action.upper()))
         assert asyncio.run(roll(cut, [real], turns=9))[0].right == (True,)
 
 
@@ -330,7 +308,7 @@ def test_drift_by_hand() -> None:
         episode("c", ("1x", "A")),
     ]
     right = {"1": "A", "2": "B", "3": "C"}
-    rolled = asyncio.run(roll(Scripted(lambda seen, action: says(right.get(action, "?"))), episodes, turns=9))
+    rolled = asyncio.run(roll(Answering(lambda seen, action: says(right.get(action, "?"))), episodes, turns=9))
     found = drift_metrics(rolled)
     assert {k: (e["value"], e["n"]) for k, e in found["exact_at"].items()} == {
         "1": (pytest.approx(2 / 3), 3),

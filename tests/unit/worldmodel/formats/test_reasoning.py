@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
-from imagination.rollout.dream_env import DreamEnv, Start
 from policy.lm.batch import Row
-from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.env import EnvFailure, StepResult, Task
+from real_envs.env import EnvFailure
 from real_envs.trajectory import StopReason
+from tests.support.dreamed import steps
 from tests.support.reasoned import BYTES, EPISODE, HALL, LINE, TURNS
+from tests.support.scripted import Says
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import DELIMITER, FullObservation, TransitionFormat, prompt_tokens
 from worldmodel.formats.reasoning import (
@@ -133,38 +129,6 @@ def test_an_instruction_stands_before_the_first_action_and_stays() -> None:
 # --- dreams
 
 
-class Thinks:
-    """An engine that writes the given texts, each token with probability 1/2, and notes what it was asked."""
-
-    context, version = 4096, 0
-
-    def __init__(self, *texts: str) -> None:
-        self.texts, self.prompts = list(texts), list[str]()
-        self.limits: set[int] = set()
-
-    async def complete(
-        self, ids: Sequence[int], sampling: Sampling, seed: int, session: Hashable | None = None
-    ) -> Completion:
-        self.prompts.append(BYTES.tokenizer.decode(list(ids)))
-        self.limits.add(sampling.max_tokens)
-        written = (*BYTES.encode(self.texts.pop(0)), BYTES.stop)[: sampling.max_tokens]
-        return Completion(written, (math.log(0.5),) * len(written), written[-1] == BYTES.stop)
-
-    def release(self, session: Hashable) -> None: ...
-
-    def update_weights(self) -> None: ...
-
-
-def dream(model: Any, actions: Sequence[str], start: str = HALL) -> list[StepResult]:
-    env = DreamEnv(model, {"s": Start("t", start)})
-
-    async def run() -> list[StepResult]:
-        await env.reset(Task("t", {"start": "s"}), 0)
-        return [await env.step(action) for action in actions]
-
-    return asyncio.run(run())
-
-
 FORMS: dict[str, tuple[TransitionFormat, list[str]]] = {
     "text": (FullObservation(), ["Taken.\n[reward=0]", "-= Hall =-\n[reward=0]"]),
     "delta": (EditFormat(), ["Taken.\n[reward=0]", "=-= Hall =-\n-2\n[reward=0]"]),
@@ -176,13 +140,14 @@ FORMS: dict[str, tuple[TransitionFormat, list[str]]] = {
 def test_a_thought_is_kept_in_the_record_and_nowhere_else(kind: str) -> None:
     form, answers = FORMS[kind]
     said = [f"Zounds {k}\n[prediction]\n{answer}" for k, answer in enumerate(answers)]
-    engine = Thinks(*said)
-    results = dream(TextWorldModel(engine, BYTES, "w", 50, 1.0, ReasoningFormat(form, 40)), ["take lamp", "look"])
+    engine = Says(*said, chat=BYTES)
+    results = steps(TextWorldModel(engine, BYTES, "w", 50, 1.0, ReasoningFormat(form, 40)), ["take lamp", "look"], HALL)
     assert [r.observation.text for r in results] == ["Taken.", "-= Hall =-"]
     assert [r.info["reasoning"] for r in results] == ["Zounds 0", "Zounds 1"]
     assert engine.limits == {90}
-    assert not [prompt for prompt in engine.prompts if "Zounds" in prompt]
-    assert f"<|assistant|>\n[prediction]\n{answers[0]}<|end|>" in engine.prompts[1]
+    prompts = [BYTES.tokenizer.decode(ids) for ids in engine.prompts]
+    assert not [prompt for prompt in prompts if "Zounds" in prompt]
+    assert f"<|assistant|>\n[prediction]\n{answers[0]}<|end|>" in prompts[1]
     for result, answer in zip(results, answers, strict=True):  # a token a byte, and the one that ends it
         assert result.info["confidence"] == pytest.approx(0.5 ** (len(answer) + 1))
         assert result.info["outcome_confidence"] == pytest.approx(0.5 ** len("\n[reward=0]!"))
@@ -201,16 +166,16 @@ def test_a_thought_is_kept_in_the_record_and_nowhere_else(kind: str) -> None:
     ],
 )
 def test_what_is_no_prediction_is_typed_and_never_an_observation(said: str, reason: str) -> None:
-    model = TextWorldModel(Thinks(said), BYTES, "w", 30, 1.0, ReasoningFormat(FullObservation(), 40))
+    model = TextWorldModel(Says(said, chat=BYTES), BYTES, "w", 30, 1.0, ReasoningFormat(FullObservation(), 40))
     with pytest.raises(EnvFailure) as failed:
-        dream(model, ["take lamp"])
+        steps(model, ["take lamp"], HALL)
     assert failed.value.reason is StopReason.PREDICTION_INVALID
     assert model.rejected == {InvalidReason(reason): 1}
 
 
 def test_the_model_stays_what_it_is_at_another_temperature_and_under_a_goal() -> None:
-    engine = Thinks("Zounds\n[prediction]\nTaken.\n[reward=0]")
+    engine = Says("Zounds\n[prediction]\nTaken.\n[reward=0]", chat=BYTES)
     model = TextWorldModel(engine, BYTES, "w", 30, 1.0, ReasoningFormat(FullObservation(), 40)).at_temperature(0.0)
-    (result,) = dream(GoalWorldModel(model.excluding([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"])
+    (result,) = steps(GoalWorldModel(model.excluding([EPISODE]), Goal("Taken", reward=0.5)), ["take lamp"], HALL)
     assert (result.reward, result.info["reasoning"]) == (0.5, "Zounds")
     assert engine.limits == {70}

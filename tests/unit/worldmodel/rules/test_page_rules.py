@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,13 @@ import pytest
 import tests
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Answering
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.pages import Change, apply, describe, find_notices, page_of, read_element
 from worldmodel.rules.rule_set import RuleSet, check_rules
 from worldmodel.rules.world_model import RuledWorldModel
-from worldmodel.world_model import LanguageWorldModel, Prediction
+from worldmodel.world_model import Prediction
 
 PAGE = """[1] checkbox 'Figs' checked
 [2] radio 'It\\'s' checked
@@ -96,30 +96,11 @@ def test_a_filler_is_written_as_it_was_said(rules: RuleSet) -> None:
     assert answer.observation.startswith("[1]"), "the goal is no part of the page"
 
 
-class Confused:
-    """A world model that writes another page, and pays."""
-
-    engines = ()
-    version = "confused"
-    temperature = 1.0
-
-    async def predict(
-        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None
-    ) -> Prediction:
-        return Prediction("[1] link 'Elsewhere'", 1.0, True, 0.5, 0.5)
-
-    def at_temperature(self, temperature: float) -> LanguageWorldModel:
-        return self
-
-    def excluding(self, episodes: Sequence[Trajectory]) -> LanguageWorldModel:
-        return self
-
-    def release(self, session: object) -> None:
-        pass
+CONFUSED = Answering(lambda *_: Prediction("[1] link 'Elsewhere'", 1.0, True, 0.5, 0.5))  # another page, and it pays
 
 
 def test_where_a_rule_knows_the_words_alone_the_model_says_what_they_pay(rules: RuleSet) -> None:
-    world, episode = RuledWorldModel(Confused(), rules), played(2000, 0)
+    world, episode = RuledWorldModel(CONFUSED, rules), played(2000, 0)
     page = page_of(episode.start, rules.language.notices or ())[1]
     told = asyncio.run(world.predict(episode.start, (), "click('6')", 0))
     assert told.observation == page
@@ -188,7 +169,7 @@ def test_other_texts_are_no_pages() -> None:
 def test_known_words_do_not_excuse_an_outcome_that_the_log_never_has(rules: RuleSet) -> None:
     """What pays nothing by an invariant is asked again, also where the words are known, and put right in the end."""
     nothing = Invariant("click ( ' {1} ' )", "", (), OUTCOME, False)
-    world, episode = RuledWorldModel(Confused(), RuleSet(rules.language, rules.rules, [nothing])), played(2000, 0)
+    world, episode = RuledWorldModel(CONFUSED, RuleSet(rules.language, rules.rules, [nothing])), played(2000, 0)
     told = asyncio.run(world.predict(episode.start, (), "click('6')", 0))
     assert told.resampled == world.resamples
     assert (told.reward, told.terminated, told.outcome_by, told.broken) == (0.0, False, "rule", ())
