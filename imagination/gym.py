@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from imagination.commands.serve import open_world
 from imagination.runs.lifecycle import need
-from imagination.serving.sessions import Answer, DreamWorld, Sessions
+from imagination.serving.sessions import DreamWorld, Sessions, SessionStep
 from imagination.settings import Config, compose
 from imagination.settings.dreams import ServeSettings
 
@@ -60,7 +60,7 @@ class DreamGym(gymnasium.Env[str, str]):
 
     ``reset(seed=3, options={"task": "corridor-a"})``: both are optional, and without a task the seed chooses one. The
     same seed and actions give the same episode. ``info`` has ``trusted``, ``stop``, ``confidence`` and what else a
-    step says of itself (``Answer.facts``).
+    step says of itself (``SessionStep.facts``).
 
     Raises:
         Refused: by ``reset`` and ``step``, where a session does; a dream that broke is one.
@@ -92,7 +92,7 @@ class DreamGym(gymnasium.Env[str, str]):
             self._loop.close()
 
 
-def _shown(answer: Answer) -> str:
+def _shown(answer: SessionStep) -> str:
     return answer.text[:_LONGEST_TEXT]
 
 

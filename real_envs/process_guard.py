@@ -58,7 +58,7 @@ def has_ended(process: int) -> bool:
         return True
 
 
-class Guard:
+class ProcessGuard:
     """Tells the guard of this process what to end when this process is gone; started when first needed."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ _IDLE = re.compile(r"(examine|look|inventory)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class CommandGrammar:
     """How a world is spoken to, for agents that make plausible mistakes in it."""
 
     # commands with their weights; ``{a}`` and ``{b}`` are names of things, ``{d}`` a direction. Most are what the
@@ -35,13 +35,13 @@ class Language:
     look: str = "look"  # a command that is always understood and changes nothing
 
     @classmethod
-    def of(cls, forms: str, **others: Any) -> Language:
+    def of(cls, forms: str, **others: Any) -> CommandGrammar:
         """``5 take {a} | 0.5 look``: weights and commands."""
         parts = (part.strip().partition(" ") for part in forms.split("|"))
         return cls({command: float(weight) for weight, _, command in parts}, **others)
 
 
-INFORM = Language.of(
+INFORM = CommandGrammar.of(
     "4 open {a} | 4 close {a} | 5 take {a} | 4 take {a} from {b} | 3 drop {a} | 4 put {a} on {b} | "
     "4 insert {a} into {b} | 4 unlock {a} with {b} | 2 lock {a} with {b} | 5 go {d} | 2 examine {a} | "
     "1 eat {a} | 0.5 look | 0.5 inventory | 0.5 unlock {a} | 0.3 take all | 0.3 use {a} on {b} | "
@@ -70,7 +70,7 @@ class ScriptedAgent:
     p: float
     errors: Habits  # of which kinds its errors are; the shares total 1
     up_to: float | None = None
-    language: Language = INFORM
+    language: CommandGrammar = INFORM
 
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = random.Random(derive_seed(self.name, seed))
@@ -79,23 +79,23 @@ class ScriptedAgent:
         return ScriptedActor(observation, habits, rng, self.language)
 
 
-def expert(language: Language = INFORM) -> ScriptedAgent:
+def expert(language: CommandGrammar = INFORM) -> ScriptedAgent:
     """Follows the plan."""
     return ScriptedAgent("expert", 0.0, Habits(), language=language)
 
 
-def explorer(language: Language = INFORM) -> ScriptedAgent:
+def explorer(language: CommandGrammar = INFORM) -> ScriptedAgent:
     """Random valid commands, rather ones not yet tried and rather not looking around once more."""
     return ScriptedAgent("random", 1.0, Habits(valid=1.0), language=language)
 
 
-def noisy(p: float, up_to: float | None = None, language: Language = INFORM) -> ScriptedAgent:
+def noisy(p: float, up_to: float | None = None, language: CommandGrammar = INFORM) -> ScriptedAgent:
     """Half its errors are valid detours, half plausible mistakes."""
     return ScriptedAgent(_name("noisy", p, up_to), p, Habits(1 / 2, 3 / 8, 1 / 8), up_to, language)
 
 
 def careless(
-    p: float, up_to: float | None = None, elsewhere: Sequence[str] = (), language: Language = INFORM
+    p: float, up_to: float | None = None, elsewhere: Sequence[str] = (), language: CommandGrammar = INFORM
 ) -> ScriptedAgent:
     """Hardly any of its errors is a valid command: logs of what does not work.
 
@@ -104,7 +104,7 @@ def careless(
     return ScriptedAgent(_name("careless", p, up_to), p, Habits(0.1, 0.55, 0.35, tuple(elsewhere)), up_to, language)
 
 
-def mixture(elsewhere: Sequence[str] = (), language: Language = INFORM) -> tuple[tuple[Agent, float], ...]:
+def mixture(elsewhere: Sequence[str] = (), language: CommandGrammar = INFORM) -> tuple[tuple[Agent, float], ...]:
     """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
 
     The middle one, ``noisy-0.2-0.6``, is the mediocre agent that a starting policy may be cloned from; those below it
@@ -144,7 +144,7 @@ class ScriptedActor:
     """
 
     def __init__(
-        self, observation: Observation, habits: Habits, rng: random.Random, language: Language = INFORM
+        self, observation: Observation, habits: Habits, rng: random.Random, language: CommandGrammar = INFORM
     ) -> None:
         self._habits = habits
         self._rng = rng

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from real_envs.check import wrong_with_reset, wrong_with_step
 from real_envs.env import Env, EnvFailure, StepResult, Task
-from real_envs.process_guard import MARK, Guard, end_tree, has_ended
+from real_envs.process_guard import MARK, ProcessGuard, end_tree, has_ended
 from real_envs.trajectory import Observation, StopReason
 
 
@@ -234,7 +234,7 @@ def _resolve(ready: asyncio.Future[None]) -> None:
 
 
 _WRONG_WITH = {"reset": wrong_with_reset, "step": wrong_with_step}
-_GUARD = Guard()
+_GUARD = ProcessGuard()
 
 
 class WorkerPool:

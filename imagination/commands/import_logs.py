@@ -18,7 +18,7 @@ from imagination.settings import Config, UserError
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import AUTO, Imported, LogFile, Refusal, log_files, read
+from real_envs.importers.formats import AUTO, Imported, LogFile, RejectedRecord, log_files, read
 from real_envs.importers.masking import Masking
 from real_envs.importers.outcomes import with_outcome
 from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks, heldout_tasks
@@ -85,7 +85,7 @@ def import_logs(config: Config, folder: Path) -> None:
     with run.timed("import"), closing(OutcomeLabels(settings, run.path)) as labels:
         importing = _Import(config, run, files, labels)
         try:
-            report, coverage, written = importing.run([file for file in listed if isinstance(file, Refusal)])
+            report, coverage, written = importing.run([file for file in listed if isinstance(file, RejectedRecord)])
         finally:
             importing.incoming.discard()
     finish(run, "import")
@@ -101,12 +101,12 @@ class ImportReport:
     known: int = 0  # episodes that it had
     rewards_added: int = 0  # episodes whose success became their last reward
     refused: int = 0  # records that are no episode
-    refusals: list[Refusal] = field(default_factory=list)  # the first of them
-    unknown: list[Refusal] = field(default_factory=list)  # files of folders that are in no known format
+    refusals: list[RejectedRecord] = field(default_factory=list)  # the first of them
+    unknown: list[RejectedRecord] = field(default_factory=list)  # files of folders that are in no known format
     left_out: Counter[str] = field(default_factory=Counter)  # records by a field that has no place in the log
     masks: Mapping[str, int] | None = None  # distinct secrets by kind; ``None`` if nothing was masked
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: RejectedRecord) -> None:
         self.refused += 1
         if len(self.refusals) < _SHOWN_REFUSALS:
             self.refusals.append(refusal)
@@ -147,7 +147,7 @@ class _Import:
         self._run, self._settings, self._files, self._labels = run, config.imports, files, labels
         self._masking = Masking(_mask_key(run)) if config.imports.mask else None
 
-    def run(self, unknown: list[Refusal]) -> tuple[ImportReport, Coverage, dict[str, Any]]:
+    def run(self, unknown: list[RejectedRecord]) -> tuple[ImportReport, Coverage, dict[str, Any]]:
         """Imports, and writes ``coverage.json``, which is returned as well; raises as ``import_logs`` does."""
         settings, labels = self._settings, self._labels
         meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": labels.by}
@@ -169,7 +169,7 @@ class _Import:
             raise UserError(f"no episode was judged, and none is added: {labels.reason}")
         return report, coverage, write_coverage(self._run.path, store, coverage, labels.to_json())
 
-    def _items(self) -> Iterator[Imported | Refusal]:
+    def _items(self) -> Iterator[Imported | RejectedRecord]:
         reading = Reading(**{option.name: getattr(self._settings, option.name) for option in fields(Reading)})
         ids: set[str] = set()
         for file in self._files:
@@ -178,7 +178,7 @@ class _Import:
     def _masked(self, episode: Trajectory) -> Trajectory:
         return self._masking.masked(episode) if self._masking else episode
 
-    def _masked_refusal(self, refusal: Refusal) -> Refusal:
+    def _masked_refusal(self, refusal: RejectedRecord) -> RejectedRecord:
         """A reason quotes the record."""
         return replace(refusal, reason=self._masking.text(refusal.reason)) if self._masking else refusal
 
@@ -190,7 +190,7 @@ class _Import:
         with (self._run.path / REFUSED).open("w", encoding="utf-8") as refused:
             refused.writelines(map(_row, report.unknown))
             for item in self._items():
-                if isinstance(item, Refusal):
+                if isinstance(item, RejectedRecord):
                     item = self._masked_refusal(item)
                     refused.write(_row(item))
                     report.refuse(item)
@@ -261,7 +261,7 @@ def _earlier_log(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore 
     return log
 
 
-def _row(refusal: Refusal) -> str:
+def _row(refusal: RejectedRecord) -> str:
     return json.dumps(asdict(refusal) | {"file": str(refusal.file)}) + "\n"
 
 

@@ -30,7 +30,7 @@ from imagination.commands.train import train
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
-from imagination.learning.experience import Recorded
+from imagination.learning.experience import RecordedGroups
 from imagination.loop.acting import Budget, Limits, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
@@ -315,7 +315,7 @@ def train_round(session: Session) -> dict[str, Any]:
     settings.train.updates = updates.get(number, loop.updates)
     nested = RunFolder(run.path / "loop" / f"round-{number:03d}", settings.seed)
     source = number - loop.overlap
-    recorded = Recorded.of(sorted(own_episodes(session.log, source), key=lambda t: t.id)) if number else None
+    recorded = RecordedGroups.of(sorted(own_episodes(session.log, source), key=lambda t: t.id)) if number else None
     learned: dict[str, Any] = {"learned_from": 0, "staleness": None}
     if recorded is not None and recorded.groups and loop.real_share:
         settings.train.real_share = loop.real_share
@@ -342,7 +342,7 @@ def train_round(session: Session) -> dict[str, Any]:
 
 
 def _train(
-    session: Session, settings: Config, nested: RunFolder, recorded: Recorded | None, policy: Path, improved: Path
+    session: Session, settings: Config, nested: RunFolder, recorded: RecordedGroups | None, policy: Path, improved: Path
 ) -> None:
     """Trains by the ``settings`` of this round, in the folder ``nested``."""
     config, run, log = session.config, session.run, session.log

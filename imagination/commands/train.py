@@ -14,10 +14,16 @@ from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.evaluation.world_model_eval import few_episodes, heldout_tasks
 from imagination.learning.algorithms import Algorithm
-from imagination.learning.collector import OVERLAP, OVERLAP_SECONDS, CollectionPlan, ExperienceCollector, World
+from imagination.learning.collector import (
+    OVERLAP,
+    OVERLAP_SECONDS,
+    CollectionPlan,
+    ExperienceCollector,
+    RolloutEnvironment,
+)
 from imagination.learning.critic import NAME as CRITIC
 from imagination.learning.critic import load_critic, made_for
-from imagination.learning.experience import Recorded
+from imagination.learning.experience import RecordedGroups
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
@@ -39,7 +45,7 @@ from real_envs.worker_pool import PoolStats, real_interaction
 
 
 def train(
-    config: Config, folder: Path, recorded: Recorded | None = None, starts: Mapping[str, Start] | None = None
+    config: Config, folder: Path, recorded: RecordedGroups | None = None, starts: Mapping[str, Start] | None = None
 ) -> None:
     """Improve the policy in dreams, without a real step.
 
@@ -71,7 +77,7 @@ def train(
 
 
 def _train(
-    session: Session, algorithm: Algorithm, recorded: Recorded | None, starts: Mapping[str, Start] | None
+    session: Session, algorithm: Algorithm, recorded: RecordedGroups | None, starts: Mapping[str, Start] | None
 ) -> None:
     config, run = session.config, session.run
     settings = config.train
@@ -186,14 +192,14 @@ def _policy(session: Session, algorithm: Algorithm) -> tuple[Policy, Any, ValueH
     return Policy(adapted(policy.model, config.policy), policy.chat), reference, value
 
 
-def _worlds(session: Session, data: _Data, recorded: Recorded | None) -> list[World]:
+def _worlds(session: Session, data: _Data, recorded: RecordedGroups | None) -> list[RolloutEnvironment]:
     """The world that is trained in, and after it the real one where a share of the episodes is played there beside."""
-    settings, worlds = session.config.train, list[World]()
+    settings, worlds = session.config.train, list[RolloutEnvironment]()
     if not data.dreamed or (most(settings.real_share) > 0 and recorded is None):
         tasks = session.tasks()
         known = {task.id: task for task in tasks.tasks(settings.tasks)}
         workers = session.config.collect.workers
-        worlds = [World(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)]
+        worlds = [RolloutEnvironment(tasks.make_env, Source.REAL, None, workers, close=tasks.close, tasks=known)]
     if not data.dreamed:
         return worlds
     model = session.world_model(data.known)
@@ -202,7 +208,7 @@ def _worlds(session: Session, data: _Data, recorded: Recorded | None) -> list[Wo
     if needs:
         session.calibration(" and ".join(needs))
     make_env = session.dreams(model, data.starts)
-    return [World(make_env, Source.DREAM, model.version, 64, model.engines, session.solved_at), *worlds]
+    return [RolloutEnvironment(make_env, Source.DREAM, model.version, 64, model.engines, session.solved_at), *worlds]
 
 
 def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: str | None) -> TripwireMonitor | None:

@@ -205,7 +205,7 @@ COUNTED = ("episodes", "tokens", "real_steps", "broken", "left_out", "fruitless"
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class CorpusShard:
     """Rows of one environment as arrays of all their tokens, one row after the other.
 
     ``counts`` says what was played for it, by ``COUNTED``.
@@ -217,11 +217,11 @@ class Shard:
     counts: dict[str, int]
 
     @staticmethod
-    def of(rows: Sequence[Row], counts: dict[str, int]) -> Shard:
+    def of(rows: Sequence[Row], counts: dict[str, int]) -> CorpusShard:
         """``counts`` lacks the tokens."""
         ids = np.concatenate([row.ids.numpy().astype(np.int32) for row in rows] or [np.empty(0, np.int32)])
         trained = np.concatenate([row.ce_weight.numpy() != 0 for row in rows] or [np.empty(0, bool)])
-        return Shard(ids, trained, np.array([len(row) for row in rows]), counts | {"tokens": len(ids)})
+        return CorpusShard(ids, trained, np.array([len(row) for row in rows]), counts | {"tokens": len(ids)})
 
     def rows(self) -> list[Row]:
         """Views of the arrays."""
@@ -238,12 +238,12 @@ class Shard:
         write_atomically(path, buffer.getvalue())
 
     @staticmethod
-    def load(path: Path) -> Shard:
+    def load(path: Path) -> CorpusShard:
         """The shard of a file; ``UserError`` where that is torn."""
         try:
             with np.load(path) as file:
                 counts = dict(zip(COUNTED, file["counts"].tolist(), strict=True))
-                return Shard(file["ids"], file["trained"], file["lengths"], counts)
+                return CorpusShard(file["ids"], file["trained"], file["lengths"], counts)
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise UserError(f"{path}: not a shard of a corpus, or torn; delete it, and it is made anew") from error
 
@@ -268,7 +268,7 @@ def make_shard(
     rows = [row for episode in played.episodes for row in _both_views(chat, episode, worlds[name], settings.agents)]
     kept = [short for short in (truncate(row, settings.model.context) for row in rows) if short.ce_weight.any()]
     counts = {what: getattr(played, what) for what in COUNTED[2:]}
-    Shard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
+    CorpusShard.of(kept, {"episodes": len(played.episodes), **counts}).save(_file(folder, name, number))
 
 
 def declare_corpus(
@@ -335,7 +335,7 @@ def load_corpus(folder: Path, worlds: Mapping[str, CorpusWorld]) -> tuple[list[R
     rows: list[Row] = []
     counts: Counts = {what: {} for what in COUNTED}
     for name in worlds:
-        shards = [Shard.load(path) for path in sorted((folder / name).glob("*.npz"))]
+        shards = [CorpusShard.load(path) for path in sorted((folder / name).glob("*.npz"))]
         rows += [row for shard in shards for row in shard.rows()]
         for what in COUNTED if shards else ():
             counts[what][name] = sum(shard.counts[what] for shard in shards)

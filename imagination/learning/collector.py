@@ -14,7 +14,7 @@ import torch
 from imagination.data.batches import truncate
 from imagination.data.examples import imitation_row
 from imagination.learning.experience import (
-    Recorded,
+    RecordedGroups,
     compared_expert_row,
     group_numbers,
     informative_groups,
@@ -64,7 +64,7 @@ class RolloutMonitor(Protocol):
 
 
 @dataclass(slots=True)
-class World:
+class RolloutEnvironment:
     """Where rollouts of this run happen: dreams by default, the real games for the control."""
 
     make_env: Callable[[], Env]
@@ -109,7 +109,7 @@ class ExperienceCollector:
 
     run: RunFolder
     plan: CollectionPlan
-    worlds: Sequence[World]
+    worlds: Sequence[RolloutEnvironment]
     model: Any
     agent: LanguageModelAgent
     chat: ChatFormat
@@ -121,13 +121,13 @@ class ExperienceCollector:
     on_turn: Callable[[], None] | None = None
     worst: tuple[float, ...] = ()
     agent_beside: LanguageModelAgent | None = None
-    recorded: Recorded | None = None
+    recorded: RecordedGroups | None = None
     best: BestPolicy | None = None
     seconds: float = 0.0
     turns: int = 0
 
     @property
-    def world(self) -> World:
+    def world(self) -> RolloutEnvironment:
         return self.worlds[0]
 
     def update(self, index: int) -> Update:
@@ -298,7 +298,7 @@ class ExperienceCollector:
         return speed
 
     async def _play(
-        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
+        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: RolloutEnvironment | None = None
     ) -> list[Trajectory]:
         world = world or self.world
         agent = self.agent if world is self.world or self.agent_beside is None else self.agent_beside
@@ -346,7 +346,13 @@ class ExperienceCollector:
         return added
 
     def _episodes(
-        self, index: int, rng: random.Random, first: int, groups: int, branch: float, world: World | None = None
+        self,
+        index: int,
+        rng: random.Random,
+        first: int,
+        groups: int,
+        branch: float,
+        world: RolloutEnvironment | None = None,
     ) -> list[Episode]:
         """Groups ``first``, ``first + 1``, ..., a share ``branch`` of them from the middle of logged episodes."""
         settings, source = self.plan.train, (world or self.world).source

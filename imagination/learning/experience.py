@@ -161,7 +161,7 @@ def compared_expert_row(chat: ChatFormat, episode: Trajectory, group: int, shapi
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedGroups:
     """Groups of the policy's own real episodes that were played before, with the tokens that it sampled.
 
     They are of an earlier policy: staleness in updates is what the caller bounds. The update judges them by their
@@ -172,7 +172,7 @@ class Recorded:
     groups: tuple[tuple[Trajectory, ...], ...]
 
     @classmethod
-    def of(cls, episodes: Sequence[Trajectory]) -> Recorded:
+    def of(cls, episodes: Sequence[Trajectory]) -> RecordedGroups:
         """Groups in order of first appearance. Those without sampled tokens, and outages, teach nothing."""
         groups: dict[str, list[Trajectory]] = {}
         for episode in episodes:

@@ -28,7 +28,7 @@ _LEAST = 1e-12  # a confidence that was rounded to 0 would be an infinite surpri
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class TaskStats:
     """What is known of a task before its next real episodes."""
 
     logged: int = 0  # episodes of it in the log
@@ -39,14 +39,14 @@ class Evidence:
     members: int = 1  # of the world model
 
 
-def doubt(known: Evidence) -> float | None:
+def doubt(known: TaskStats) -> float | None:
     """How unsure the world model is of its dreams.
 
     With an ensemble, the mean disagreement of its members over its maximum ``log M``: what more data could settle
     (BALD; Houlsby et al. 2011, arXiv 1112.5745; for exploration: Sekar et al. 2020, arXiv 2005.05960). With one model,
     one minus the geometric mean of its confidences, which holds the chance of the world itself as well.
 
-    Example: ``doubt(Evidence(confidences=[1.0, 0.25]))`` is 0.5 = 1 - sqrt(1 * 0.25).
+    Example: ``doubt(TaskStats(confidences=[1.0, 0.25]))`` is 0.5 = 1 - sqrt(1 * 0.25).
     """
     if known.disagreements:
         return min(1.0, sum(known.disagreements) / len(known.disagreements) / math.log(known.members))
@@ -56,36 +56,36 @@ def doubt(known: Evidence) -> float | None:
     return 1.0 - math.exp(-max(surprise, 0.0))
 
 
-def gap(known: Evidence) -> float | None:
+def gap(known: TaskStats) -> float | None:
     """Distance of dreamed and real success.
 
-    Example: ``gap(Evidence(dreamed=(3, 4), real=(1, 4)))`` is 0.5.
+    Example: ``gap(TaskStats(dreamed=(3, 4), real=(1, 4)))`` is 0.5.
     """
     dreamed, real = _rate(known.dreamed), _rate(known.real)
     return None if dreamed is None or real is None else abs(dreamed - real)
 
 
-def variance(known: Evidence) -> float | None:
+def variance(known: TaskStats) -> float | None:
     """Variance of success, ``p (1 - p)``, over its maximum, a quarter; dreamed and real episodes count alike.
 
     Groups whose episodes all end alike have advantages of 0 (Yu et al. 2025, arXiv 2503.14476, section 3.2).
 
-    Example: ``variance(Evidence(dreamed=(1, 4)))`` is 0.75 = 4 * 1/4 * 3/4.
+    Example: ``variance(TaskStats(dreamed=(1, 4)))`` is 0.75 = 4 * 1/4 * 3/4.
     """
     p = _rate((known.dreamed[0] + known.real[0], known.dreamed[1] + known.real[1]))
     return None if p is None else 4 * p * (1 - p)
 
 
-def thinness(known: Evidence) -> float:
+def thinness(known: TaskStats) -> float:
     """``1 / sqrt(1 + n)`` of n logged episodes, the exploration bonus of counts (Bellemare et al. 2016, arXiv
     1606.01868, section 4).
 
-    Example: ``thinness(Evidence(logged=3))`` is 0.5.
+    Example: ``thinness(TaskStats(logged=3))`` is 0.5.
     """
     return 1 / math.sqrt(1 + known.logged)
 
 
-PARTS: Mapping[str, Callable[[Evidence], float | None]] = {
+PARTS: Mapping[str, Callable[[TaskStats], float | None]] = {
     "doubt": doubt,
     "gap": gap,
     "variance": variance,
@@ -93,12 +93,12 @@ PARTS: Mapping[str, Callable[[Evidence], float | None]] = {
 }
 
 
-def score(known: Evidence, weights: ChoiceWeights) -> float:
+def score(known: TaskStats, weights: ChoiceWeights) -> float:
     """Weighted mean of the parts that are known; 0 where none with a weight is.
 
     Example::
 
-        score(Evidence(logged=3, dreamed=(1, 4)), ChoiceWeights(doubt=5, gap=5, variance=1, thinness=3))  # 0.5625
+        score(TaskStats(logged=3, dreamed=(1, 4)), ChoiceWeights(doubt=5, gap=5, variance=1, thinness=3))  # 0.5625
     """
     parts = [(PARTS[f.name](known), float(getattr(weights, f.name))) for f in fields(weights)]
     total = sum(weight for value, weight in parts if value is not None)
@@ -147,7 +147,7 @@ def choose_tasks(session: Session, number: int) -> tuple[list[str], list[float]]
     return chosen, [round(scores[name], 6) for name in chosen]
 
 
-def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[str, Evidence]:
+def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[str, TaskStats]:
     """What log and dreams say of each task; the policy of now dreams each a few times, which costs no real step."""
     config, (train, held) = session.config, session.log
     own = of_new_tasks([*train, *held])
@@ -171,7 +171,7 @@ def _evidence(session: Session, number: int, tasks: Mapping[str, Task]) -> dict[
     logged = Counter(t.task_id for t in own)
     real = [t for t in own if round_of(t) is not None and t.agent == POLICY]
     return {
-        name: Evidence(
+        name: TaskStats(
             logged=logged[name],
             dreamed=_solved(dreams, name),
             real=_solved(real, name),

@@ -49,7 +49,7 @@ class ReportError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunData:
     """The files of a run folder, parsed. A file that is not there is an empty one, a control that is not there none."""
 
     folder: Path
@@ -57,10 +57,10 @@ class Run:
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
     rollouts: list[dict[str, Any]]
-    control: Run | None = None
+    control: RunData | None = None
 
 
-def load_run(run_folder: Path | str) -> Run:
+def load_run(run_folder: Path | str) -> RunData:
     """Reads a run folder.
 
     Raises:
@@ -73,7 +73,7 @@ def load_run(run_folder: Path | str) -> Run:
     summary = json.loads(_text(folder / "summary.json") or "{}")
     if not isinstance(summary, dict):
         raise ReportError(f"{folder / 'summary.json'} holds no JSON object")
-    return Run(
+    return RunData(
         folder=folder,
         config=_text(folder / "config.yaml"),
         summary=summary,
@@ -83,7 +83,7 @@ def load_run(run_folder: Path | str) -> Run:
     )
 
 
-def build_report(run: Run, *, partial: bool = False, machine_price: float = 0.0) -> dict[str, Any]:
+def build_report(run: RunData, *, partial: bool = False, machine_price: float = 0.0) -> dict[str, Any]:
     """The run's own numbers, checked, and what follows from them.
 
     Added to the keys of ``summary.json``: ``optimism_gap`` (dreamed minus real success on train tasks) with
@@ -158,7 +158,7 @@ def answered_by_rule(rollouts: Sequence[Mapping[str, Any]]) -> dict[str, Any] | 
     }
 
 
-def _against_control(run: Run, report: Mapping[str, Any]) -> dict[str, Any]:
+def _against_control(run: RunData, report: Mapping[str, Any]) -> dict[str, Any]:
     """``control`` and ``without_dreams``, null where nothing says it.
 
     ``control`` is "real", "itself" (this run is one), "imported" (the world is not here) or "none".

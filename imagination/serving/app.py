@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from imagination.report.page import render_play_page
 from imagination.serving.http import Gate, endpoint, json_response, read_body, read_object
 from imagination.serving.openenv import OpenEnvSocket, schema
-from imagination.serving.sessions import Answer, DreamWorld, Refusal, Refused, Session, Sessions
+from imagination.serving.sessions import DreamSession, DreamWorld, Refusal, Refused, Sessions, SessionStep
 from real_envs.errors import UserError
 
 _NEAREST = 3  # logged transitions beside a dreamed one
@@ -171,7 +171,7 @@ class AgentGymServer:
         await self._sessions.close(session.id)
         return True
 
-    def _session(self, handle: object) -> Session:
+    def _session(self, handle: object) -> DreamSession:
         """Raises ``Refused``: it is no handle of an open session."""
         if not isinstance(handle, int) or isinstance(handle, bool):
             raise Refused(Refusal.INVALID, "id wants the integer that /create answered")
@@ -184,7 +184,7 @@ class AgentGymServer:
         return {} if empty and not body.strip() else read_object(body)
 
 
-def _reply(answer: Answer) -> dict[str, object]:
+def _reply(answer: SessionStep) -> dict[str, object]:
     reward = 0.0 if answer.reward is None else answer.reward
     return {"observation": answer.text, "reward": reward, "done": answer.done, **answer.facts()}
 

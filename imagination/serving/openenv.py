@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from imagination.serving.http import json_response, logged_errors, read_object, to_json
-from imagination.serving.sessions import Answer, Refusal, Refused, Session, Sessions
+from imagination.serving.sessions import DreamSession, Refusal, Refused, Sessions, SessionStep
 
 _CODES = {
     Refusal.FULL: "CAPACITY_REACHED",
@@ -72,7 +72,7 @@ class OpenEnvSocket:
             if session.id in self._sessions:
                 await self._sessions.close(session.id)
 
-    async def _talk(self, socket: WebSocket, session: Session) -> None:
+    async def _talk(self, socket: WebSocket, session: DreamSession) -> None:
         while True:
             try:
                 async with asyncio.timeout(self._sessions.settings.idle_seconds):
@@ -88,7 +88,7 @@ class OpenEnvSocket:
                 return
             await socket.send_text(to_json(reply))
 
-    async def _answer(self, session: Session, raw: str | None) -> dict[str, object] | None:
+    async def _answer(self, session: DreamSession, raw: str | None) -> dict[str, object] | None:
         """The reply to a message; ``None`` ends the session."""
         refused = self._sessions.counts.refused
         try:
@@ -132,14 +132,14 @@ def _data(kind: str, message: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _observation(answer: Answer) -> dict[str, object]:
+def _observation(answer: SessionStep) -> dict[str, object]:
     about = answer.facts()
     seen = {"text": answer.text, "metadata": about}
     data = {"observation": seen, "reward": answer.reward, "done": answer.done, "metadata": about}
     return {"type": "observation", "data": data}
 
 
-def _state(session: Session) -> dict[str, object]:
+def _state(session: DreamSession) -> dict[str, object]:
     if session.last is None:
         return {"episode_id": None, "step_count": 0}
     answer = session.last

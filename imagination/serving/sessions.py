@@ -99,7 +99,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SessionStep:
     """What a reset or a step brought."""
 
     text: str  # what the policy sees
@@ -138,12 +138,12 @@ class Answer:
         }
 
 
-def answer_of(result: StepResult, task: str, seed: int, turn: int, max_turns: int) -> Answer:
+def answer_of(result: StepResult, task: str, seed: int, turn: int, max_turns: int) -> SessionStep:
     """The answer to a step, without ``info["reasoning"]``, which may hold facts that are hidden from policies."""
     limit = turn >= max_turns and not (result.terminated or result.truncated)
     stop = StopReason.TERMINATED if result.terminated else result.stop
     judgements = {name: value for name in JUDGEMENTS if isinstance(value := result.info.get(name), float)}
-    return Answer(
+    return SessionStep(
         text=result.observation.text,
         reward=result.reward,
         terminated=result.terminated,
@@ -171,7 +171,7 @@ class SessionCounts:
     refused: Counter[str] = field(default_factory=Counter)  # by kind
 
 
-class Session:
+class DreamSession:
     """One dreamed episode at a time; ``Sessions`` makes it."""
 
     def __init__(
@@ -186,9 +186,9 @@ class Session:
         self._running = False
         self._task: Task | None = None
         self._seed = self._turn = 0
-        self.last: Answer | None = None
+        self.last: SessionStep | None = None
 
-    async def reset(self, task: object = None, seed: object = None) -> Answer:
+    async def reset(self, task: object = None, seed: object = None) -> SessionStep:
         """Begins an episode, also where another one is under way.
 
         Args:
@@ -212,10 +212,10 @@ class Session:
         async with self._working():
             observation = await self._env.reset(chosen, seed)
         self._task, self._seed, self._turn, self._running = chosen, seed, 0, True
-        self.last = Answer(opening(observation), None, False, False, chosen.id, seed, 0)
+        self.last = SessionStep(opening(observation), None, False, False, chosen.id, seed, 0)
         return self.last
 
-    async def step(self, action: object) -> Answer:
+    async def step(self, action: object) -> SessionStep:
         """Raises ``Refused``: no episode is running, the action is no text or too long, or the dream broke, which ends
         it.
         """
@@ -275,7 +275,7 @@ class Sessions:
     def __init__(self, world: DreamWorld, settings: ServeSettings, clock: Callable[[], float] = time.monotonic) -> None:
         self.world, self.settings, self.counts = world, settings, SessionCounts()
         self._clock = clock
-        self._open: dict[str, Session] = {}
+        self._open: dict[str, DreamSession] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -283,18 +283,18 @@ class Sessions:
     def __contains__(self, id: object) -> bool:
         return id in self._open
 
-    async def open(self) -> Session:
+    async def open(self) -> DreamSession:
         """Raises ``Refused``: as many as may be are open, and none has been idle for too long."""
         if len(self._open) >= self.settings.sessions:
             await self.expire()
         if len(self._open) >= self.settings.sessions:
             raise Refused(Refusal.FULL, f"all {self.settings.sessions} sessions are taken")
-        session = Session(str(secrets.randbits(_ID_BITS)), self.world, self.settings, self.counts, self._clock)
+        session = DreamSession(str(secrets.randbits(_ID_BITS)), self.world, self.settings, self.counts, self._clock)
         self._open[session.id] = session
         self.counts.opened += 1
         return session
 
-    def get(self, id: str) -> Session:
+    def get(self, id: str) -> DreamSession:
         """The session, which has thereby been used.
 
         Raises:

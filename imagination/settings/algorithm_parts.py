@@ -361,7 +361,7 @@ class Entropy(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling(Part):
+class DynamicSampling(Part):
     """Which episodes and how many tokens count (DAPO, Dr.GRPO).
 
     Groups that ``drop_equal_groups`` leaves out are in neither loss nor denominator; the caller plays others instead.
@@ -390,5 +390,5 @@ class Sampling(Part):
 PARTS: tuple[type[Part], ...] = (
     *(PpoClip, WeightClip, SequenceClip, TurnClip, PolicyGradient, Imitate),
     *(GroupRelative, LeaveOneOut, GroupBaseline, TokenGae, TurnGae, BilevelGae, ReturnsToGo, GiGpo, BestOfGroups),
-    *(Critic, Kl, Entropy, Sampling),
+    *(Critic, Kl, Entropy, DynamicSampling),
 )

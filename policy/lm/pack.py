@@ -33,7 +33,7 @@ _SIMILAR = 0.85
 _CHUNK = 64  # tokens that attend together where rows are not laid out
 
 
-class Part(NamedTuple):
+class AttentionSpan(NamedTuple):
     """Attention of some rows: queries from position ``start`` to ``stop``, to the keys before ``stop``."""
 
     rows: int
@@ -51,7 +51,7 @@ class Layout:
         results: ``[n]``, where in ``queries`` each token's owner stands.
     """
 
-    parts: list[Part]
+    parts: list[AttentionSpan]
     queries: Tensor
     keys: Tensor
     results: Tensor
@@ -180,13 +180,13 @@ def _laid_out(packing: Pack) -> Layout:
     cuts = _by_length(lengths, first) if packing.block is None else _by_block(lengths, first, packing.block)
     last = torch.tensor(lengths).clamp(min=1)[:, None] - 1
     extended = index.gather(1, torch.arange(width).minimum(last))  # short rows repeat their last token
-    parts: list[Part] = []
+    parts: list[AttentionSpan] = []
     queries: list[Tensor] = []
     keys: list[Tensor] = []
     results = torch.zeros_like(place)
     done = 0
     for inside, start, stop in cuts:
-        parts.append(Part(len(inside), start, stop))
+        parts.append(AttentionSpan(len(inside), start, stop))
         queries.append(extended[inside, start:stop].flatten())
         keys.append(extended[inside, :stop].flatten())
         begins = torch.full((len(lengths),), -1)

@@ -20,7 +20,7 @@ _MODEL, _WORLD = ("gpt", "assistant", "agent"), ("human", "user", "system", "obs
 _KNOWN = ("item_id", "task_id", "reward", "success", CONVERSATIONS)
 
 
-class AgentGym(Format):
+class AgentGymFormat(Format):
     name = "agentgym"
     about = "conversations of from, value and loss, as of AgentGym and ShareGPT"
 

@@ -1,6 +1,6 @@
 """All formats that ``imagine import`` reads: how files are recognised, and the loop over the records of one.
 
-A record that is no episode becomes a ``Refusal`` that names file, record and field; the rest goes on.
+A record that is no episode becomes a ``RejectedRecord`` that names file, record and field; the rest goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from real_envs.errors import UserError
-from real_envs.importers.agentgym import AgentGym
+from real_envs.importers.agentgym import AgentGymFormat
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
 from real_envs.importers.drafts import Format, Reading, finish
@@ -41,7 +41,7 @@ class Imported:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RejectedRecord:
     """A record that is no episode: where it is, which field is wrong ("" is the whole record), and why."""
 
     file: Path
@@ -66,7 +66,7 @@ _ALL: tuple[Format, ...] = (
     BrowserUse(),
     Minari(),
     InterCode(),
-    AgentGym(),
+    AgentGymFormat(),
     OwnJsonLines(),
     OpenaiChat(),
     Commands(),
@@ -119,7 +119,7 @@ def sample_of(path: Path) -> Sample:
     return Sample(path, record, text)
 
 
-def log_files(name: str, path: Path) -> Iterator[LogFile | Refusal]:
+def log_files(name: str, path: Path) -> Iterator[LogFile | RejectedRecord]:
     """A file with its format; or those of a folder: runs of browser-use, datasets of Minari, other files, sorted.
 
     No file of a folder is passed over in silence: one that cannot be read, or is in no format, is refused. In a named
@@ -146,25 +146,27 @@ def log_files(name: str, path: Path) -> Iterator[LogFile | Refusal]:
         if not own.isdisjoint(file.parents) or (file.name == PAGES and file.parent in runs):
             continue
         one = _file_of_folder(name, file)
-        count += not isinstance(one, Refusal)
+        count += not isinstance(one, RejectedRecord)
         yield one
     if not count:
         raise UserError(f"{path} is a folder, and no file below it is in a format that is known here")
 
 
-def _file_of_folder(name: str, file: Path) -> LogFile | Refusal:
+def _file_of_folder(name: str, file: Path) -> LogFile | RejectedRecord:
     try:
         sample = sample_of(file)
         if name == AUTO:
             return LogFile(file, *find_format(name, file))
         if sample.record is None and not FORMATS[name].recognises(sample):
-            return Refusal(file, "the file", "", f"is not in the format {name}")
+            return RejectedRecord(file, "the file", "", f"is not in the format {name}")
         return LogFile(file, FORMATS[name], "you said so")
     except UserError as error:
-        return Refusal(file, "the file", "", str(error).removeprefix(f"{file} "))
+        return RejectedRecord(file, "the file", "", str(error).removeprefix(f"{file} "))
 
 
-def read(path: Path, format: Format, reading: Reading, ids: set[str] | None = None) -> Iterator[Imported | Refusal]:
+def read(
+    path: Path, format: Format, reading: Reading, ids: set[str] | None = None
+) -> Iterator[Imported | RejectedRecord]:
     """The episodes of a file, in its order, and what is refused.
 
     An id is the record's own, or the file's name and a hash of the episode: the same in every import. An equal episode
@@ -199,15 +201,15 @@ def read(path: Path, format: Format, reading: Reading, ids: set[str] | None = No
                 if not any(turn.action.strip() for turn in episode.turns) and not episode.stop.is_failure:
                     raise FieldError("turns", "have no action")
             except FieldError as error:
-                yield Refusal(path, record.where, error.field, error.reason)
+                yield RejectedRecord(path, record.where, error.field, error.reason)
             except OverflowError as error:
-                yield Refusal(path, record.where, "", f"holds a number that is too large: {error}")
+                yield RejectedRecord(path, record.where, "", f"holds a number that is too large: {error}")
             else:
                 yield Imported(episode, left_out)
     except BROKEN as error:
         if not begun:
             raise unreadable(path, error) from None
-        yield Refusal(path, "the rest of the file", "", f"cannot be read: {error}")
+        yield RejectedRecord(path, "the rest of the file", "", f"cannot be read: {error}")
 
 
 def unreadable(path: Path, error: Exception) -> UserError:

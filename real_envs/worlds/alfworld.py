@@ -24,9 +24,9 @@ from typing import Any, ClassVar
 
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
-from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
+from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints, in_worker
 
 GAME = "game.tw-pddl"
@@ -37,7 +37,7 @@ _IN = re.compile(r"\((inReceptacle|objectAtLocation) (\S+) (\S+)\)")
 _NUMBERED = re.compile(r"[a-z]+ \d+")
 _TRANSLATIONS = 512  # of a tenth of a megabyte
 
-LANGUAGE = Language.of(
+LANGUAGE = CommandGrammar.of(
     "8 go to {a} | 5 take {a} from {b} | 5 put {a} in/on {b} | 3 open {a} | 1 close {a} | 1 use {a} | "
     "1 examine {a} | 1 heat {a} with {b} | 1 cool {a} with {b} | 1 clean {a} with {b} | "
     "0.5 slice {a} with {b} | 0.5 inventory | 0.3 look | 0.5 move {a} to {b} | 0.5 put {a} in {b} | "
@@ -133,7 +133,7 @@ class AlfworldGame(Game):
         super().__init__(privileged)
         self._path = ""
         self._names = Names("")
-        self._goal: Goal | None = None
+        self._goal: AlfworldGoal | None = None
         self._state: Mapping[str, Any] = {}
         self._over = False
 
@@ -202,7 +202,7 @@ class Alfworld(GeneratedWorld):
     name: ClassVar[str] = "alfworld"
     settings: ClassVar[type[AlfworldSettings]] = AlfworldSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
 
     def __init__(self) -> None:
         try:

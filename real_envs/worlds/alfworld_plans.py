@@ -16,7 +16,7 @@ _TYPE = re.compile(r"\((objecttype|receptacletype) \?\w+ (\w+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class AlfworldGoal:
     """What a game asks for; types as in its problem, in lower case."""
 
     thing: str  #: type of what is brought, or held in the light
@@ -26,17 +26,17 @@ class Goal:
     lamp: str = ""  #: type of the lamp that is switched on; empty without one
 
 
-def read_goal(problem: str) -> Goal | None:
+def read_goal(problem: str) -> AlfworldGoal | None:
     """The goal of a ``pddl_problem``; ``None`` for one of another shape."""
     text = problem.lower().partition("(:goal")[2]
     things = [name for kind, name in _TYPE.findall(text) if kind == "objecttype"]
     places = [name for kind, name in _TYPE.findall(text) if kind == "receptacletype"]
     if "(istoggled" in text and len(things) == 2 and not places:
-        return Goal(things[1], lamp=things[0])
+        return AlfworldGoal(things[1], lamp=things[0])
     if not places or len(set(things)) != 1 or len(set(places)) != 1:
         return None
     change = next((word for fact, word in CHANGES.items() if f"({fact} " in text), "")
-    return Goal(things[0], places[0], len(things), change)
+    return AlfworldGoal(things[0], places[0], len(things), change)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Facts:
         return sorted(thing for kind in kinds for thing in self.kinds.get(kind, ()))
 
 
-def commands(goal: Goal, state: Facts) -> list[str]:
+def commands(goal: AlfworldGoal, state: Facts) -> list[str]:
     """What solves the game from here, in the game's own names; nothing where these rules find no way."""
     writer = _Writer(state)
     wanted = state.of(goal.thing)

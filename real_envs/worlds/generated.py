@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from real_envs.env import Agent, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
-from real_envs.scripted_agents import INFORM, Language, mixture
+from real_envs.scripted_agents import INFORM, CommandGrammar, mixture
 from real_envs.trajectory import Observation
 from real_envs.worker_pool import PooledTasks, SyncEnv, WorkerPool
 from real_envs.world import FILE
@@ -173,7 +173,7 @@ class GeneratedWorld:
     """
 
     settings: ClassVar[type[Any]]
-    language: ClassVar[Language] = INFORM
+    language: ClassVar[CommandGrammar] = INFORM
     step_timeout: ClassVar[float] = 5.0
     reset_timeout: ClassVar[float] = 30.0
 

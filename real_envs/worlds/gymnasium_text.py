@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Protocol
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
 
 UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
 # What is said to an environment whose own commands are few and have no names in them; most of it is not understood.
-LANGUAGE = Language.of(
+LANGUAGE = CommandGrammar.of(
     "2 go to {a} | 2 pick up {a} | 1 open {a} | 1 drop {a} | 1 turn around | 1 go back | 1 wait",
 )
 _TRIES = 30  # seeds drawn for each task, before the environment is said to have no more that differ
@@ -163,7 +163,7 @@ class GymnasiumText(GeneratedWorld):
     name: ClassVar[str] = "gymnasium"
     settings: ClassVar[type[GymnasiumSettings]] = GymnasiumSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
 
     def draw(
         self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Progress

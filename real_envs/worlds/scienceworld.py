@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints, with_java, without_layout
 
@@ -31,7 +31,7 @@ _PLACE = re.compile(r"\b(?:room|location) is called the (.+?)\.")
 _DOOR = re.compile(r"door to (.+)|(.+) door")
 _HANDS = ("pick up {}", "focus on {}", "look at {}", "activate {}", "open {}", "read {}")
 
-LANGUAGE = Language.of(
+LANGUAGE = CommandGrammar.of(
     "4 open door to {a} | 6 go to {a} | 3 focus on {a} | 5 pick up {a} | 5 move {a} to {b} | 3 open {a} | "
     "1 close {a} | 2 look at {a} | 1 look in {a} | 2 activate {a} | 1 deactivate {a} | 2 use {a} on {b} | "
     "2 pour {a} into {b} | 1 mix {a} | 1 connect {a} to {b} | 1 read {a} | 0.5 inventory | 0.5 look around | "
@@ -123,7 +123,7 @@ class ScienceWorld(GeneratedWorld):
     name: ClassVar[str] = "scienceworld"
     settings: ClassVar[type[ScienceSettings]] = ScienceSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
 
     def __init__(self) -> None:
         with_java("scienceworld", EXTRA)

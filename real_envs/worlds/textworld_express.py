@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.worlds.generated import (
     Game,
     GeneratedWorld,
@@ -39,7 +39,7 @@ _OPPOSITE = {"north": "south", "south": "north", "east": "west", "west": "east"}
 _NAMED = re.compile(r"(?:take|open|close|read|eat|examine|drop|prepare|slice|dice|chop|cook|put) (?!door )(.+)")
 _TRIES = 30  # seeds drawn for each task, before the game is said to have no more that differ
 
-LANGUAGE = Language.of(
+LANGUAGE = CommandGrammar.of(
     "5 take {a} | 5 put {a} in {b} | 4 open {a} | 2 close {a} | 6 move {d} | 4 open door to {d} | "
     "1 read {a} | 1 eat {a} | 0.5 look around | 0.5 inventory | 0.3 go {d} | 0.5 take {a} from {b} | "
     "0.3 use {a} on {b}",
@@ -129,7 +129,7 @@ class TextWorldExpress(GeneratedWorld):
     name: ClassVar[str] = "textworld_express"
     settings: ClassVar[type[ExpressSettings]] = ExpressSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
 
     def __init__(self) -> None:
         with_java("textworld_express", EXTRA)

@@ -161,7 +161,7 @@ def write_broken(path: Path, name: str, count: int, seed: int) -> tuple[int, int
 def broken(count: int, seed: int) -> dict[str, dict[str, int]]:
     """By format: records written, good ones among them, kept, good ones that are lost, and refused."""
     from real_envs.importers.drafts import Reading
-    from real_envs.importers.formats import FORMATS, Imported, Refusal, read
+    from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, read
 
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -170,7 +170,7 @@ def broken(count: int, seed: int) -> dict[str, dict[str, int]]:
             good, written = write_broken(path, name, count // len(VALID), seed)
             items = list(read(path, FORMATS[name], Reading()))
             kept = [item for item in items if isinstance(item, Imported)]
-            refused = Counter(item.record for item in items if isinstance(item, Refusal))
+            refused = Counter(item.record for item in items if isinstance(item, RejectedRecord))
             lost = sum(f"line {k + 1}" in refused for k in range(0, written, 4))
             found[name] = {
                 "written": written,

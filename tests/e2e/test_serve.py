@@ -18,7 +18,7 @@ from websockets.asyncio.client import connect
 
 from imagination.cli import main
 from imagination.commands.serve import open_world, serve
-from imagination.serving.sessions import Answer, Refused, Sessions
+from imagination.serving.sessions import Refused, Sessions, SessionStep
 from imagination.settings import UserError
 from imagination.settings.dreams import ServeSettings
 from policy.lm.engine import Engine
@@ -35,7 +35,7 @@ def world_and_engine(folder: Path) -> tuple[Sessions, Engine]:
     return Sessions(world, ServeSettings()), env._model.engines[0]  # type: ignore[attr-defined]
 
 
-async def look(sessions: Sessions, seed: int) -> tuple[Answer, Answer | str]:
+async def look(sessions: Sessions, seed: int) -> tuple[SessionStep, SessionStep | str]:
     """What a session begins with and answers to ``look``; of a prediction that cannot be read, what is said of it."""
     session = await sessions.open()
     begun = await session.reset(None, seed)
@@ -120,7 +120,7 @@ def test_a_run_is_a_gymnasium_environment_by_its_folder(cloned: Path) -> None:
         text, _ = env.reset(seed=1)
         assert text == start("corridor-b")
         _, looked = asyncio.run(look(world_and_engine(cloned)[0], 1))
-        if isinstance(looked, Answer):
+        if isinstance(looked, SessionStep):
             assert env.step("look")[:4] == (looked.text, looked.reward, looked.terminated, looked.truncated)
         else:
             with pytest.raises(Refused, match=re.escape(looked)):

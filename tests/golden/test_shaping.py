@@ -20,7 +20,7 @@ from imagination.learning.advantages import (
     with_kl_penalty,
     with_process_rewards,
 )
-from imagination.settings.algorithm_parts import Kl, Sampling
+from imagination.settings.algorithm_parts import DynamicSampling, Kl
 
 NAN, INF = math.nan, math.inf
 
@@ -61,7 +61,7 @@ def test_process_rewards_by_hand():
 
 def test_overlong_equals_the_plain_formula():
     limit, buffer, penalty = 100, 20, 0.5
-    settings = Sampling(max_tokens=limit, overlong_buffer=buffer, overlong_penalty=penalty)
+    settings = DynamicSampling(max_tokens=limit, overlong_buffer=buffer, overlong_penalty=penalty)
     lengths = list(range(0, 101, 5))
     expected = [min(-(n - (limit - buffer)) / buffer * penalty, 0.0) for n in lengths]
     assert overlong_penalty(torch.tensor(lengths), settings).tolist() == pytest.approx(expected)
@@ -80,7 +80,7 @@ def test_overlong_equals_the_plain_formula():
 )
 def test_overlong_refuses(change, message):
     with pytest.raises(ValueError, match=message):
-        overlong_penalty(torch.tensor([101]), Sampling(**{"max_tokens": 100, "overlong_buffer": 20, **change}))
+        overlong_penalty(torch.tensor([101]), DynamicSampling(**{"max_tokens": 100, "overlong_buffer": 20, **change}))
 
 
 # --- KL as a reward ---

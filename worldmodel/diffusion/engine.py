@@ -28,7 +28,7 @@ _STEP_TOKENS = 8192  # texts are read in pieces of this size at most: it bounds 
 
 
 @dataclass(slots=True)
-class _Request:
+class _ActiveRequest:
     """An answer under way."""
 
     text: list[int]  # the prompt and the canvases that are done
@@ -53,7 +53,7 @@ class _Request:
         return self.canvas if self.edit is None else self.edit.shown
 
 
-class CanvasEngine(SlotEngine[_Request]):
+class CanvasEngine(SlotEngine[_ActiveRequest]):
     """Fills in canvases with a transformers causal LM that was trained for it (``worldmodel.diffusion.objective``).
 
     A seed decides an answer whatever else is under way, up to rounding. Log-probs are those with which tokens were
@@ -95,7 +95,7 @@ class CanvasEngine(SlotEngine[_Request]):
         check_room(ids, sampling, self.context)
         if not len(ids):
             raise ValueError("an answer needs at least one token before it")
-        request = _Request(
+        request = _ActiveRequest(
             list(ids),
             len(ids),
             sampling,
@@ -116,7 +116,7 @@ class CanvasEngine(SlotEngine[_Request]):
             return None
         return draft_of(text, min(self.block, self.context - len(text)), self.mask, stop)
 
-    def _begin(self, slot: int, request: _Request) -> bool:
+    def _begin(self, slot: int, request: _ActiveRequest) -> bool:
         """See ``SlotEngine``. Keeps or copies what is cached of the text."""
         ids = np.asarray(request.text, dtype=np.int64)
         self._take_over(slot, ids, common_prefix(self._ids, np.minimum(self._fed, len(ids)), ids))
@@ -163,7 +163,7 @@ class CanvasEngine(SlotEngine[_Request]):
         self.counts.fed += len(feed.tokens)
         return self._decoder.hidden(feed)
 
-    def _keep(self, request: _Request, logits: torch.Tensor) -> bool:
+    def _keep(self, request: _ActiveRequest, logits: torch.Tensor) -> bool:
         """Fills in what this pass decides; false where the logits are broken."""
         sampling, places = request.sampling, np.flatnonzero(request.shown() == self.mask)
         if logits.isnan().any() or logits.isposinf().any():
@@ -181,7 +181,7 @@ class CanvasEngine(SlotEngine[_Request]):
         request.own[places[where]] = kept.logprobs.cpu().numpy()[where]
         return True
 
-    def _go_on(self, request: _Request, slot: int) -> Completion | None:
+    def _go_on(self, request: _ActiveRequest, slot: int) -> Completion | None:
         """The answer if it is over; where only its canvas is, the next one."""
         stop, canvas = request.sampling.stop, request.canvas
         stops = np.flatnonzero(canvas == stop)

@@ -13,7 +13,7 @@ from policy.lm.engine import ContextFull, EngineFailure
 from real_envs.trajectory import StopReason, Trajectory, Turn
 from worldmodel.evaluation.intervals import clusters, proportion
 from worldmodel.evaluation.transitions import Judged
-from worldmodel.rules.rule_set import Answer, RuleSet
+from worldmodel.rules.rule_set import RulePrediction, RuleSet
 from worldmodel.world_model import Prediction, PredictionInvalid, WorldModel
 
 
@@ -120,7 +120,7 @@ class Contradiction(StrEnum):
     RETRIED = "retried"  # refused, and then accepted, with nothing but refusals in between
 
 
-def contradiction(answer: Answer | None, turn: Turn, rules: RuleSet) -> Contradiction | None:
+def contradiction(answer: RulePrediction | None, turn: Turn, rules: RuleSet) -> Contradiction | None:
     """How a turn contradicts what the rules foretell of it; ``None`` where it does not, or no rule applies."""
     if answer is None:
         return None

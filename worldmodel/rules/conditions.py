@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from real_envs.trajectory import Turn, same_reward
-from worldmodel.rules.episode import SCOPES, Episode, Language, name_after, without_sentences
+from worldmodel.rules.episode import SCOPES, EpisodeText, Language, name_after, without_sentences
 from worldmodel.rules.pages import Change, apply
 from worldmodel.rules.templates import ANY, OTHER, Action, fill
 
@@ -30,7 +30,7 @@ class Condition:
     kind: ConditionKind
     slot: int = 0  # of the filler, from 1; 0 where there is none
     value: str = ""  # the context with ``_`` for the filler, the value, or the template
-    scope: str = ""  # of ``text`` and ``missing``: see ``Episode.text``
+    scope: str = ""  # of ``text`` and ``missing``: see ``EpisodeText.text``
     other: int = 0  # the slot in the template of a deed
     negated: bool = False  # the condition holds where this is not so
 
@@ -40,11 +40,11 @@ class Condition:
         _check_types(self, str, "value", "scope")
         _check_types(self, int, "slot", "other", "negated")
 
-    def holds(self, episode: Episode, action: Action, source: int = 0) -> bool:
+    def holds(self, episode: EpisodeText, action: Action, source: int = 0) -> bool:
         """Whether it holds before an action; ``source`` is when the text was seen that the answer copies."""
         return self._plain(episode, action, source) != self.negated
 
-    def _plain(self, episode: Episode, action: Action, source: int) -> bool:
+    def _plain(self, episode: EpisodeText, action: Action, source: int) -> bool:
         kind = self.kind
         if kind == "since":
             return any(episode.accepted_at(template) > source for template in self.value.split(" | "))
@@ -118,7 +118,7 @@ class Copy:
         _check_types(self, str, "text", "between", "without", "named")
         _check_types(self, int, "slot")
 
-    def make(self, episode: Episode, action: Action) -> tuple[str, int] | None:
+    def make(self, episode: EpisodeText, action: Action) -> tuple[str, int] | None:
         """The answer, and when the text was seen that it copies; ``None`` where there is none."""
         if self.kind == "say":
             return fill(self.text, action.fillers), 0
@@ -144,7 +144,7 @@ class Copy:
     def change(self) -> Change:
         return Change(self.slot, self.text, self.between, self.without, self.named)
 
-    def target(self, episode: Episode, action: Action) -> str | None:
+    def target(self, episode: EpisodeText, action: Action) -> str | None:
         text = episode.text(self.text)
         return name_after(text, f"{action.fillers[self.slot - 1]} {self.between}") or None
 
@@ -192,7 +192,7 @@ class Evidence:
         turns, exceptions = self.turns + self.held_turns, self.exceptions + self.held_exceptions
         return f"({turns - exceptions:,} of {turns:,})"
 
-    def applies(self, episode: Episode, action: Action, source: int = 0) -> bool:
+    def applies(self, episode: EpisodeText, action: Action, source: int = 0) -> bool:
         return all(condition.holds(episode, action, source) for condition in self.conditions)
 
     def under(self, template: str, joint: str = ": if ") -> str:
@@ -219,7 +219,7 @@ class Rule(Evidence):
     held_turns: int = 0
     held_exceptions: int = 0
 
-    def answer(self, episode: Episode, action: Action) -> str | None:
+    def answer(self, episode: EpisodeText, action: Action) -> str | None:
         """``None`` where the rule does not apply."""
         made = self.copy.make(episode, action)
         return made[0] if made is not None and self.applies(episode, action, made[1]) else None

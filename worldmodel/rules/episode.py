@@ -99,7 +99,7 @@ def name_of(text: str, kind: str) -> str:
     return " ".join(name)
 
 
-class Episode:
+class EpisodeText:
     """The words of one episode so far. ``add`` each turn; ask in between.
 
     Attributes:
@@ -293,7 +293,7 @@ def find_removing(log: Sequence[Trajectory], language: Language) -> list[str]:
     """Templates of actions after which the text of the same name no longer has a sentence on what they were done to."""
     removed: Counter[str] = Counter()
     for trajectory in log:
-        episode = Episode(language, trajectory.start)
+        episode = EpisodeText(language, trajectory.start)
         waiting: dict[tuple[str, str], list[tuple[str, str]]] = {}  # of a text by kind and name: template, filler
         for turn in trajectory.turns:
             action, before = language.templates.read(turn.action), episode.segments

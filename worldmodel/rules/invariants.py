@@ -13,7 +13,7 @@ from typing import Any
 
 from real_envs.trajectory import Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy, Evidence
-from worldmodel.rules.episode import Episode, name_of, split_sentences, without_sentences
+from worldmodel.rules.episode import EpisodeText, name_of, split_sentences, without_sentences
 from worldmodel.rules.templates import ANY, NEWLINE, Action, flat
 
 _SLOT = re.compile(r"\{\d\}")
@@ -51,7 +51,7 @@ class Invariant(Evidence):
     reward: float = 0.0
     terminated: bool = False
 
-    def broken(self, episode: Episode, action: Action, turn: Turn) -> bool:
+    def broken(self, episode: EpisodeText, action: Action, turn: Turn) -> bool:
         """Whether the answer of a turn breaks it. One of another kind breaks nothing."""
         text = flat(turn.observation)
         of_kind = text.startswith(f" {self.kind} ")
@@ -95,7 +95,7 @@ class Invariant(Evidence):
         return Invariant(**{**data, "conditions": conditions, "link": link})
 
 
-def opening_of(invariants: Sequence[Invariant], episode: Episode, action: Action) -> str:
+def opening_of(invariants: Sequence[Invariant], episode: EpisodeText, action: Action) -> str:
     """The words that an answer surely begins with, as they are written in this episode; empty where none are known."""
     for beginning in invariants:
         seen = episode.segments.get(beginning.kind) if beginning.phrase == OPENING else None
@@ -128,7 +128,7 @@ def with_name(action: Action, answer: str, kind: str) -> Action:
     return Action(action.template, (*action.fillers, name_of(answer, kind)), action.text)
 
 
-def names_of(episode: Episode, named: Action, kind: str, link: Copy | None) -> dict[str, str]:
+def names_of(episode: EpisodeText, named: Action, kind: str, link: Copy | None) -> dict[str, str]:
     """What the placeholders of a phrase stand for; those that stand for nothing are not there."""
     here = episode.segments.get(kind)
     names = {"{here}": here[-1].name if here else None}
@@ -162,7 +162,7 @@ def phrases(answer: str, names: Mapping[str, str]) -> Iterator[str]:
 
 
 def mend(
-    answer: str, check: Callable[[str], Sequence[Invariant]], episode: Episode, action: Action
+    answer: str, check: Callable[[str], Sequence[Invariant]], episode: EpisodeText, action: Action
 ) -> tuple[str, Sequence[Invariant]]:
     """The answer with as few words changed as mend it, and what it still breaks; the answer itself where no change
     helps.
@@ -181,7 +181,7 @@ def mend(
     return answer, broken
 
 
-def _changes(answer: str, broken: Sequence[Invariant], episode: Episode, action: Action) -> Iterator[str]:
+def _changes(answer: str, broken: Sequence[Invariant], episode: EpisodeText, action: Action) -> Iterator[str]:
     for invariant in broken:
         if invariant.phrase in (OPENING, OUTCOME, REFUSAL):
             continue

@@ -18,7 +18,7 @@ from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.rules.conditions import Condition, Copy, CopyKind, Rule
 from worldmodel.rules.episode import (
     SCOPES,
-    Episode,
+    EpisodeText,
     Language,
     find_inverses,
     find_kinds,
@@ -110,9 +110,9 @@ def _kind_of(turn: Turn, language: Language) -> str | None:
     return next((kind for kind in language.kinds if text.startswith(f" {kind} ")), None)
 
 
-def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Trajectory, Episode, Action, Turn]]:
+def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Trajectory, EpisodeText, Action, Turn]]:
     for trajectory in log:
-        episode = Episode(language, trajectory.start)
+        episode = EpisodeText(language, trajectory.start)
         for turn in trajectory.turns:
             action = language.templates.read(turn.action)
             if turn.reward is not None:
@@ -149,7 +149,7 @@ class _Table:
 
     # first pass: which conditions and answers are worth a look
 
-    def count(self, episode: Episode, action: Action, turn: Turn) -> None:
+    def count(self, episode: EpisodeText, action: Action, turn: Turn) -> None:
         self.turns += 1
         shape = blank(turn.observation.strip(), action.fillers)
         self.patterns[shape] += 1
@@ -179,7 +179,7 @@ class _Table:
             if not refused:
                 self._count_link(episode, slot, filler, turn.observation)
 
-    def _count_link(self, episode: Episode, slot: int, filler: str, observation: str) -> None:
+    def _count_link(self, episode: EpisodeText, slot: int, filler: str, observation: str) -> None:
         """The words between the filler and the name of the text that came, in the last text of its kind."""
         for kind in self._kinds:
             if not " ".join(words(observation)).startswith(f"{kind} "):
@@ -229,7 +229,7 @@ class _Table:
 
     # second pass: what held, and what was right
 
-    def record(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
+    def record(self, episode: EpisodeText, action: Action, turn: Turn, held: bool) -> None:
         if not self.copies:
             return
         self._condition_rows.append([c.holds(episode, action) for c in self.conditions])

@@ -11,7 +11,7 @@ import numpy as np
 
 from real_envs.trajectory import Turn
 from worldmodel.rules.conditions import Condition, Copy
-from worldmodel.rules.episode import Episode
+from worldmodel.rules.episode import EpisodeText
 from worldmodel.rules.invariants import Invariant, fill_placeholders, names_of, phrases, with_name
 from worldmodel.rules.search import PRECISION, conjunctions, lower_bound
 from worldmodel.rules.templates import Action, flat
@@ -43,7 +43,7 @@ class PhraseTable:
     _held: list[bool] = field(default_factory=list)
     _twice: list[list[bool]] = field(default_factory=list)  # by phrase
 
-    def count(self, episode: Episode, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
+    def count(self, episode: EpisodeText, action: Action, turn: Turn, contexts: Iterator[str]) -> None:
         """First pass. ``contexts``: of the name of the answer in the first text."""
         self.turns += 1
         if self.turns > _SAMPLE:
@@ -78,7 +78,7 @@ class PhraseTable:
         never = [p.replace("{here}", other) for p in named if "{here}" in p for other in ("{there}", "{name}")]
         self.phrases = list(dict.fromkeys([*named, *never, *plain[:_PLAIN]]))
 
-    def record(self, episode: Episode, action: Action, turn: Turn, held: bool) -> None:
+    def record(self, episode: EpisodeText, action: Action, turn: Turn, held: bool) -> None:
         if not self.phrases:
             return
         named = with_name(action, turn.observation, self.kind)

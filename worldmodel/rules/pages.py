@@ -47,7 +47,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
+class ParsedElement:
     """A line of a page; ``attributes`` are such as ``("value", "='x'")``."""
 
     id: str
@@ -60,7 +60,7 @@ class Element:
         return self.head + "".join(f" {key}{value}" for key, value in self.attributes)
 
 
-def read_element(line: str) -> Element | None:
+def read_element(line: str) -> ParsedElement | None:
     """The element of a line; ``None`` where the line is none, or holds more than attributes."""
     match = _ELEMENT.fullmatch(line)
     if match is None:
@@ -72,7 +72,7 @@ def read_element(line: str) -> Element | None:
             return None
         attributes.append((attribute[1], attribute[2] or ""))
         at = attribute.end()
-    return Element(match["id"], match["role"], (match["name"] or "''")[1:-1], match["head"], tuple(attributes))
+    return ParsedElement(match["id"], match["role"], (match["name"] or "''")[1:-1], match["head"], tuple(attributes))
 
 
 def has_elements(text: str) -> bool:
@@ -191,7 +191,7 @@ def apply(change: Change, page: str, fillers: Sequence[str]) -> str | None:
     return "\n".join(lines)
 
 
-def _changed(element: Element, sets: str, drops: str) -> str | None:
+def _changed(element: ParsedElement, sets: str, drops: str) -> str | None:
     """The line with attributes set and dropped; ``None`` where one to drop is not there, or a flag is set already."""
     attributes = dict(element.attributes)
     for key in drops.split():

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.rules.conditions import Rule
-from worldmodel.rules.episode import Episode, Language
+from worldmodel.rules.episode import EpisodeText, Language
 from worldmodel.rules.invariants import Invariant, mend, opening_of
 from worldmodel.rules.refusals import Refusals
 from worldmodel.rules.templates import ANY, Action, Templates
@@ -28,7 +28,7 @@ class RulesInvalid(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RulePrediction:
     """What a rule answers; one whose reward is ``None`` knows the words alone."""
 
     observation: str
@@ -49,16 +49,16 @@ class RuleSet:
             self._by_template.setdefault(rule.template, []).append(rule)
         for invariant in self.invariants:
             self._invariants.setdefault(invariant.template, []).append(invariant)
-        self._episodes: dict[object, tuple[str, list[Turn], Episode]] = {}
+        self._episodes: dict[object, tuple[str, list[Turn], EpisodeText]] = {}
 
     def answer(
         self, start: str, history: Sequence[Turn], action: str, session: object = None, refusals_only: bool = False
-    ) -> Answer | None:
+    ) -> RulePrediction | None:
         """What the world answers, where a rule knows words and outcome."""
         answering = (r for r in self._of(action) if r.reward is not None and (r.refuses or not refusals_only))
         return self._first(list(answering), start, history, action, session)
 
-    def words(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> Answer | None:
+    def words(self, start: str, history: Sequence[Turn], action: str, session: object = None) -> RulePrediction | None:
         """What the world says, where a rule knows the words and not the reward."""
         return self._first([r for r in self._of(action) if r.reward is None], start, history, action, session)
 
@@ -67,12 +67,12 @@ class RuleSet:
 
     def _first(
         self, rules: Sequence[Rule], start: str, history: Sequence[Turn], action: str, session: object
-    ) -> Answer | None:
+    ) -> RulePrediction | None:
         if not rules:
             return None
         episode, read = self.episode(start, history, session), self.language.templates.read(action)
         made = ((rule.answer(episode, read), rule) for rule in rules)
-        return next((Answer(text, rule) for text, rule in made if text is not None), None)
+        return next((RulePrediction(text, rule) for text, rule in made if text is not None), None)
 
     def broken(self, start: str, history: Sequence[Turn], answer: Turn, session: object = None) -> list[Invariant]:
         """The invariants that the answer of the last turn breaks."""
@@ -87,7 +87,7 @@ class RuleSet:
 
     def _checks(
         self, start: str, history: Sequence[Turn], answer: Turn, session: object
-    ) -> tuple[Episode, Action, Callable[[str], list[Invariant]]]:
+    ) -> tuple[EpisodeText, Action, Callable[[str], list[Invariant]]]:
         """Episode and action before an answer, and what gives the invariants that a text breaks in its place."""
         read, episode = self.language.templates.read(answer.action), self.episode(start, history, session)
         invariants = _of(self._invariants, read)
@@ -104,12 +104,12 @@ class RuleSet:
         invariants = _of(self._invariants, read)
         return opening_of(invariants, self.episode(start, history, session), read) if invariants else ""
 
-    def episode(self, start: str, history: Sequence[Turn], session: object = None) -> Episode:
+    def episode(self, start: str, history: Sequence[Turn], session: object = None) -> EpisodeText:
         cached = self._episodes.get(session) if session is not None else None
         if cached is not None and cached[0] == start and list(history[: len(cached[1])]) == cached[1]:
             _, turns, episode = cached
         else:
-            turns, episode = [], Episode(self.language, start)
+            turns, episode = [], EpisodeText(self.language, start)
         for turn in history[len(turns) :]:
             episode.add(self.language.templates.read(turn.action), turn.observation, turn.reward)
             turns.append(turn)

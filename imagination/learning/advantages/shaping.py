@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from imagination.learning.shapes import at_least_fp32, check_shapes
-from imagination.settings.algorithm_parts import Kl, Sampling
+from imagination.settings.algorithm_parts import DynamicSampling, Kl
 
 
 @torch.no_grad()
@@ -60,7 +60,7 @@ def with_process_rewards(turn_rewards: Tensor, process: Tensor, exists: Tensor, 
 
 
 @torch.no_grad()
-def overlong_penalty(lengths: Tensor, settings: Sampling) -> Tensor:
+def overlong_penalty(lengths: Tensor, settings: DynamicSampling) -> Tensor:
     """DAPO's soft punishment of answers in the last ``overlong_buffer`` tokens before ``max_tokens``.
 
     ``min(-(length - (max_tokens - buffer)) / buffer * penalty, 0)``, Yu et al. 2025 (arXiv 2503.14476, eq. 13).
@@ -73,7 +73,7 @@ def overlong_penalty(lengths: Tensor, settings: Sampling) -> Tensor:
 
     Example::
 
-        overlong_penalty(tensor([60, 90, 100]), Sampling(max_tokens=100, overlong_buffer=20))  # [0, -0.5, -1]
+        overlong_penalty(tensor([60, 90, 100]), DynamicSampling(max_tokens=100, overlong_buffer=20))  # [0, -0.5, -1]
     """
     limit, buffer = settings.max_tokens, settings.overlong_buffer
     if not buffer:

@@ -33,13 +33,13 @@ from imagination.settings.algorithm_parts import (
     AdvantagePart,
     BestOfGroups,
     BilevelGae,
+    DynamicSampling,
     GiGpo,
     GroupBaseline,
     GroupRelative,
     Kl,
     LeaveOneOut,
     ReturnsToGo,
-    Sampling,
     TokenGae,
     TurnGae,
 )
@@ -128,7 +128,7 @@ class Advantages:
 
 
 @torch.no_grad()
-def with_penalties(episodes: Episodes, kl: Kl, sampling: Sampling) -> Episodes:
+def with_penalties(episodes: Episodes, kl: Kl, sampling: DynamicSampling) -> Episodes:
     """The episodes as they are judged: ``shaped`` rewards where there are any, less the KL and the overlong penalty.
 
     ``turn_rewards`` and ``token_rewards`` of the result hold these, and zeros in failed episodes.

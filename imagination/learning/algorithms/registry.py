@@ -31,6 +31,7 @@ from imagination.settings.algorithm_parts import (
     BestOfGroups,
     BilevelGae,
     Critic,
+    DynamicSampling,
     Entropy,
     GiGpo,
     GroupBaseline,
@@ -43,7 +44,6 @@ from imagination.settings.algorithm_parts import (
     PolicyGradient,
     PpoClip,
     ReturnsToGo,
-    Sampling,
     SequenceClip,
     TokenGae,
     TurnClip,
@@ -78,7 +78,7 @@ class Algorithm:
     critic: Critic | None = None
     kl: Kl = field(default_factory=Kl)
     entropy: Entropy = field(default_factory=Entropy)
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: DynamicSampling = field(default_factory=DynamicSampling)
     progress: ProgressSettings = field(default_factory=ProgressSettings)
     tis_cap: float = 2.0
     loss_mask: bool = True
@@ -216,7 +216,7 @@ class Algorithm:
 _FAMILY = (
     Algorithm("ppo", TokenGae(), PpoClip(), critic=Critic()),
     # The paper averages by sequence and counts groups without a gradient too; our results were measured with this.
-    Algorithm("grpo", GroupRelative(), PpoClip(), sampling=Sampling(drop_equal_groups=True)),
+    Algorithm("grpo", GroupRelative(), PpoClip(), sampling=DynamicSampling(drop_equal_groups=True)),
     Algorithm("dr_grpo", GroupRelative(normalise_std=False), PpoClip(), aggregation="constant"),
     # The paper takes REINFORCE's loss; the clip has the same gradient in the first step and allows further ones.
     Algorithm("rloo", LeaveOneOut(), PpoClip()),
@@ -228,7 +228,7 @@ _FAMILY = (
         "dapo",
         GroupRelative(),
         PpoClip(clip_low=0.2, clip_high=0.28, dual_clip=None),
-        sampling=Sampling(drop_equal_groups=True),
+        sampling=DynamicSampling(drop_equal_groups=True),
     ),
     Algorithm("gspo", GroupRelative(), SequenceClip(), aggregation="sequence_mean"),
     Algorithm("gspo_token", GroupRelative(), SequenceClip(token_form=True), aggregation="sequence_mean"),

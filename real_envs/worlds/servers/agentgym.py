@@ -33,10 +33,10 @@ from real_envs.chat_server import is_local
 from real_envs.seeding import derive_seed
 from real_envs.worlds.servers.client import (
     FAREWELL,
-    Answer,
+    ServerReply,
+    ServerSession,
     ServerSettings,
     ServerWorld,
-    Session,
     begun,
     check_url,
     commands_of,
@@ -103,7 +103,7 @@ def numbers_of(option: str) -> list[int]:
 
 
 class AgentGymSession:
-    """An environment that ``/create`` made, until ``close`` (a ``Session``).
+    """An environment that ``/create`` made, until ``close`` (a ``ServerSession``).
 
     Args:
         left_open: a folder where the handle is written down while the environment is open, for ``close_left_open``.
@@ -116,7 +116,7 @@ class AgentGymSession:
         self._score = 0.0
         self._client: httpx.Client | None = None
 
-    def start(self, spec: Mapping[str, str]) -> Answer:
+    def start(self, spec: Mapping[str, str]) -> ServerReply:
         settings = self._settings
         handle = self._handle or self._create()
         if settings.task in handle:
@@ -132,13 +132,13 @@ class AgentGymSession:
         if first is None or (isinstance(first, dict) and not any(name in first for name in _TEXTS)):
             first = self._ask("GET", "observation", handle)  # a reset may say no more than that it was done
         if isinstance(first, str):
-            return Answer(text(first, "observation"))
+            return ServerReply(text(first, "observation"))
         goal = field(first, "task_description") if isinstance(first, dict) and "task_description" in first else ""
         parts = [text(goal, "task_description"), _text_of(first)]
         done = flag(first["done"], "done") if isinstance(first, dict) and "done" in first else False
-        return Answer("\n".join(part for part in parts if part), 0.0, done, _commands_of(first))
+        return ServerReply("\n".join(part for part in parts if part), 0.0, done, _commands_of(first))
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ServerReply:
         settings = self._settings
         if self._handle is None:
             raise crashed("there is no environment on the server: start first")
@@ -147,7 +147,7 @@ class AgentGymSession:
         earned = number(field(answer, name), name)
         if settings.score:
             earned, self._score = earned - self._score, earned
-        return Answer(
+        return ServerReply(
             _text_of(answer), earned / settings.solved, flag(field(answer, "done"), "done"), _commands_of(answer)
         )
 
@@ -278,11 +278,11 @@ class AgentGym(ServerWorld):
     def session(self, settings: AgentGymSettings) -> AgentGymSession:
         return AgentGymSession(settings)
 
-    def for_workers(self, settings: AgentGymSettings) -> tuple[Callable[[], Session], Callable[[], None]]:
+    def for_workers(self, settings: AgentGymSettings) -> tuple[Callable[[], ServerSession], Callable[[], None]]:
         left_open = Path(tempfile.mkdtemp(prefix="imagination-agentgym-"))
         return partial(AgentGymSession, settings, left_open), partial(close_left_open, settings.url, left_open)
 
-    def check(self, session: Session, settings: AgentGymSettings) -> None:
+    def check(self, session: ServerSession, settings: AgentGymSettings) -> None:
         begun(session.start({"task": str(numbers_of(settings.train)[0])}))
         session.act(commands_of(settings.commands)[0])
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.trajectory import StopReason
 from real_envs.worker_pool import PooledTasks, SyncEnv
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, Splits, draw_distinct, hints, write_tasks
@@ -31,14 +31,14 @@ INVALID = (
     r"Could not (?:find|execute)|not (?:a valid|recognized as an) action"
 )
 # Of servers whose own commands are few; most of it is not understood.
-LANGUAGE = Language.of("2 take {a} | 2 go to {a} | 2 open {a} | 1 use {a} | 1 put {a} in {b} | 1 go {d}")
+LANGUAGE = CommandGrammar.of("2 take {a} | 2 go to {a} | 2 open {a} | 1 use {a} | 1 put {a} in {b} | 1 go {d}")
 _JOINTS = re.compile(r"\b(?:to|from|into|in|on|onto|with|at|using)\b")
 _LONGEST = 300  # letters of a failure's detail
 FAREWELL = 3.0  # seconds that closing may take: a server that hangs must not hold up the next episode
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     """A server's answer. ``commands`` are those that it offers now, where it offers any."""
 
     text: str
@@ -47,14 +47,14 @@ class Answer:
     commands: tuple[str, ...] = ()
 
 
-class Session(Protocol):
+class ServerSession(Protocol):
     """One environment of a server. Both methods raise ``EnvFailure`` and nothing else for the server's faults."""
 
-    def start(self, spec: Mapping[str, str]) -> Answer:
+    def start(self, spec: Mapping[str, str]) -> ServerReply:
         """A new episode of the task, also where another one was under way."""
         ...
 
-    def act(self, action: str) -> Answer: ...
+    def act(self, action: str) -> ServerReply: ...
 
     def close(self) -> None:
         """Frees what the server holds; never raises, and ``start`` may follow."""
@@ -69,7 +69,7 @@ class ServerGame(Game):
         commands: for scripted agents, where the server offers none; a server has no plan to give.
     """
 
-    def __init__(self, make: Callable[[], Session], commands: Sequence[str], privileged: bool = False) -> None:
+    def __init__(self, make: Callable[[], ServerSession], commands: Sequence[str], privileged: bool = False) -> None:
         super().__init__(privileged)
         self._simulator = self._session = make()
         self._commands = tuple(commands)
@@ -83,7 +83,7 @@ class ServerGame(Game):
         answer = self._heard(lambda: self._session.act(action.encode("utf-8", "replace").decode()))
         return StepResult(self._observation(answer.text), answer.reward, answer.done, False)
 
-    def _heard(self, ask: Callable[[], Answer]) -> Answer:
+    def _heard(self, ask: Callable[[], ServerReply]) -> ServerReply:
         try:
             answer = ask()
         except EnvFailure:
@@ -162,12 +162,12 @@ class ServerWorld(GeneratedWorld):
     """
 
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
     elsewhere: ClassVar[bool] = False  # there is no plan to take commands from
     key: ClassVar[str]
     prefix: ClassVar[str]
 
-    def session(self, settings: Any) -> Session:
+    def session(self, settings: Any) -> ServerSession:
         raise NotImplementedError
 
     def check(self, session: Any, settings: Any) -> None:
@@ -221,7 +221,7 @@ class ServerWorld(GeneratedWorld):
     def task(self, drawn: int, settings: Mapping[str, Any]) -> Task:
         return Task(f"{self.prefix}{drawn}", {self.key: str(drawn)})
 
-    def for_workers(self, settings: Any) -> tuple[Callable[[], Session], Callable[[], None] | None]:
+    def for_workers(self, settings: Any) -> tuple[Callable[[], ServerSession], Callable[[], None] | None]:
         """What makes the sessions of workers, picklable; and what is called in the end, see ``ServerTasks``."""
         raise NotImplementedError
 
@@ -233,7 +233,7 @@ class ServerWorld(GeneratedWorld):
         return ServerTasks(splits, game, workers, settings.timeout, at_end)
 
 
-def begun(answer: Answer) -> Answer:
+def begun(answer: ServerReply) -> ServerReply:
     """The answer to a reset; raises ``EnvFailure`` where no episode can begin with it."""
     if answer.done:
         raise crashed("the server's reset says that the episode is over")

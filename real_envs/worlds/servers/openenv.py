@@ -27,10 +27,10 @@ from real_envs.seeding import derive_seed
 from real_envs.worlds.servers.client import (
     FAREWELL,
     UNKNOWN,
-    Answer,
+    ServerReply,
+    ServerSession,
     ServerSettings,
     ServerWorld,
-    Session,
     begun,
     check_url,
     commands_of,
@@ -124,14 +124,14 @@ class _Full(Exception):
 
 
 class OpenEnvSession:
-    """An environment of the server, on a socket that lasts for an episode (a ``Session``)."""
+    """An environment of the server, on a socket that lasts for an episode (a ``ServerSession``)."""
 
     def __init__(self, settings: OpenEnvSettings) -> None:
         self._settings = settings
         self._fixed = fields_of(settings.fixed)
         self._client: Any = None
 
-    def start(self, spec: Mapping[str, str]) -> Answer:
+    def start(self, spec: Mapping[str, str]) -> ServerReply:
         for wait in (*_PATIENCE, None):
             self.close()
             limit, self._client = self._settings.timeout, None
@@ -153,14 +153,14 @@ class OpenEnvSession:
             "max_concurrent_envs of collect.workers or more"
         )
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ServerReply:
         """Text that the server's type of action does not take, such as words for a number, is an unknown action."""
         try:
             return self.attempt(action)
         except _Refused:
-            return Answer(UNKNOWN)
+            return ServerReply(UNKNOWN)
 
-    def attempt(self, action: str) -> Answer:
+    def attempt(self, action: str) -> ServerReply:
         """``act``, but raises ``_Refused`` for an action without the fields or values that the server wants."""
         try:
             answer = self._read(self._call("step", {**self._fixed, self._settings.action: action}))
@@ -207,7 +207,7 @@ class OpenEnvSession:
         except (ValueError, AttributeError) as error:  # the client takes for granted that it is JSON, and an object
             raise crashed(f"the server at {url} answered {method} with no OpenEnv message ({error})") from None
 
-    def _read(self, answer: object, reset: bool = False) -> Answer:
+    def _read(self, answer: object, reset: bool = False) -> ServerReply:
         seen = field(answer, "observation")
         if not isinstance(seen, dict):
             raise crashed(f"the server's 'observation' is {seen!r}, no object")
@@ -220,7 +220,7 @@ class OpenEnvSession:
         reward = field(answer, "reward")
         earned = None if reward is None else number(reward, "reward") / self._settings.solved
         done = flag(field(answer, "done"), "done")
-        return Answer("\n".join(part for part in parts if part), 0.0 if reset else earned, done)
+        return ServerReply("\n".join(part for part in parts if part), 0.0 if reset else earned, done)
 
 
 def _lines(value: object, name: str) -> str:
@@ -242,7 +242,7 @@ class OpenEnv(ServerWorld):
     def session(self, settings: OpenEnvSettings) -> OpenEnvSession:
         return OpenEnvSession(settings)
 
-    def for_workers(self, settings: OpenEnvSettings) -> tuple[Callable[[], Session], None]:
+    def for_workers(self, settings: OpenEnvSettings) -> tuple[Callable[[], ServerSession], None]:
         return partial(OpenEnvSession, settings), None
 
     def check(self, session: OpenEnvSession, settings: OpenEnvSettings) -> None:

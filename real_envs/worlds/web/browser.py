@@ -18,7 +18,7 @@ from typing import Any
 
 from real_envs.env import StepResult, Task
 from real_envs.screens import AFTER, BEFORE, Place, keep
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.worlds.generated import Game, hints
 from real_envs.worlds.web.chromium import KeptBrowser, find_chromium, load_suite
 from real_envs.worlds.web.page import REFUSALS, ActionError, Element, Numbers, page_text, parse_action, read_page
@@ -29,7 +29,7 @@ _FORBIDDEN = frozenset({"upload_file", "mouse_upload_file"})  # they read files 
 _BID = re.compile(r"[\"']?\bbid\b[\"']? *[:=]? *[\"']?\w+[\"']?")
 _PREFIX = re.compile(r"(?:(?:Locator|Page|Keyboard|Mouse)\.\w+: |Error: )+")
 
-LANGUAGE = Language.of(
+LANGUAGE = CommandGrammar.of(
     "10 click('{a}') | 2 fill('{a}', 'yes') | 0.5 dblclick('{a}') | 0.5 hover('{a}') | 0.5 focus('{a}') | "
     "1 clear('{a}') | 1 press('{a}', 'Enter') | 1 select_option('{a}', 'yes') | 0.5 scroll(0, 200) | "
     "0.3 noop(0) | 0.5 click({a}) | 0.5 click '{a}' | 0.5 type('{a}', 'yes') | 0.5 submit()",

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 from real_envs.env import Task
 from real_envs.errors import UserError
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import GeneratedWorld, Progress
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
@@ -68,7 +68,7 @@ class Miniwob(GeneratedWorld):
     name: ClassVar[str] = "miniwob"
     settings: ClassVar[type[MiniwobSettings]] = MiniwobSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
     step_timeout: ClassVar[float] = 20.0
     reset_timeout: ClassVar[float] = RESET_TIMEOUT
     elsewhere: ClassVar[bool] = False  # see ``BrowserGym``

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from real_envs.env import Task
 from real_envs.errors import UserError
 from real_envs.screens import FOLDER
-from real_envs.scripted_agents import Language
+from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import GeneratedWorld, Progress
 from real_envs.worlds.web.browser import INVALID, LANGUAGE, BrowserGame, BrowserLook
@@ -57,7 +57,7 @@ class BrowserGym(GeneratedWorld):
     name: ClassVar[str] = "browsergym"
     settings: ClassVar[type[BrowserSettings]] = BrowserSettings
     invalid: ClassVar[str] = INVALID
-    language: ClassVar[Language] = LANGUAGE
+    language: ClassVar[CommandGrammar] = LANGUAGE
     step_timeout: ClassVar[float] = STEP_TIMEOUT
     reset_timeout: ClassVar[float] = RESET_TIMEOUT
     elsewhere: ClassVar[bool] = False  # a number that is right on one page is nothing on another

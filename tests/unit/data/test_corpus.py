@@ -14,8 +14,8 @@ import pytest
 
 from imagination.data import corpus
 from imagination.data.corpus import (
+    CorpusShard,
     Played,
-    Shard,
     declare_corpus,
     drawn,
     held_out_starts,
@@ -190,7 +190,7 @@ def test_rows_are_what_was_saved(tmp_path: Path) -> None:
     """By hand, with a token beyond 16 bits."""
     rows = [Row([1, 70_000, 3], (), Source.REAL, ce_weight=[0.0, 1.0, 1.0]), Row([4], (), Source.REAL, ce_weight=[0.0])]
     counted = {"episodes": 2, "real_steps": 7, "broken": 1, "left_out": 3, "fruitless": 0}
-    Shard.of(rows, counted).save(tmp_path / "w" / "00000.npz")
+    CorpusShard.of(rows, counted).save(tmp_path / "w" / "00000.npz")
     loaded, counts = load_corpus(tmp_path, {"w": BABY})
     for read, row in zip(loaded, rows, strict=True):
         assert (read.ids.tolist(), read.ce_weight.tolist()) == (row.ids.tolist(), row.ce_weight.tolist())

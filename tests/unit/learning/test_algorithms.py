@@ -15,11 +15,11 @@ from imagination.settings.algorithm_parts import (
     BestOfGroups,
     BilevelGae,
     Critic,
+    DynamicSampling,
     Entropy,
     GroupRelative,
     Kl,
     PpoClip,
-    Sampling,
     TokenGae,
     TurnGae,
 )
@@ -213,7 +213,7 @@ def test_each_name_is_its_advantage():
 
 def test_kl_and_overlong_penalties_reach_the_rewards():
     kl = torch.full(INDEX.shape, 0.5).masked_fill(INDEX < 0, float("nan"))
-    penalties = Kl(kl_coef=0.1, kl_in="reward"), Sampling(max_tokens=4, overlong_buffer=2)
+    penalties = Kl(kl_coef=0.1, kl_in="reward"), DynamicSampling(max_tokens=4, overlong_buffer=2)
     shaped = with_penalties(replace(EPISODES, kl=kl), *penalties)
     # 3, 3, failed and 4 tokens; lengths above 2 are punished by half and one; 0.05 is taken from each token
     assert shaped.turn_rewards.sum(1).tolist() == pytest.approx([1 - 0.15 - 0.5, 0.5 - 0.15 - 0.5, 0.0, -0.2 - 1.0])
@@ -334,4 +334,4 @@ def test_weights_follow_the_aggregation():
     assert ALGORITHMS["dr_grpo"].with_settings(max_tokens=5).weigh(trained)[1] == 10
     with pytest.raises(ValueError, match="needs max_tokens"):
         ALGORITHMS["dr_grpo"].weigh(trained)
-    assert Sampling() == ALGORITHMS["rloo"].sampling
+    assert DynamicSampling() == ALGORITHMS["rloo"].sampling

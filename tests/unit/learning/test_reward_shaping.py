@@ -13,7 +13,7 @@ from imagination.learning.algorithms.advantage import with_penalties
 from imagination.learning.experience import informative_groups, policy_row, policy_rows
 from imagination.learning.reward_shaping import GRAIN, RewardShaping, check_tiers
 from imagination.settings import AlgorithmSettings, UserError
-from imagination.settings.algorithm_parts import Kl, Sampling
+from imagination.settings.algorithm_parts import DynamicSampling, Kl
 from real_envs.trajectory import StopReason
 from tests.support.dreamed import dream
 from tests.support.plain import credited
@@ -129,7 +129,7 @@ def test_shaped_turns_are_judged_and_the_payment_is_still_known() -> None:
         valid=torch.tensor([True, False]),
         shaped=torch.tensor([[0.25, 0.5], [math.nan, math.inf]]),
     )
-    found = with_penalties(episodes, Kl(), Sampling())
+    found = with_penalties(episodes, Kl(), DynamicSampling())
     assert found.token_rewards.tolist() == [[0.25, 0.0, 0.5], [0.0, 0.0, 0.0]]
     assert found.turn_rewards.tolist() == [[0.25, 0.5], [0.0, 0.0]]
     assert episodes.earned.sum(1).tolist() == [1.0, 0.0]

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from imagination.loop.choice import PARTS, Evidence, choose, doubt, gap, score, thinness, variance
+from imagination.loop.choice import PARTS, TaskStats, choose, doubt, gap, score, thinness, variance
 from imagination.settings import ChoiceWeights
 
 
@@ -16,42 +16,42 @@ def test_every_part_has_a_weight() -> None:
 
 
 def test_doubt_of_one_model_is_one_minus_the_geometric_mean_of_its_confidences() -> None:
-    assert doubt(Evidence(confidences=[0.8, 0.2])) == pytest.approx(1 - 0.4)
-    assert doubt(Evidence(confidences=[1.0, 1.0])) == 0.0
-    assert doubt(Evidence(confidences=[0.0, 1.0])) == pytest.approx(1 - 1e-6), "a confidence of 0 is no infinity"
-    assert doubt(Evidence()) is None, "nothing was dreamed, which is not certainty"
+    assert doubt(TaskStats(confidences=[0.8, 0.2])) == pytest.approx(1 - 0.4)
+    assert doubt(TaskStats(confidences=[1.0, 1.0])) == 0.0
+    assert doubt(TaskStats(confidences=[0.0, 1.0])) == pytest.approx(1 - 1e-6), "a confidence of 0 is no infinity"
+    assert doubt(TaskStats()) is None, "nothing was dreamed, which is not certainty"
 
 
 def test_doubt_of_an_ensemble_is_the_share_of_the_most_that_members_can_disagree() -> None:
-    known = Evidence(confidences=[0.1, 0.1], disagreements=[math.log(4), 0.0], members=4)
+    known = TaskStats(confidences=[0.1, 0.1], disagreements=[math.log(4), 0.0], members=4)
     assert doubt(known) == pytest.approx(0.5), "their confidences, low by the world's own chance, say nothing"
 
 
 def test_gap_is_the_distance_of_dreamed_and_real_success_in_either_direction() -> None:
-    assert gap(Evidence(dreamed=(4, 4), real=(1, 4))) == 0.75
-    assert gap(Evidence(dreamed=(0, 4), real=(1, 4))) == 0.25
-    assert gap(Evidence(dreamed=(4, 4))) is None
-    assert gap(Evidence(real=(1, 4))) is None
+    assert gap(TaskStats(dreamed=(4, 4), real=(1, 4))) == 0.75
+    assert gap(TaskStats(dreamed=(0, 4), real=(1, 4))) == 0.25
+    assert gap(TaskStats(dreamed=(4, 4))) is None
+    assert gap(TaskStats(real=(1, 4))) is None
 
 
 def test_what_is_always_or_never_solved_teaches_nothing() -> None:
-    assert variance(Evidence(dreamed=(4, 4), real=(2, 2))) == 0.0
-    assert variance(Evidence(dreamed=(0, 4))) == 0.0
-    assert variance(Evidence(dreamed=(1, 2), real=(0, 2))) == 0.75, "4 * 1/4 * 3/4"
-    assert variance(Evidence(dreamed=(2, 4))) == 1.0
-    assert variance(Evidence()) is None
+    assert variance(TaskStats(dreamed=(4, 4), real=(2, 2))) == 0.0
+    assert variance(TaskStats(dreamed=(0, 4))) == 0.0
+    assert variance(TaskStats(dreamed=(1, 2), real=(0, 2))) == 0.75, "4 * 1/4 * 3/4"
+    assert variance(TaskStats(dreamed=(2, 4))) == 1.0
+    assert variance(TaskStats()) is None
 
 
 def test_thinness_falls_with_the_root_of_the_logged_episodes() -> None:
-    assert [thinness(Evidence(logged=n)) for n in (0, 3, 24)] == [1.0, 0.5, 0.2]
+    assert [thinness(TaskStats(logged=n)) for n in (0, 3, 24)] == [1.0, 0.5, 0.2]
 
 
 def test_the_score_is_the_weighted_mean_of_what_is_known() -> None:
-    known = Evidence(logged=3, dreamed=(2, 4), real=(1, 4), confidences=[0.25])
+    known = TaskStats(logged=3, dreamed=(2, 4), real=(1, 4), confidences=[0.25])
     # doubt 0.75, gap 0.25, variance of 3 in 8: 4 * 3/8 * 5/8 = 0.9375, thinness 0.5
     assert score(known, ChoiceWeights(1, 1, 1, 1)) == pytest.approx((0.75 + 0.25 + 0.9375 + 0.5) / 4)
     assert score(known, ChoiceWeights(doubt=2, gap=0, variance=0, thinness=1)) == pytest.approx((1.5 + 0.5) / 3)
-    new = Evidence()
+    new = TaskStats()
     assert score(new, ChoiceWeights(1, 1, 1, 1)) == 1.0, "of a new task only its thinness is known"
     assert score(new, ChoiceWeights(thinness=0)) == 0.0
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from imagination.commands.check_train import check
-from imagination.learning.collector import CollectionPlan, ExperienceCollector, World
+from imagination.learning.collector import CollectionPlan, ExperienceCollector, RolloutEnvironment
 from imagination.learning.metrics import turns_lost, useful_turns
 from imagination.rollout.play import Episode, Provenance
 from imagination.settings import Config, UserError
@@ -49,13 +49,19 @@ class Scripted(ExperienceCollector):
         self.asked: list[tuple[int, int, float]] = []
 
     def _episodes(
-        self, index: int, chance: random.Random, first: int, groups: int, branch: float, world: World | None = None
+        self,
+        index: int,
+        chance: random.Random,
+        first: int,
+        groups: int,
+        branch: float,
+        world: RolloutEnvironment | None = None,
     ) -> list[Episode]:
         self.asked.append((first, groups, branch))
         return [None] * (groups * 2)  # type: ignore[list-item]
 
     async def _play(
-        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: World | None = None
+        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: RolloutEnvironment | None = None
     ) -> list[Trajectory]:
         return [dream(self.useful + 1, UNSURE) for _ in episodes]
 

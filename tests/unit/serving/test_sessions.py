@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from imagination.serving.sessions import Answer, Refusal, Refused, Sessions
+from imagination.serving.sessions import Refusal, Refused, Sessions, SessionStep
 from imagination.settings.dreams import ServeSettings
 from real_envs.trajectory import StopReason
 from tests.support.served import STARTS, Planted, planted_world
@@ -22,8 +22,8 @@ class Clock:
         return self.now
 
 
-def play(actions: list[str], task: str | None = "hall", seed: int | None = 0, **world: Any) -> list[Answer]:
-    async def run() -> list[Answer]:
+def play(actions: list[str], task: str | None = "hall", seed: int | None = 0, **world: Any) -> list[SessionStep]:
+    async def run() -> list[SessionStep]:
         session = await Sessions(planted_world(**world), ServeSettings()).open()
         return [await session.reset(task, seed), *[await session.step(action) for action in actions]]
 

@@ -28,7 +28,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Record:
+class _AcceptedLength:
     """A running mean of how many guessed tokens were right, for matches of one length."""
 
     accepted: float = 16.0
@@ -57,7 +57,7 @@ class Drafts:
 
     def reset(self) -> None:
         """Forgets what it learned about the lengths of guesses."""
-        self._records = {n: _Record() for n in LENGTHS}
+        self._records = {n: _AcceptedLength() for n in LENGTHS}
 
     def propose(self, ids: np.ndarray, stop: int, limit: int) -> Draft | None:
         """What may follow ``ids``, at most ``limit`` tokens and not beyond ``stop``; ``None`` without an idea."""

@@ -10,7 +10,7 @@ import pytest
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import FORMATS, Imported, Refusal, log_files, read
+from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, log_files, read
 
 OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o"}]}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
@@ -41,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
 def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list[str]]:
     """Files with their formats, and those that are in none, in their order."""
     found = list(log_files(name, folder))
-    known = [(s[0].relative_to(folder).as_posix(), s[1].name) for s in found if not isinstance(s, Refusal)]
-    return known, [s.file.relative_to(folder).as_posix() for s in found if isinstance(s, Refusal)]
+    known = [(s[0].relative_to(folder).as_posix(), s[1].name) for s in found if not isinstance(s, RejectedRecord)]
+    return known, [s.file.relative_to(folder).as_posix() for s in found if isinstance(s, RejectedRecord)]
 
 
 def test_every_file_is_read_or_named(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_an_id_that_an_earlier_file_gave_is_refused(tmp_path: Path) -> None:
     named: set[str] = set()
     first, second = (list(read(file, FORMATS["jsonl"], Reading(), named)) for file in files)
     assert isinstance(first[0], Imported)
-    assert isinstance(second[0], Refusal)
+    assert isinstance(second[0], RejectedRecord)
     assert (second[0].field, second[0].reason) == ("id", "is '1', like that of an earlier record")
 
 
@@ -97,5 +97,5 @@ def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     *good, last = read(path, FORMATS["jsonl"], Reading())
     assert len(good) > 100
     assert all(isinstance(item, Imported) for item in good)
-    assert isinstance(last, Refusal)
+    assert isinstance(last, RejectedRecord)
     assert last.record == "the rest of the file"

@@ -13,7 +13,7 @@ import pytest
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import FORMATS, Imported, Refusal, find_format, read
+from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, find_format, read
 from real_envs.trajectory import StopReason, Trajectory, Turn
 
 CHAT: dict[str, Any] = {
@@ -116,10 +116,10 @@ def write(path: Path, content: object) -> Path:
     return path
 
 
-def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[Refusal]]:
+def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[RejectedRecord]]:
     """What is imported, and what is refused."""
     found = list(read(path, find_format(name, path)[0], Reading(**reading)))
-    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, Refusal)]
+    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, RejectedRecord)]
 
 
 def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:

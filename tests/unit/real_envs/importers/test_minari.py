@@ -12,7 +12,7 @@ import pytest
 
 from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import Imported, Refusal, find_format, log_files, read
+from real_envs.importers.formats import Imported, RejectedRecord, find_format, log_files, read
 from real_envs.trajectory import StopReason, Trajectory, Turn
 
 TEXT = {"type": "Text", "max_length": 99, "min_length": 1, "charset": "ab"}
@@ -69,9 +69,9 @@ def _hdf5(path: Path, episodes: tuple[dict[str, Any], ...]) -> None:
                 put(group, key, values)
 
 
-def items(path: Path, **reading: Any) -> tuple[list[Trajectory], list[Refusal]]:
+def items(path: Path, **reading: Any) -> tuple[list[Trajectory], list[RejectedRecord]]:
     found = list(read(path, find_format("auto", path)[0], Reading(**reading)))
-    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, Refusal)]
+    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, RejectedRecord)]
 
 
 @BOTH
@@ -124,8 +124,8 @@ def test_datasets_are_found_in_folders_and_broken_ones_named(tmp_path: Path) -> 
     dataset(tmp_path, "arrow", SAID | WON)
     (tmp_path / "demo" / "namespace_metadata.json").write_text("{}")
     found = list(log_files("auto", tmp_path))
-    assert [(s[0].name, s[1].name) for s in found if not isinstance(s, Refusal)] == [("text-v0", "minari")]
-    assert [s.file.name for s in found if isinstance(s, Refusal)] == ["namespace_metadata.json"]
+    assert [(s[0].name, s[1].name) for s in found if not isinstance(s, RejectedRecord)] == [("text-v0", "minari")]
+    assert [s.file.name for s in found if isinstance(s, RejectedRecord)] == ["namespace_metadata.json"]
     (tmp_path / "demo" / "text-v0" / "data" / "0" / "part-0.arrow").write_bytes(b"ARROW1 no more")
     with pytest.raises(UserError, match="cannot be read"):
         items(tmp_path / "demo" / "text-v0")

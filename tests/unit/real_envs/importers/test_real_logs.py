@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import Imported, Refusal, find_format, read
+from real_envs.importers.formats import Imported, RejectedRecord, find_format, read
 from real_envs.importers.outcomes import with_outcome
 from real_envs.trajectory import StopReason, Trajectory
 
@@ -25,7 +25,7 @@ WEB = DATA / "webarena_infinity" / "gmail"
 
 
 @cache
-def imported(path: Path) -> tuple[str, Sequence[Trajectory], Sequence[Refusal]]:
+def imported(path: Path) -> tuple[str, Sequence[Trajectory], Sequence[RejectedRecord]]:
     """The format that is seen, the episodes, and what is refused; the test is skipped where the file is not there."""
     if not path.exists():
         pytest.skip("the logs are not beside this checkout")
@@ -34,7 +34,7 @@ def imported(path: Path) -> tuple[str, Sequence[Trajectory], Sequence[Refusal]]:
     return (
         found.name,
         [item.episode for item in items if isinstance(item, Imported)],
-        [item for item in items if isinstance(item, Refusal)],
+        [item for item in items if isinstance(item, RejectedRecord)],
     )
 
 

@@ -22,7 +22,7 @@ from real_envs.worlds.alfworld import (
     clean,
     world_facts,
 )
-from real_envs.worlds.alfworld_plans import Facts, Goal, commands, read_goal
+from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
 
 DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "alfworld"
 PROBLEM = """(:init (receptacleType Desk_bar__plus_02_dot_32 DeskType)
@@ -71,31 +71,31 @@ HOUSE = [
 
 
 def test_goals_of_all_shapes_are_read() -> None:
-    assert read_goal(f"(:goal (and {PLACED.format(more='')}") == Goal("mugtype", "desktype")
+    assert read_goal(f"(:goal (and {PLACED.format(more='')}") == AlfworldGoal("mugtype", "desktype")
     cleaned = read_goal(f"(:goal (and {PLACED.format(more='(isClean ?o)')}")
-    assert cleaned == Goal("mugtype", "desktype", change="clean")
+    assert cleaned == AlfworldGoal("mugtype", "desktype", change="clean")
     two = read_goal(f"(:goal (and {PLACED.format(more='(objectType ?o2 MugType) (receptacleType ?r DeskType)')}")
-    assert two == Goal("mugtype", "desktype", count=2)
+    assert two == AlfworldGoal("mugtype", "desktype", count=2)
     lit = "(:goal (and (objectType ?ot DeskLampType) (isToggled ?ot) (objectType ?o PenType) (holds ?a ?o)"
-    assert read_goal(lit) == Goal("pentype", lamp="desklamptype")
+    assert read_goal(lit) == AlfworldGoal("pentype", lamp="desklamptype")
     assert read_goal("(:goal (and (opened ?r)))") is None
 
 
 def test_a_plan_is_written_from_any_state() -> None:
     brought = ["go to sink_1", "take mug_2 from sink_1", "go to desk_1", "put mug_2 in/on desk_1"]
-    assert commands(Goal("mugtype", "desktype"), Facts(HOUSE)) == brought
+    assert commands(AlfworldGoal("mugtype", "desktype"), Facts(HOUSE)) == brought
     more = ["go to drawer_1", "open drawer_1", "take mug_1 from drawer_1", "go to desk_1", "put mug_1 in/on desk_1"]
-    assert commands(Goal("mugtype", "desktype", count=2), Facts(HOUSE)) == brought + more
+    assert commands(AlfworldGoal("mugtype", "desktype", count=2), Facts(HOUSE)) == brought + more
     clean_it = [*brought[:2], "clean mug_2 with sink_1", *brought[2:]]  # it is at the sink already
-    assert commands(Goal("mugtype", "desktype", change="clean"), Facts(HOUSE)) == clean_it
+    assert commands(AlfworldGoal("mugtype", "desktype", change="clean"), Facts(HOUSE)) == clean_it
     # another thing is in the hand, and the drawer stands open before us
     aside = [fact for fact in HOUSE if fact[0] != "atlocation"]
     aside += [("atlocation", "agent", "loc_1"), ("opened", "drawer_1"), ("holds", "agent", "pen_1")]
-    assert commands(Goal("mugtype", "desktype"), Facts(aside)) == ["put pen_1 in/on drawer_1", *brought]
+    assert commands(AlfworldGoal("mugtype", "desktype"), Facts(aside)) == ["put pen_1 in/on drawer_1", *brought]
     held = [*HOUSE, ("holds", "agent", "pen_1")]
-    assert commands(Goal("pentype", lamp="desklamptype"), Facts(held)) == ["go to desk_1", "use lamp_1"]
-    assert commands(Goal("pentype", "desktype"), Facts(HOUSE)) == []  # the pen is nowhere
-    assert commands(Goal("mugtype", "bedtype"), Facts(HOUSE)) == []
+    assert commands(AlfworldGoal("pentype", lamp="desklamptype"), Facts(held)) == ["go to desk_1", "use lamp_1"]
+    assert commands(AlfworldGoal("pentype", "desktype"), Facts(HOUSE)) == []  # the pen is nowhere
+    assert commands(AlfworldGoal("mugtype", "bedtype"), Facts(HOUSE)) == []
 
 
 def test_a_game_is_translated_once() -> None:

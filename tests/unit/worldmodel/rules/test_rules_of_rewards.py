@@ -12,7 +12,7 @@ import pytest
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import Answering
 from worldmodel.rules.conditions import Condition
-from worldmodel.rules.episode import Episode, Language
+from worldmodel.rules.episode import EpisodeText, Language
 from worldmodel.rules.invariants import OUTCOME, Invariant
 from worldmodel.rules.mine import mine_rules
 from worldmodel.rules.rule_set import RuleSet
@@ -78,7 +78,7 @@ def test_no_real_episode_breaks_what_was_found_and_every_false_outcome_does(rule
 
 def test_the_last_text_that_refused_nothing_is_still_the_state() -> None:
     language = Language(Templates(["walk {1}"]), (), lambda action, answer: answer == NO, mentions=("to the",))
-    episode = Episode(language, "Go to the red ball.\na red ball: 2 ahead")
+    episode = EpisodeText(language, "Go to the red ball.\na red ball: 2 ahead")
     action = language.templates.read("walk on")
     near = Condition("text", 0, "{to_the} : 2 ahead", "state")
     assert near.holds(episode, action)

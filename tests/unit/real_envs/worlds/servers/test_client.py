@@ -12,8 +12,8 @@ import pytest
 from real_envs.env import EnvFailure, Task
 from real_envs.trajectory import StopReason
 from real_envs.worlds.servers.client import (
-    Answer,
     ServerGame,
+    ServerReply,
     ServerTasks,
     check_url,
     commands_of,
@@ -33,19 +33,19 @@ TASK = Task("t", {"seed": "0"})
 class Scripted:
     """A session that answers in order; a failure among the answers is raised."""
 
-    def __init__(self, *answers: Answer | EnvFailure) -> None:
+    def __init__(self, *answers: ServerReply | EnvFailure) -> None:
         self.answers, self.closed, self.sent = list(answers), 0, []  # type: ignore[var-annotated]
 
-    def _next(self) -> Answer:
+    def _next(self) -> ServerReply:
         answer = self.answers.pop(0)
         if isinstance(answer, EnvFailure):
             raise answer
         return answer
 
-    def start(self, spec: Mapping[str, str]) -> Answer:
+    def start(self, spec: Mapping[str, str]) -> ServerReply:
         return self._next()
 
-    def act(self, action: str) -> Answer:
+    def act(self, action: str) -> ServerReply:
         self.sent.append(action)
         return self._next()
 
@@ -54,7 +54,12 @@ class Scripted:
 
 
 def test_an_episode_is_what_the_session_said() -> None:
-    session = Scripted(Answer("a room"), Answer("a lamp", 0.25), Answer("yours", None, True), Answer("a room again"))
+    session = Scripted(
+        ServerReply("a room"),
+        ServerReply("a lamp", 0.25),
+        ServerReply("yours", None, True),
+        ServerReply("a room again"),
+    )
     game = ServerGame(lambda: session, ("look",))
     with pytest.raises(RuntimeError, match="reset first"):
         game.step("look")
@@ -79,13 +84,13 @@ def test_an_episode_is_what_the_session_said() -> None:
 @pytest.mark.parametrize(
     ("answers", "match"),
     [
-        ((Answer("a room", done=True),), "the episode is over"),
-        ((Answer("  "),), "has no text"),
+        ((ServerReply("a room", done=True),), "the episode is over"),
+        ((ServerReply("  "),), "has no text"),
         ((timed_out("too long"),), "too long"),
-        ((Answer("a room"), crashed("it broke")), "it broke"),
+        ((ServerReply("a room"), crashed("it broke")), "it broke"),
     ],
 )
-def test_a_failure_frees_the_session(answers: tuple[Answer | EnvFailure, ...], match: str) -> None:
+def test_a_failure_frees_the_session(answers: tuple[ServerReply | EnvFailure, ...], match: str) -> None:
     session = Scripted(*answers)
     game = ServerGame(lambda: session, ("look",))
     if len(answers) == 2:
@@ -98,7 +103,7 @@ def test_a_failure_frees_the_session(answers: tuple[Answer | EnvFailure, ...], m
 
 
 def test_scripted_agents_see_what_the_server_offers_and_otherwise_what_was_named() -> None:
-    session = Scripted(Answer("a room"), Answer("a box", commands=("open box", "put the red key in box")))
+    session = Scripted(ServerReply("a room"), ServerReply("a box", commands=("open box", "put the red key in box")))
     game = ServerGame(lambda: session, ("look", "take lamp"), privileged=True)
     assert game.reset(TASK).privileged["admissible_commands"] == ["look", "take lamp"]
     seen = game.step("look").observation.privileged
@@ -152,7 +157,7 @@ def test_options_are_read_and_bad_ones_refused() -> None:
 
 
 def game_of(answers: int) -> ServerGame:
-    return ServerGame(partial(Scripted, *[Answer("a room")] * answers), ("look",))
+    return ServerGame(partial(Scripted, *[ServerReply("a room")] * answers), ("look",))
 
 
 def test_what_is_left_to_do_is_done_once_and_not_while_an_environment_is_in_use() -> None:
