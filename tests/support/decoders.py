@@ -24,27 +24,18 @@ from policy.lm.backbone import with_lora
 from policy.lm.settings import LoraSettings
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
+GPT2_SIZES = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "llama-wide": lambda: LlamaForCausalLM(LlamaConfig(**SIZES | {"hidden_size": 64})),  # its attention is compiled
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
     "granite": lambda: GraniteForCausalLM(GraniteConfig(**SIZES, logits_scaling=8.0)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
-    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**GPT2_SIZES, bos_token_id=1, eos_token_id=2)),
     "llama-lora": lambda: with_lora(LlamaForCausalLM(LlamaConfig(**SIZES)), LoraSettings(rank=2)),
 }
 

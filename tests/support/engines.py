@@ -58,12 +58,6 @@ def assert_scored(model: Any, prompt: Sequence[int], completion: Completion, tem
 def generate(model: PreTrainedModel, prompt: Sequence[int], max_tokens: int, stop: int) -> tuple[int, ...]:
     """Greedy text by transformers."""
     ids = torch.tensor([list(prompt)], device=model.device)
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=stop if stop >= 0 else None,
-        pad_token_id=0,
-    )
+    ends = {"max_new_tokens": max_tokens, "eos_token_id": stop if stop >= 0 else None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **ends)
     return tuple(out[0, len(prompt) :].tolist())

@@ -46,13 +46,7 @@ class OracleWorldModel:
             await env.close()
         else:
             self._open[session] = (env, [*done, action])
-        return Prediction(
-            observation=result.observation.text,
-            reward=result.reward or 0.0,
-            terminated=result.terminated,
-            confidence=1.0,
-            outcome_confidence=1.0,
-        )
+        return Prediction(result.observation.text, result.reward or 0.0, result.terminated, 1.0, 1.0)
 
     def excluding(self, episodes: Sequence[Trajectory]) -> OracleWorldModel:
         """Itself: it looks up nothing."""

@@ -70,17 +70,11 @@ def rl_row(
     drift = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed)) - 0.5
     turns = [len(re.findall("A+", mask[: i + 1])) - 1 if m else -1 for i, m in enumerate(mine)]
     return Row(
-        ids=ids,
-        action_mask=mine,
-        source=Source.DREAM,
+        ids=ids, action_mask=mine, source=Source.DREAM, advantages=[advantage if m else 0.0 for m in mine],
         behavior_logprobs=[float(scores[i] + drift[i]) if m else math.nan for i, m in enumerate(mine)],
-        advantages=[advantage if m else 0.0 for m in mine],
-        rl_weight=[float(m) for m in mine],
-        rewards=[*[0.0] * max(turns), reward],
-        truncated=truncated,
-        temperature=temperature,
-        turns=turns,
-    )
+        rl_weight=[float(m) for m in mine], rewards=[*[0.0] * max(turns), reward], truncated=truncated,
+        temperature=temperature, turns=turns,
+    )  # fmt: skip
 
 
 def expert_row(mask: str, seed: int) -> Row:
@@ -90,13 +84,8 @@ def expert_row(mask: str, seed: int) -> Row:
 
 def grpo_rows(model: PreTrainedModel, temperature: float = 1.0) -> list[Row]:
     """Episodes of different lengths, ends and advantages."""
-    return [
-        rl_row(model, ".AA..AAA", 1.5, 1, temperature=temperature),
-        rl_row(model, "..A.A....AAAA.A", -0.7, 2, temperature=temperature),
-        rl_row(model, ".A", 0.4, 3, temperature=temperature),
-        rl_row(model, ".......AAAAA......", -2.0, 4, temperature=temperature),
-        rl_row(model, ".AAAA.", 0.9, 5, temperature=temperature),
-    ]
+    masks = {".AA..AAA": 1.5, "..A.A....AAAA.A": -0.7, ".A": 0.4, ".......AAAAA......": -2.0, ".AAAA.": 0.9}
+    return [rl_row(model, *row, seed, temperature=temperature) for seed, row in enumerate(masks.items(), start=1)]
 
 
 EXPERTS = [expert_row("..AA.AA", 6), expert_row(".....AAAA..AAA....A", 7)]
@@ -146,13 +135,8 @@ def plain_rl(model: PreTrainedModel, rows: Sequence[Row], temperature: float, ad
 
 def plain_imitation(model: PreTrainedModel, rows: Sequence[Row]) -> Tensor:
     """Mean negative log-likelihood, at temperature 1, over the experts' own tokens."""
-    losses = [
-        -score
-        for row in rows
-        for score, weight in zip(scored(model, row.ids, 1.0), row.ce_weight, strict=True)
-        if weight
-    ]
-    return torch.stack(losses).mean()
+    tokens = [(s, w) for row in rows for s, w in zip(scored(model, row.ids, 1.0), row.ce_weight, strict=True)]
+    return torch.stack([-score for score, weight in tokens if weight]).mean()
 
 
 def plain_kl(model: PreTrainedModel, reference: PreTrainedModel, rows: Sequence[Row], temperature: float) -> Tensor:
@@ -200,12 +184,8 @@ class Notes(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         if closure is not None:
             closure()
-        self.seen.append(
-            {
-                name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
-                for name, p in self.module.named_parameters()
-            }
-        )
+        named = list(self.module.named_parameters())
+        self.seen.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
         if self.nudge:
             with torch.no_grad():
                 if self.module.value is not None:

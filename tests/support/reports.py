@@ -19,17 +19,14 @@ def summary() -> Json:
 
     audit = dict.fromkeys(("exact_match", "token_f1", "reward_precision", "reward_recall", "end_accuracy"), 0.9)
     return {
+        **{"dreamed_turns": 184320, "seed": 0, "hardware": "2 CPU cores", "versions": {"torch": "2.9"}},
         "real_steps": {"collect": 12400, "fit_world_model": 0, "clone": 0, "train": 0, "evaluate": 600},
-        "dreamed_turns": 184320,
         "wall_seconds": {"collect": 40.0, "fit_world_model": 300.5, "train": 610.0},
         "world_model": {**audit, "n": 500, "on_policy": {**audit, "n": 100}},
         "policy": {
             "before": {"train_tasks": p(20, 64), "heldout_tasks": p(18, 64), "dream_success": p(87, 256)},
             "after": {"train_tasks": p(41, 64), "heldout_tasks": p(26, 64), "dream_success": p(179, 256)},
         },
-        "seed": 0,
-        "hardware": "2 CPU cores",
-        "versions": {"torch": "2.9"},
     }
 
 

@@ -71,19 +71,8 @@ def rooms_log(tasks: int, episodes: int = 6, turns: int = 14, first: int = 0) ->
                 action = _random_action(rng, world)
                 observation, reward, end = world.step(action)
                 played.append(Turn(action, observation, reward, end))
-            log.append(
-                Trajectory(
-                    f"rooms-{task}/{k}",
-                    f"rooms-{task}",
-                    f"rooms-{task}",
-                    Source.REAL,
-                    "random",
-                    k,
-                    start,
-                    tuple(played),
-                    StopReason.TURN_LIMIT,
-                )
-            )
+            facts = (f"rooms-{task}/{k}", f"rooms-{task}", f"rooms-{task}", Source.REAL, "random", k, start)
+            log.append(Trajectory(*facts, tuple(played), StopReason.TURN_LIMIT))
     return log
 
 

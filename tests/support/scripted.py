@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
+from itertools import cycle
 from typing import Any
 
 from policy.lm.engine import Completion, Sampling
 from policy.lm.render import ChatFormat
 from policy.lm.tokenizer import train_tokenizer
-from real_envs.trajectory import Trajectory, Turn
+from real_envs.trajectory import Observation, Trajectory, Turn
 from worldmodel.world_model import Prediction
 
 CHAT = ChatFormat(train_tokenizer(["-= Hall =-"], 270))
@@ -34,6 +35,27 @@ class Says:
     def release(self, session: Hashable) -> None: ...
 
     def update_weights(self) -> None: ...
+
+
+class Acts:
+    """An agent that does the same actions over and over, in each episode from the first one on."""
+
+    name = "script"
+
+    def __init__(self, *actions: str) -> None:
+        self._actions, self._next = actions, cycle(actions)
+
+    def start(self, observation: Observation, seed: int) -> Acts:
+        return Acts(*self._actions)
+
+    async def act(self) -> str:
+        return next(self._next)
+
+    def observe(self, observation: Observation) -> None: ...
+
+    def trace(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def says(observation: str, confidence: float = 0.9, reward: float = 0.0, sure: float = 1.0) -> Prediction:

@@ -114,6 +114,11 @@ def measured(address: str) -> dict[tuple[str, ...], float]:
     }
 
 
+def labelled(found: Mapping[tuple[str, ...], float], name: str) -> dict[str, float]:
+    """The values of a measure by its one label."""
+    return {key[1]: value for key, value in found.items() if key[0] == name}
+
+
 def sessions_left(address: str, seconds: float = 20.0) -> int:
     """How many sessions are open once those of clients that are gone have had ``seconds`` to be noticed."""
     deadline = time.monotonic() + seconds

@@ -61,6 +61,19 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
+def answers(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Returns when the address does."""
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            httpx.get(url, timeout=2, trust_env=False).raise_for_status()
+            return
+        except httpx.HTTPError:
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, log.read_text()[-3000:]
+            time.sleep(0.05)
+
+
 @contextmanager
 def serving(module: str, arguments: Sequence[str], health: str, folder: Path, port: int = 0) -> Iterator[Server]:
     """Runs ``python -m module port arguments``; its ledger is the first of these."""
@@ -72,15 +85,7 @@ def serving(module: str, arguments: Sequence[str], health: str, folder: Path, po
         )
     server = Server(port, process, Path(arguments[0]))
     try:
-        deadline = time.monotonic() + START
-        while True:
-            try:
-                httpx.get(f"{server.url}{health}", timeout=2, trust_env=False).raise_for_status()
-                break
-            except httpx.HTTPError:
-                assert process.poll() is None, log.read_text()[-3000:]
-                assert time.monotonic() < deadline, log.read_text()[-3000:]
-                time.sleep(0.05)
+        answers(f"{server.url}{health}", process, log)
         yield server
     finally:
         server.kill()

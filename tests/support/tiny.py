@@ -44,16 +44,10 @@ def logged_episode(task: str, number: int) -> Trajectory:
             turns.append(Turn(action, "Nothing new.", 0.0, False))
     agent = "expert" if expert else "noisy"
     return Trajectory(
-        id=f"{task}/{agent}/{number}",
-        task_id=task,
-        group_id=f"{task}/{agent}",
-        source=Source.EXPERT if expert else Source.REAL,
-        agent=agent,
-        seed=number,
-        start=start(task),
-        turns=tuple(turns),
-        stop=StopReason.TERMINATED if turns[-1].terminated else StopReason.TURN_LIMIT,
-    )
+        id=f"{task}/{agent}/{number}", task_id=task, group_id=f"{task}/{agent}",
+        source=Source.EXPERT if expert else Source.REAL, agent=agent, seed=number, start=start(task),
+        turns=tuple(turns), stop=StopReason.TERMINATED if turns[-1].terminated else StopReason.TURN_LIMIT,
+    )  # fmt: skip
 
 
 def tiny_settings() -> Config:

@@ -6,6 +6,7 @@ One forward pass without any cache for log-probs, ``generate`` for greedy text.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ import worldmodel.formats.retrieval  # noqa: F401 - brings numba in, which vLLM 
 from policy.lm.backbone import build_model
 from policy.lm.engine import Completion
 from policy.lm.settings import ModelSettings
+from tests.support import engines
 from tests.support.asking import TOKENIZER
+from tests.support.engines import NEVER
 
-NEVER = -1  # a stop token that is never sampled, for completions of a known length
 CONTEXT = 192
 # vLLM's kernels add up in another order than torch's; log-probs of float32 models differ by no more than this
 TOLERANCE = 2e-3
@@ -62,13 +64,4 @@ def assert_scored(model: Any, ids: Sequence[int], completion: Completion, temper
     assert completion.logprobs == pytest.approx(expected, abs=TOLERANCE)
 
 
-def generate(model: PreTrainedModel, ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-    out = model.generate(
-        torch.tensor([list(ids)]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    return tuple(out[0, len(ids) :].tolist())
+generate = partial(engines.generate, stop=NEVER)

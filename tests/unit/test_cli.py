@@ -44,6 +44,7 @@ from policy.lm.render import ChatTemplateError
 from real_envs.errors import UserError
 from real_envs.store import StoreError
 from real_envs.world import UnknownWorld
+from tests.support.refusal import mistaken, refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,8 +61,8 @@ class Train:
     """How long.
 
     Attributes:
-        updates: how often the policy is updated.
-        shares: what the episodes are made of,
+        updates: how often.
+        shares: of what,
             by source.
     """
 
@@ -153,32 +154,25 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["demo", "demo-seeds", "pretrain", "collect", "import", "fit-world-model", "rules", "refine-world-model"]
-    names += ["reflect", "relabel", "clone", "fit-critic", "train", "loop", "evaluate"]
-    names += ["audit", "audit-table", "ablate", "few-shot"]
-    names += ["compare", "serve", "report", "list"]
-    assert list(STAGES) == names
-    assert len({stage.function for stage in STAGES.values()}) == len(names)
-    for name in names:
+    names = "demo demo-seeds pretrain collect import fit-world-model rules refine-world-model reflect relabel clone "
+    names += "fit-critic train loop evaluate audit audit-table ablate few-shot compare serve report list"
+    assert list(STAGES) == names.split()
+    assert len({stage.function for stage in STAGES.values()}) == len(STAGES)
+    for name in STAGES:
         assert cli.main([name, "run=r"]) == 0
-    assert len(ran) == len(names)
+    assert len(ran) == len(STAGES)
 
 
-def test_the_demo_has_a_run_of_its_own_unless_one_is_named(ran: Calls) -> None:
-    for words in (["demo"], ["demo-seeds"], ["demo", "run=mine"], ["train"]):
+def test_a_new_demo_has_its_preset_and_a_run_of_its_own_and_a_run_keeps_what_it_has(called: Calls) -> None:
+    for words in (["demo"], ["demo-seeds"], ["demo", "env=textworld", "run=b"], ["demo", "preset=tiny"]):
         assert cli.main(words) == 0
-    assert [folder.name for _, folder in ran] == ["demo", "demo-seeds", "mine", "default"]
-
-
-def test_a_new_demo_has_its_preset_and_a_run_keeps_what_it_has(called: Calls) -> None:
-    for words in (["demo"], ["demo-seeds", "run=a"], ["demo", "env=textworld", "run=b"], ["demo", "preset=tiny"]):
-        assert cli.main(words) == 0
-    assert [folder.name for _, folder in called] == ["demo", "a", "b", "tiny"]
+    assert [folder.name for _, folder in called] == ["demo", "demo-seeds", "b", "tiny"]
     assert [config.games.train for config, _ in called] == [1000, 1000, 6, 1]
     assert [config.env.name for config, _ in called] == ["textworld_express"] * 2 + ["textworld"] * 2
-    for words in (["train", "run=c"], ["demo", "run=c"], ["evaluate", "run=a"]):
+    for words in (["train", "run=c"], ["demo", "run=c"], ["evaluate", "run=demo-seeds"], ["train"]):
         assert cli.main(words) == 0
-    assert [config.games.train for config, _ in called[4:]] == [6, 6, 1000]
+    assert [config.games.train for config, _ in called[4:]] == [6, 6, 1000, 6]
+    assert called[-1][1].name == "default"
 
 
 def test_a_stage_gets_real_dataclasses_and_the_run_folder(ran: Calls) -> None:
@@ -198,21 +192,13 @@ def test_bare_words_of_an_import_are_its_format_and_files_and_are_not_remembered
     assert ran[1][0].imports == Imports("auto", [], "gpt")
 
 
-def test_a_bare_word_of_another_stage_is_told_to_be_a_setting(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "log.json"]) == 2
-    assert "'log.json' is no setting; write key=value" in capsys.readouterr().err
-    assert ran == []
-
-
 def test_help_teaches_stages_groups_and_examples(called: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|base|demo|gymnasium|", "imagine train run=mine"]:
         assert word in out
-    columns = {
-        line.index(stage.summary) for stage in STAGES.values() for line in out.splitlines() if stage.summary in line
-    }
-    assert len(columns) == 1, "summaries stand in one column"
+    summaries = [stage.summary for stage in STAGES.values()]
+    assert len({line.index(s) for s in summaries for line in out.splitlines() if s in line}) == 1, "one column"
     assert "optional" in out.split("refine-world-model")[1].split()[0]
     assert called == []
 
@@ -231,10 +217,7 @@ def test_stage_help_shows_examples_files_and_keys(name: str, called: Calls, caps
 def test_the_help_of_a_section_has_its_summary_and_its_keys_with_default_type_and_text() -> None:
     texts = explanations(Config)
     assert summary(Train) == "How long."
-    assert texts == {
-        "train.updates": "how often the policy is updated",
-        "train.shares": "what the episodes are made of, by source",
-    }
+    assert texts == {"train.updates": "how often", "train.shares": "of what, by source"}
     assert flat_defaults(Config)["train.betas"] == "[0.9,0.99]"
     assert flat_defaults(Config)["train.checkpoint"] == "null"
     assert type_name(schema_keys(Config)["train.checkpoint"]) == "text or null"
@@ -243,9 +226,8 @@ def test_the_help_of_a_section_has_its_summary_and_its_keys_with_default_type_an
 def test_train_help_lists_its_keys_with_defaults_types_and_words(capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["train", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "train: Policy updates. train.updates=24 an int; number of policy updates" in out
-    assert "algorithm.name=grpo grpo or ppo" in out
-    assert "train.seed=null an int or null" in out
+    for start in ("train: ", "train.updates=24 an int; ", "algorithm.name=grpo grpo or ppo", "train.seed=null an int "):
+        assert start in out
 
 
 def test_the_examples_in_the_help_are_valid(called: Calls) -> None:
@@ -267,96 +249,68 @@ def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "tokens"),
     [
-        (["trian"], "unknown stage 'trian'; did you mean 'train'?"),
-        (["fit_world_model"], "unknown stage 'fit_world_model'; did you mean 'fit-world-model'?"),
-        (["train", "algorithm=gpro"], "unknown algorithm 'gpro'; did you mean 'grpo'?"),
-        (["train", "preset=dmeo"], "unknown preset 'dmeo'; did you mean 'demo'?"),
-        (["train", "algoritm=ppo"], "unknown key 'algoritm'; did you mean 'algorithm'?"),
-        (
-            ["train", "algorithm.cliprange=0.1"],
-            "unknown key 'algorithm.cliprange'; did you mean 'algorithm.clip_low' or 'algorithm.clip_high'?",
-        ),
-        (["train", "trian.updates=1"], "unknown key 'trian.updates'; did you mean 'train.updates'?"),
-        (["train", "updates=1"], "unknown key 'updates'; did you mean 'train.updates'?"),
-        (["train", "train.clip_low=1"], "unknown key 'train.clip_low'; did you mean 'algorithm.clip_low'?"),
-        (["train", "+train.updates=1"], "unknown key '+train.updates'; did you mean 'train.updates'?"),
-        (["train", "train.updates=abc"], "train.updates wants an int, got 'abc'"),
-        (["train", "train.updates=1.5"], "train.updates wants an int, got 1.5"),
-        (["train", "train.updates=true"], "train.updates wants an int, got True"),
-        (["train", "train.updates="], "train.updates wants an int, got ''"),
-        (["train", "train.lr=fast"], "train.lr wants a number, got 'fast'"),
-        (["train", "train.compile=1"], "train.compile wants true or false, got 1"),
-        (["train", "train.kind=smal"], "train.kind wants small or large, got 'smal'; did you mean 'small'?"),
-        (["train", "algorithm.name=gpro"], "algorithm.name wants grpo or ppo, got 'gpro'; did you mean 'grpo'?"),
-        (["train", "train.betas=1"], "train.betas wants a list such as [1,2], got 1"),
-        (["train", "train.betas=[1,x]"], "train.betas[1] wants a number, got 'x'"),
-        (["train", "train.shares.dream=x"], "train.shares.dream wants a number, got 'x'"),
-        (["train", "train.updates=-1"], "train: updates must not be negative, got -1"),
-        (["train", "ppo"], "'ppo' is no setting; write key=value, such as run=..."),
-        (["train", "--lr", "3"], "'--lr' is no setting; write key=value, such as run=..."),
-        (
-            ["train", "run=../x"],
-            "run wants a name such as demo or sweep/seed-1 (letters, digits, '-', '_', '.'), got '../x'",
-        ),
+        ("trian", "'trian'; 'train'?"),
+        ("fit_world_model", "'fit_world_model'; 'fit-world-model'?"),
+        ("train algorithm=gpro", "algorithm 'gpro'; 'grpo'?"),
+        ("train preset=dmeo", "preset 'dmeo'; 'demo'?"),
+        ("train algoritm=ppo", "key 'algoritm'; 'algorithm'?"),
+        ("train algorithm.cliprange=0.1", "'algorithm.cliprange'; 'algorithm.clip_low' 'algorithm.clip_high'?"),
+        ("train trian.updates=1", "'trian.updates'; 'train.updates'?"),
+        ("train updates=1", "'updates'; 'train.updates'?"),
+        ("train train.clip_low=1", "'train.clip_low'; 'algorithm.clip_low'?"),
+        ("train +train.updates=1", "'+train.updates'; 'train.updates'?"),
+        ("train train.updates=abc", "train.updates int, 'abc'"),
+        ("train train.updates=1.5", "train.updates int, 1.5"),
+        ("train train.updates=true", "train.updates int, True"),
+        ("train train.updates=", "train.updates int, ''"),
+        ("train train.updates=1,2", "train.updates list [1,2]"),
+        ("train train.lr=fast", "train.lr number, 'fast'"),
+        ("train train.compile=1", "train.compile true false, 1"),
+        ("train train.kind=smal", "train.kind small large, 'smal'; 'small'?"),
+        ("train algorithm.name=gpro", "algorithm.name grpo ppo, 'gpro'; 'grpo'?"),
+        ("train train.betas=1", "train.betas list [1,2], 1"),
+        ("train train.betas=[1,x]", "train.betas[1] number, 'x'"),
+        ("train train.shares.dream=x", "train.shares.dream number, 'x'"),
+        ("train train.updates=-1", "train: updates negative, -1"),
+        ("train train=3", "train section; train.updates"),
+        ("train log.json", "'log.json' key=value run="),  # a bare word is for an import alone
+        ("train --lr 3", "'--lr' key=value run="),
+        ("train run=../x", "run sweep/seed-1 '../x'"),
     ],
 )
-def test_a_mistake_is_one_line(words: list[str], line: str, ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(words) == 2
-    assert capsys.readouterr().err == f"error: {line}\n"
+def test_a_mistake_is_one_line(words: str, tokens: str, ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    mistaken(capsys, words.split(), *tokens.split())
     assert ran == []
     assert not Path("outputs").exists()
 
 
-def test_a_section_is_no_value_and_several_values_are_no_list(ran: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "train=3"]) == 2
-    assert "train is a section; set one of its keys: train.updates" in capsys.readouterr().err
-    assert cli.main(["train", "train.updates=1,2"]) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "write a list as [1,2]" in err
-
-
 def test_nothing_alike_lists_what_there_is() -> None:
-    with pytest.raises(ConfigError, match=r"valid: algorithm\.name, algorithm\.clip_low, algorithm\.clip_high"):
-        load("algorithm.zzz=1")
+    names = "algorithm.name, algorithm.clip_low, algorithm.clip_high"
+    refused(lambda: load("algorithm.zzz=1"), "algorithm.zzz", names, error=ConfigError)
     assert nearest("zzz", ["train"]) == []
 
 
 def test_a_typing_error_in_a_file_is_found_too(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("train: {update: 3}\n")
-    with pytest.raises(ConfigError, match=r"unknown key 'train\.update'; did you mean 'train\.updates'"):
-        compose.load_config([], Config, tmp_path)
+    refused(lambda: compose.load_config([], Config, tmp_path), "'train.update'", "'train.updates'?", error=ConfigError)
 
 
 def test_a_key_without_a_default_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"worlds\.a\.env has no default; give it, such as worlds\.a\.env="):
-        build(dict[str, CorpusWorld], {"a": {"share": 1.0}}, "worlds")
+    worlds = {"a": {"share": 1.0}}
+    refused(lambda: build(dict[str, CorpusWorld], worlds, "worlds"), "worlds.a.env=", error=ConfigError)
 
 
 # --- typed values
 
 
 def test_values_become_the_types_that_the_dataclasses_declare() -> None:
-    train = load(
-        "train.lr=3e-5",
-        "train.compile=true",
-        "train.checkpoint=org/model-0.5B",
-        "train.betas=[0,0.5]",
-        "train.shares.dream=1",
-        "train.kind=large",
-        "train.tasks=[tw-1,tw-2]",
-    ).train
-    assert train == Train(
-        lr=3e-5,
-        compile=True,
-        checkpoint="org/model-0.5B",
-        betas=[0.0, 0.5],
-        shares={"dream": 1.0, "real": 0.2},
-        kind="large",
-        tasks=["tw-1", "tw-2"],
-    )
+    words = "lr=3e-5 compile=true checkpoint=org/model-0.5B betas=[0,0.5] shares.dream=1 kind=large tasks=[tw-1,tw-2]"
+    train = load(*(f"train.{word}" for word in words.split())).train
+    assert (train.lr, train.compile, train.checkpoint) == (3e-5, True, "org/model-0.5B")
+    assert (train.betas, train.shares, train.kind) == ([0.0, 0.5], {"dream": 1.0, "real": 0.2}, "large")
+    assert train.tasks == ["tw-1", "tw-2"]
     assert type(train.betas[0]) is float
 
 
@@ -411,7 +365,7 @@ def test_the_same_run_goes_on_with_its_settings(ran: Calls, capsys: pytest.Captu
     cli.main(["report", "run=other"])
     assert ran[1][0] == Config(run="mine", seed=2, algorithm=Algorithm(name="ppo"), train=Train(updates=5))
     assert ran[2][0] == Config(run="other")
-    assert "run 'mine' goes on with: algorithm=ppo train.updates=5 run=mine seed=2" in capsys.readouterr().err
+    assert "algorithm=ppo train.updates=5 run=mine seed=2" in capsys.readouterr().err
     assert json.loads(Path("outputs/mine/overrides.json").read_text())[-1] == "seed=2"
 
 
@@ -446,36 +400,26 @@ def stage_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(sys.modules["imagination.commands.train"], "train", fail)
 
 
-def test_an_error_for_the_user_is_one_line(
-    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("IMAGINE_TRACEBACK", raising=False)
-    stage_raises(monkeypatch, UserError("no episodes in outputs/mine; run `imagine collect run=mine` first"))
-    assert cli.main(["train", "run=mine"]) == 2
-    err = capsys.readouterr().err
-    assert err == "error: no episodes in outputs/mine; run `imagine collect run=mine` first\n"
-    monkeypatch.setenv("IMAGINE_TRACEBACK", "1")
-    with pytest.raises(UserError):
-        cli.main(["train", "run=new"])
-
-
 def test_every_error_for_the_user_is_one_line(
     ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Special(UserError):
         """As those of the model, of the store and of the registry."""
 
-    stage_raises(monkeypatch, Special("what is wrong, and what to do"))
-    assert cli.main(["train"]) == 2
-    assert capsys.readouterr().err == "error: what is wrong, and what to do\n"
     for error in (ReportError, CheckpointError, EngineUnavailable, ChatTemplateError, StoreError, UnknownWorld):
         assert issubclass(error, UserError)
+    monkeypatch.delenv("IMAGINE_TRACEBACK", raising=False)
+    stage_raises(monkeypatch, Special("no log; run `imagine collect run=mine`"))
+    assert cli.main(["train", "run=mine"]) == 2
+    assert capsys.readouterr().err == "error: no log; run `imagine collect run=mine`\n"
+    monkeypatch.setenv("IMAGINE_TRACEBACK", "1")
+    with pytest.raises(UserError):
+        cli.main(["train", "run=new"])
 
 
 def test_another_error_is_ours_and_keeps_its_traceback(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     stage_raises(monkeypatch, ValueError("shapes differ"))
-    with pytest.raises(ValueError, match="shapes differ"):
-        cli.main(["train"])
+    refused(lambda: cli.main(["train"]), "shapes differ", error=ValueError)
 
 
 def test_ctrl_c_while_lightning_trains_is_ctrl_c(
@@ -486,10 +430,9 @@ def test_ctrl_c_while_lightning_trains_is_ctrl_c(
     stopped.__context__ = KeyboardInterrupt()
     stage_raises(monkeypatch, stopped)
     assert cli.main(["train", "run=mine"]) == 130
-    assert "to go on: imagine train run=mine" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith(": imagine train run=mine\n")
     stage_raises(monkeypatch, SystemExit(3))
-    with pytest.raises(SystemExit, match="3"):
-        cli.main(["train"])
+    refused(lambda: cli.main(["train"]), "3", error=SystemExit)
 
 
 def test_ctrl_c_says_how_to_go_on(
@@ -497,9 +440,9 @@ def test_ctrl_c_says_how_to_go_on(
 ) -> None:
     stage_raises(monkeypatch, KeyboardInterrupt())
     assert cli.main(["train", "run=mine", "train.updates=5"]) == 130
-    assert capsys.readouterr().err == "\nstopped; to go on: imagine train run=mine\n"
+    assert capsys.readouterr().err.endswith(": imagine train run=mine\n")
     assert cli.main(["train", "run=mine", "output=elsewhere"]) == 130
-    assert capsys.readouterr().err == "\nstopped; to go on: imagine train run=mine output=elsewhere\n"
+    assert capsys.readouterr().err.endswith(": imagine train run=mine output=elsewhere\n")
     assert Path("elsewhere/mine/config.yaml").exists()
     cli.main(["clone", "run=mine"])  # what was printed is enough: the settings are remembered
     assert ran[0][0].train.updates == 5
@@ -547,8 +490,7 @@ def test_a_world_without_a_file_is_chosen_by_its_name_and_options_may_hold_comma
     mine = compose.load_config(["env=my_world", "env.options.params=a=1,b=2", "env.options.rooms=3"], Config)
     assert mine.env == Env("my_world", {"params": "a=1,b=2", "rooms": 3})
     assert compose.load_config(["env=textworld_express"], Config).env.options["game"] == "coin"
-    with pytest.raises(ConfigError, match="unknown engine"):
-        compose.load_config(["engine=my_engine-2"], Config)
+    refused(lambda: compose.load_config(["engine=my_engine-2"], Config), "engine 'my_engine-2'", error=ConfigError)
 
 
 def test_help_tells_the_defaults_that_algorithms_have() -> None:

@@ -35,19 +35,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("starlette", "uvicorn", "prometheus_client"), ("imagination/serving/",)),
 }
 # The rooms of imagination, from the ground up: each may import those before it, and none after it.
-ROOMS = (
-    "settings",
-    "runs",
-    "rollout",
-    "data",
-    "session",
-    "learning",
-    "evaluation",
-    "loop",
-    "report",
-    "serving",
-    "commands",
-)
+ROOMS = "settings runs rollout data session learning evaluation loop report serving commands".split()  # noqa: SIM905
 # Other names under which the same library comes.
 ALIASES = {"pytorch_lightning": "lightning", "lightning_fabric": "lightning"}
 
@@ -134,39 +122,41 @@ def test_the_packages_are_really_read() -> None:
     read = {path.parts[len(ROOT.parts)] for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert read == set(PACKAGES)
     assert (3, "real_envs.env.Env") not in imported(ROOT / "real_envs/env.py", "real_envs.env")
-    assert "real_envs.trajectory.Observation" in dict(
-        (name, line) for line, name in imported(ROOT / "real_envs/env.py", "real_envs.env")
-    )
+    names = [name for _, name in imported(ROOT / "real_envs/env.py", "real_envs.env")]
+    assert "real_envs.trajectory.Observation" in names
+
+
+def planted(root: Path, file: str, source: str) -> list[str]:
+    path = root / file
+    path.parent.mkdir(parents=True)
+    path.write_text(source)
+    return violations(root)
 
 
 @pytest.mark.parametrize(
-    ("file", "source", "breach"),
+    ("file", "source", "tokens"),
     [
-        ("real_envs/a.py", "import policy", "real_envs must not import policy"),
-        ("real_envs/deep/a.py", "from worldmodel.text import T", "real_envs must not import worldmodel.text.T"),
-        ("real_envs/a.py", "def f():\n    import torch", "torch belongs only in"),
-        ("policy/a.py", "from imagination import rollout", "policy must not import imagination.rollout"),
-        ("policy/lm/a.py", "import worldmodel.text", "policy must not import worldmodel.text"),
-        ("worldmodel/a.py", "from policy.agent import Agent", "worldmodel must not import policy.agent.Agent"),
-        ("worldmodel/a.py", "from policy import lmx", "worldmodel must not import policy.lmx"),
-        ("worldmodel/a.py", "import policy", "worldmodel must not import policy"),
-        ("worldmodel/a.py", "import importlib\nimportlib.import_module('imagination')", "must not import imagination"),
-        ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm belongs only in policy/lm/engines/vllm.py"),
-        ("imagination/losses.py", "from lightning.pytorch import Trainer", "lightning belongs only in"),
-        ("imagination/losses.py", "import pytorch_lightning", "pytorch_lightning belongs only in"),
-        ("imagination/settings/data.py", "from omegaconf import OmegaConf", "omegaconf belongs only in"),
-        ("worldmodel/a.py", "import hydra.utils", "hydra belongs only in"),
-        ("imagination/deep/utils.py", "", "name it after what it does"),
+        ("real_envs/a.py", "import policy", "real_envs policy"),
+        ("real_envs/deep/a.py", "from worldmodel.text import T", "real_envs worldmodel.text.T"),
+        ("real_envs/a.py", "def f():\n    import torch", "torch only"),
+        ("policy/a.py", "from imagination import rollout", "policy imagination.rollout"),
+        ("policy/lm/a.py", "import worldmodel.text", "policy worldmodel.text"),
+        ("worldmodel/a.py", "from policy.agent import Agent", "worldmodel policy.agent.Agent"),
+        ("worldmodel/a.py", "from policy import lmx", "worldmodel policy.lmx"),
+        ("worldmodel/a.py", "import policy", "worldmodel policy"),
+        ("worldmodel/a.py", "import importlib\nimportlib.import_module('imagination')", "worldmodel imagination"),
+        ("policy/lm/engine.py", "if TYPE_CHECKING:\n    import vllm", "vllm only policy/lm/engines/vllm.py"),
+        ("imagination/losses.py", "from lightning.pytorch import Trainer", "lightning only"),
+        ("imagination/losses.py", "import pytorch_lightning", "pytorch_lightning only"),
+        ("imagination/settings/data.py", "from omegaconf import OmegaConf", "omegaconf only"),
+        ("worldmodel/a.py", "import hydra.utils", "hydra only"),
+        ("imagination/deep/utils.py", "", "name"),
     ],
 )
-def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breach: str) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(source)
-    found = violations(tmp_path)
-    assert len(found) == 1
-    assert found[0].startswith(f"{file}:")
-    assert breach in found[0]
+def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, tokens: str) -> None:
+    (found,) = planted(tmp_path, file, source)
+    assert found.startswith(f"{file}:")
+    assert set(tokens.split()) <= set(found.split())
 
 
 @pytest.mark.parametrize(
@@ -180,10 +170,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, breac
     ],
 )
 def test_what_is_allowed_is_not_reported(tmp_path: Path, file: str, source: str) -> None:
-    path = tmp_path / file
-    path.parent.mkdir(parents=True)
-    path.write_text(source)
-    assert violations(tmp_path) == []
+    assert planted(tmp_path, file, source) == []
 
 
 # What is about a whole configuration: its composition, its fingerprint, what opens a run with it, and the commands.

@@ -23,7 +23,7 @@ from imagination.settings import Config
 from policy.lm.engine import ContextFull
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 from tests.support.scripted import CHAT, Says, Table, says
-from worldmodel.world_model import PredictionInvalid
+from worldmodel.world_model import Prediction, PredictionInvalid
 
 EXPERT = Trajectory(
     "e", "t", "g", Source.EXPERT, "expert", 0, "HALL",
@@ -41,23 +41,18 @@ def ask(world: Table, proposals: Sequence[Sequence[str]]) -> tuple[list[list[tup
 
 
 def test_only_outcomes_that_are_sure_and_speak_for_the_expert_are_told() -> None:
-    world = Table(
-        {
-            "look": says("HALL"),
-            "doubt": says("Perhaps.", confidence=0.49),
-            "doubt end": says("The End", reward=-1.0, sure=0.8),
-            "broken": PredictionInvalid("no status"),
-            "full": ContextFull("full"),
-            "same": says("The box is open now."),
-            "better": says("A treasure!", reward=0.5),
-            "wait": says("You wait.", reward=1.0),
-        }
-    )
-    found, counts = ask(world, [["look", "doubt", "doubt end", "broken", "full", "same", "better"], ["wait"]])
-    assert found == [
-        [("look", "HALL")],
-        [("wait", "You wait.")],
-    ]  # of a turn that earns 1, another that does is no better
+    answers: dict[str, Prediction | Exception] = {
+        "look": says("HALL"),
+        "doubt": says("Perhaps.", confidence=0.49),
+        "doubt end": says("The End", reward=-1.0, sure=0.8),
+        "broken": PredictionInvalid("no status"),
+        "full": ContextFull("full"),
+        "same": says("The box is open now."),
+        "better": says("A treasure!", reward=0.5),
+    }
+    world = Table({**answers, "wait": says("You wait.", reward=1.0)})
+    found, counts = ask(world, [list(answers), ["wait"]])
+    assert found == [[("look", "HALL")], [("wait", "You wait.")]]  # where one earns 1, another that does is no better
     assert counts == {"told": 2, "unsure": 2, "invalid": 1, "context_full": 1, "no_contrast": 2}
     assert world.asked[0] == (0, "look")
     assert world.asked[-1] == (1, "wait")  # in the state after the expert's first action

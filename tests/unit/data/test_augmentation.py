@@ -21,17 +21,14 @@ HINDSIGHT = HindsightSettings(goals=GOALS)
 
 def failure(*turns: tuple[str, str], start: str = "Eat the bear.\n-= Hall =-", **facts: object) -> Trajectory:
     told = tuple(Turn(action, observation, 0.0, False, {"n": k}) for k, (action, observation) in enumerate(turns))
-    made = Trajectory(
-        "e", "t", "g", Source.REAL, "noisy", 3, start, told, StopReason.TURN_LIMIT, world_facts=("secret",)
-    )
-    return replace(made, **facts)  # type: ignore[arg-type]
+    made = Trajectory("e", "t", "g", Source.REAL, "noisy", 3, start, told, StopReason.TURN_LIMIT)
+    return replace(made, **{"world_facts": ("secret",), **facts})  # type: ignore[arg-type]
 
 
 OPENED = ("open chest", "You open the chest.")
 REFUSED = ("eat hall", "You can't.")
-WANDERED = failure(
-    REFUSED, OPENED, REFUSED, ("take key", "You take the key from the chest."), OPENED, ("look", "-= Hall =-")
-)
+TAKEN = ("take key", "You take the key from the chest.")
+WANDERED = failure(REFUSED, OPENED, REFUSED, TAKEN, OPENED, ("look", "-= Hall =-"))
 
 
 def test_an_episode_is_told_up_to_the_last_goal_that_it_reached_first() -> None:
@@ -39,10 +36,8 @@ def test_an_episode_is_told_up_to_the_last_goal_that_it_reached_first() -> None:
     told = relabelled(WANDERED, HINDSIGHT, refusals="^You can't")
     assert told is not None
     assert told.start == "Take the key from the chest.\n-= Hall =-"
-    assert [(t.action, t.reward, t.terminated) for t in told.turns] == [
-        ("open chest", 0.0, False),
-        ("take key", 1.0, True),
-    ]
+    assert [t.action for t in told.turns] == ["open chest", "take key"]
+    assert [(t.reward, t.terminated) for t in told.turns] == [(0.0, False), (1.0, True)]
     assert (told.id, told.task_id, told.agent) == ("hindsight/e", "t", "hindsight/noisy")
     assert told.solved
     assert told.stop is StopReason.TERMINATED
@@ -110,14 +105,9 @@ def logged(number: int, start: str, *turns: tuple[str, str]) -> Trajectory:
     return Trajectory(f"{name}/0", name, name, Source.EXPERT, "expert", 0, start, told, StopReason.TURN_LIMIT)
 
 
+TAKE, LIST = ("take 25kg of oak", "You take the 25kg of oak."), ("inventory", "Your inventory: oak.")
 LOG = [
-    logged(
-        0,
-        "You see 25kg of oak, a box and nothing else.",
-        ("take 25kg of oak", "You take the 25kg of oak."),
-        ("inventory", "Your inventory: oak."),
-        ("put oak in box", "Oak is in the box."),
-    ),
+    logged(0, "You see 25kg of oak, a box and nothing else.", TAKE, LIST, ("put oak in box", "Oak is in the box.")),
     logged(1, "You see a brick, a box and nothing else.", ("put brick in box", "The brick is in the box.")),
     logged(2, "You see a box and nothing else.", ("look", "You see a box and nothing else.")),
 ]

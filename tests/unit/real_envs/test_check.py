@@ -46,7 +46,7 @@ class Good:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("steps unreset", "before the first reset"),
+        ("steps unreset", "first reset"),
         ("steps on", "after the end"),
         ("empty reset", "without text"),
         ("resets once", "used up"),
@@ -54,7 +54,7 @@ class Good:
         ("nan", "nan"),
         ("both", "both true"),
         ("hides failure", "raised as EnvFailure"),
-        ("remembers", "different results, first at step 0"),
+        ("remembers", "step 0"),
         ("keeps state", "different results"),
     ],
 )

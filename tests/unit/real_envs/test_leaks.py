@@ -96,49 +96,44 @@ def test_whatever_ends_a_worker_ends_what_it_started(action: str) -> None:
     assert all(gone_within(pid, 1.0) for pid in asyncio.run(run()))
 
 
-def test_a_worker_that_died_between_two_episodes_leaves_nothing() -> None:
-    async def run() -> None:
-        async with WorkerPool(Browsing, workers=1) as pool:
-            env = pool.make_env()
-            first = await processes_of(env)
-            await env.close()
-            os.kill(first[0], 9)
-            assert gone_within(first[0], 2.0)
-            second = await processes_of(env)
-            assert all(gone_within(pid, 1.0) for pid in first)
-            assert pool.stats.crashes == 1
-            assert not set(first) & set(second)
+async def test_a_worker_that_died_between_two_episodes_leaves_nothing() -> None:
+    async with WorkerPool(Browsing, workers=1) as pool:
+        env = pool.make_env()
+        first = await processes_of(env)
+        await env.close()
+        os.kill(first[0], 9)
+        assert gone_within(first[0], 2.0)
+        second = await processes_of(env)
+        assert all(gone_within(pid, 1.0) for pid in first)
+        assert pool.stats.crashes == 1
+        assert not set(first) & set(second)
 
-    asyncio.run(run())
+
+def started_by(script: str) -> list[int]:
+    """The processes that a script prints, which is then killed."""
+    head = "import asyncio, os\nfrom real_envs import worker_pool\n"
+    head += "from tests.unit.real_envs.test_leaks import Browsing, TASK\nasync def main():\n"
+    script = f"{head}{script}    os.kill(os.getpid(), 9)\nasyncio.run(main())\n"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert done.stdout, done.stderr
+    return [int(pid) for pid in done.stdout.split()]
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_nothing_outlives_a_parent_that_is_killed(busy: bool) -> None:
     """Not even a worker that hangs in a step, nor what it started."""
-    script = (
-        "import asyncio, os\n"
-        "from real_envs.worker_pool import WorkerPool\n"
-        "from tests.unit.real_envs.test_leaks import Browsing, TASK\n"
-        "async def main():\n"
-        "    env = WorkerPool(Browsing, workers=1, step_timeout=300).make_env()\n"
+    pids = started_by(
+        "    env = worker_pool.WorkerPool(Browsing, workers=1, step_timeout=300).make_env()\n"
         "    print((await env.reset(TASK, 0)).text, flush=True)\n"
         f"    hung = {busy} and asyncio.create_task(env.step('hang'))\n"
         "    await asyncio.sleep(0.2)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 3, done.stderr
+    assert len(pids) == 3
     assert all(gone_within(pid, 8.0) for pid in pids)
 
 
 def test_a_guard_that_was_killed_is_replaced() -> None:
-    script = (
-        "import asyncio, os\n"
-        "from real_envs import worker_pool\n"
-        "from tests.unit.real_envs.test_leaks import Browsing, TASK\n"
-        "async def main():\n"
+    pids = started_by(
         "    pool = worker_pool.WorkerPool(Browsing, workers=2, step_timeout=300)\n"
         "    envs = [pool.make_env(), pool.make_env()]\n"
         "    texts = [(await envs[0].reset(TASK, 0)).text]\n"
@@ -146,55 +141,47 @@ def test_a_guard_that_was_killed_is_replaced() -> None:
         "    worker_pool._GUARD._process.wait()\n"
         "    texts.append((await envs[1].reset(TASK, 0)).text)\n"
         "    print(*texts, flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "asyncio.run(main())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
-    pids = [int(pid) for pid in done.stdout.split()]
-    assert len(pids) == 6, done.stderr
+    assert len(pids) == 6
     assert all(gone_within(pid, 8.0) for pid in pids)
 
 
-def test_resets_keep_memory_and_processes_flat() -> None:
+async def test_resets_keep_memory_and_processes_flat() -> None:
     """200 resets, or for as many seconds as ``IMAGINATION_SOAK`` says; each 20th episode hangs and costs its worker."""
+    before = set(_below(os.getpid()))  # of tests that ran in this process earlier
+    begin, resets = time.monotonic(), 0
+    async with WorkerPool(Tidy, workers=2, step_timeout=0.2) as pool:
+        envs = [pool.make_env() for _ in range(2)]
 
-    async def run() -> None:
-        before = set(_below(os.getpid()))  # of tests that ran in this process earlier
-        begin, resets = time.monotonic(), 0
-        async with WorkerPool(Tidy, workers=2, step_timeout=0.2) as pool:
-            envs = [pool.make_env() for _ in range(2)]
+        async def episode(number: int) -> int:
+            env = envs[number % 2]
+            worker = int((await env.reset(TASK, number)).text.split()[0])
+            await env.step("look")
+            if number % 20 == 19:
+                with pytest.raises(EnvFailure):
+                    await env.step("hang")
+            else:
+                await env.step("end")
+            return worker
 
-            async def episode(number: int) -> int:
-                env = envs[number % 2]
-                worker = int((await env.reset(TASK, number)).text.split()[0])
-                await env.step("look")
-                if number % 20 == 19:
-                    with pytest.raises(EnvFailure):
-                        await env.step("hang")
-                else:
-                    await env.step("end")
-                return worker
-
-            found: list[tuple[int, int, int]] = []  # processes below us, and memory of ourselves and of a worker in kB
-            while resets < 130 or time.monotonic() - begin < SOAK:
-                worker = await episode(resets)
-                resets += 1
-                if resets % 40 == 10:
-                    found.append((len(set(_below(os.getpid())) - before), _memory(os.getpid()), _memory(worker)))
-                    if SOAK and resets % 2000 == 10:
-                        print(f"{time.monotonic() - begin:.0f} s, {resets} resets: {found[-1]}", flush=True)
-            half = len(found) // 2
-            print(f"{resets} resets in {time.monotonic() - begin:.0f} s: from {found[0]} to {found[-1]}", flush=True)
-            processes = {count for count, _, _ in found}
-            assert max(processes) <= 2 * 2 + 1, "two workers with a child each, and the guard"
-            assert pool.stats.timeouts == resets // 20
-            assert pool.stats.crashes == pool.stats.garbage == 0
-            for ours in (1, 2):
-                first, last = (max(row[ours] for row in part) for part in (found[:half], found[half:]))
-                assert last < first + 4096, "grew by more than 4 MB"
-        assert len(set(_below(os.getpid())) - before) <= 1, "the guard alone"
-
-    asyncio.run(run())
+        found: list[tuple[int, int, int]] = []  # processes below us, and memory of ourselves and of a worker in kB
+        while resets < 130 or time.monotonic() - begin < SOAK:
+            worker = await episode(resets)
+            resets += 1
+            if resets % 40 == 10:
+                found.append((len(set(_below(os.getpid())) - before), _memory(os.getpid()), _memory(worker)))
+                if SOAK and resets % 2000 == 10:
+                    print(f"{time.monotonic() - begin:.0f} s, {resets} resets: {found[-1]}", flush=True)
+        half = len(found) // 2
+        print(f"{resets} resets in {time.monotonic() - begin:.0f} s: from {found[0]} to {found[-1]}", flush=True)
+        processes = {count for count, _, _ in found}
+        assert max(processes) <= 2 * 2 + 1, "two workers with a child each, and the guard"
+        assert pool.stats.timeouts == resets // 20
+        assert pool.stats.crashes == pool.stats.garbage == 0
+        for ours in (1, 2):
+            first, last = (max(row[ours] for row in part) for part in (found[:half], found[half:]))
+            assert last < first + 4096, "grew by more than 4 MB"
+    assert len(set(_below(os.getpid())) - before) <= 1, "the guard alone"
 
 
 def _below(process: int) -> list[int]:

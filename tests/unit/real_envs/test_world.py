@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imagination.cli import main
 from real_envs.world import UnknownWorld, find_world, world_names
 from real_envs.worlds.textworld import TextWorld
+from tests.support.refusal import mistaken, refused
 
 WORLD = '''
 import json
@@ -120,21 +120,19 @@ def test_options_that_the_world_does_not_have_are_told_in_a_line(
     package: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(package["PYTHONPATH"].split(os.pathsep)[0])
-    assert main(["collect", "preset=tiny", "env=corridors", "env.options.doors=3", f"output={tmp_path}"]) == 2
-    assert "env.options.doors" in capsys.readouterr().err
+    words = ["collect", "preset=tiny", "env=corridors", "env.options.doors=3", f"output={tmp_path}"]
+    mistaken(capsys, words, "env.options.doors")
 
 
 def test_an_unknown_world_is_told_with_the_known_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UnknownWorld, match=r"nowhere.*textworld, textworld_express"):
-        find_world("nowhere")
-    assert main(["collect", "preset=tiny", "env=nowhere", f"output={tmp_path}"]) == 2
-    assert "nowhere" in capsys.readouterr().err
+    refused(lambda: find_world("nowhere"), "nowhere", "textworld, textworld_express", error=UnknownWorld)
+    mistaken(capsys, ["collect", "preset=tiny", "env=nowhere", f"output={tmp_path}"], "nowhere")
 
 
 def test_a_world_without_its_packages_names_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textworld_express", None)
-    with pytest.raises(UnknownWorld, match=r"pip install 'imagination\[textworld-express\]'"):
-        find_world("textworld_express")
+    command = "pip install 'imagination[textworld-express]'"
+    refused(lambda: find_world("textworld_express"), command, error=UnknownWorld)
 
 
 def test_built_in_worlds_are_found() -> None:

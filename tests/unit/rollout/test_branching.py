@@ -15,9 +15,10 @@ from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, RolloutEnvironment
 from imagination.learning.metrics import turns_lost, useful_turns
 from imagination.rollout.play import Episode, Provenance
-from imagination.settings import Config, UserError
+from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.refusal import refused
 
 UNSURE, LIMIT = StopReason.UNSURE, StopReason.TURN_LIMIT
 
@@ -94,19 +95,18 @@ def test_settings_from_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "token"),
     [
         ("dream.horizon=[[0,40]]", "dream.max_turns=12"),
         ("dream.min_weight=0", "dream.min_weight"),
         ("dream.extra_groups=-1", "dream.extra_groups"),
         ("tripwires.window=0", "tripwires.window"),
-        ("tripwires.memory=0", "tripwires.*memory"),
+        ("tripwires.memory=0", "memory"),
         ("tripwires.real_episodes=-1", "real_episodes"),
     ],
 )
-def test_settings_that_cannot_be(override: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        check(load_config([override], Config))
+def test_settings_that_cannot_be(override: str, token: str) -> None:
+    refused(lambda: check(load_config([override], Config)), token)
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, [(4, 4, 1.0)]), (0.5, [(4, 2, 1.0)]), (0.75, [(4, 1, 1.0)])])

@@ -20,6 +20,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.check import check_env
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation, Source, StopReason, Trajectory, Turn
+from tests.support.scripted import Acts
 from worldmodel.calibration import Calibration, Isotonic, Score
 from worldmodel.formats.full import FullObservation, prompt_tokens
 from worldmodel.text import TextWorldModel
@@ -68,6 +69,10 @@ def dream(env: DreamEnv, actions: Sequence[str], task: Task = BEGIN, seed: int =
     return asyncio.run(run())
 
 
+def by_model(confidence: float, outcome_confidence: float) -> dict[str, float | str | bool]:
+    return {"confidence": confidence, "outcome_confidence": outcome_confidence, "outcome_by": "model"}
+
+
 # --- the guard ---
 
 
@@ -108,49 +113,19 @@ def test_an_unsure_prediction_ends_the_dream_unpaid_and_truncated() -> None:
     sure, unsure = Prediction("HALL", 0.25, False, 0.9, 0.9), Prediction("GOLD", 1.0, True, 0.2, 0.3)
     env = DreamEnv(Model([sure, unsure]), STARTS, Guard(0.0, 0.5))
     _, first, second, third = dream(env, ["a", "b", "c"])
-    assert first == StepResult(
-        Observation("HALL"),
-        0.25,
-        False,
-        False,
-        {"confidence": 0.9, "outcome_confidence": 0.9, "outcome_by": "model"},
-        None,
-    )
-    assert second == StepResult(
-        Observation("GOLD"),
-        0.0,
-        False,
-        True,
-        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model"},
-        StopReason.UNSURE,
-    )
+    assert first == StepResult(Observation("HALL"), 0.25, False, False, by_model(0.9, 0.9), None)
+    assert second == StepResult(Observation("GOLD"), 0.0, False, True, by_model(0.2, 0.3), StopReason.UNSURE)
     assert isinstance(third, RuntimeError)
 
 
 def test_an_unsure_dream_in_the_rollout() -> None:
-    @dataclass
-    class Say:
-        name: str = "say"
-
-        def start(self, observation: Observation, seed: int) -> Any:
-            return self
-
-        async def act(self) -> str:
-            return "a"
-
-        def observe(self, observation: Observation) -> None: ...
-
-        def trace(self) -> None: ...
-
-        def close(self) -> None: ...
-
     model = Model([Prediction("x", 0.111111, False, 1.0, 1.0)] * 9 + [Prediction("y", 1.0, True, 1.0, 0.1)])
     env = DreamEnv(model, STARTS, Guard(0.0, 0.5))
 
     def rollout(max_turns: int) -> Trajectory:
         model.asked.clear()
         episode = Episode("e", BEGIN, "g", 0)
-        return asyncio.run(play(env, Say(), episode, Provenance(Source.DREAM, None, "w1"), max_turns))
+        return asyncio.run(play(env, Acts("a"), episode, Provenance(Source.DREAM, None, "w1"), max_turns))
 
     cut = rollout(20)
     assert cut.stop is StopReason.UNSURE
@@ -165,13 +140,7 @@ def test_a_doubted_turn_that_does_not_end_the_dream_is_marked_and_unpaid() -> No
     env = DreamEnv(Model([sure, unsure]), STARTS, Guard(0.5, 0.5, ends=False))
     _, first, second, third = dream(env, ["a", "b", "c"])
     assert "doubted" not in first.info
-    assert second == StepResult(
-        Observation("GOLD"),
-        0.0,
-        False,
-        False,
-        {"confidence": 0.2, "outcome_confidence": 0.3, "outcome_by": "model", "doubted": True},
-    )
+    assert second == StepResult(Observation("GOLD"), 0.0, False, False, {**by_model(0.2, 0.3), "doubted": True})
     assert third.observation.text == "on"
 
 
@@ -402,12 +371,8 @@ def test_starts_are_the_states_of_the_log_with_a_future() -> None:
     """Each state once. From the last one of an episode nothing is known to be possible: it may be the world's end."""
     starts = starts_from_log(LOG, branch=True)
     a, b = Turn("a", "after a", 0.0, False), Turn("b", "after b", 0.0, False)
-    assert list(starts.values()) == [
-        Start("t", "ATTIC", ()),
-        Start("t", "ATTIC", (a,)),
-        Start("t", "ATTIC", (a, b)),
-        Start("u", "ATTIC", ()),
-    ]
+    states = [("t", ()), ("t", (a,)), ("t", (a, b)), ("u", ())]
+    assert list(starts.values()) == [Start(task, "ATTIC", history) for task, history in states]
 
 
 def test_without_branches_every_task_starts_once_at_its_beginning() -> None:

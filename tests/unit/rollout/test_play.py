@@ -6,7 +6,7 @@ Worlds and agents are a few lines each: what happens at which turn can be read o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -89,11 +89,10 @@ class PlayerActor:
         self.player.seen.append(observation.text)
 
     def trace(self) -> Trace:
-        mine = [owner == Owner.AGENT for owner in self.owners]
-        turns = [sum(mine[:i]) if mine[i] else -1 for i in range(len(mine))]
-        return Trace(
-            tuple(range(len(mine))), tuple(self.owners), tuple(-1.0 if m else None for m in mine), tuple(turns)
-        )
+        agents = [owner == Owner.AGENT for owner in self.owners]
+        turns = tuple(sum(agents[:i]) if agent else -1 for i, agent in enumerate(agents))
+        logprobs = tuple(-1.0 if agent else None for agent in agents)
+        return Trace(tuple(range(len(agents))), tuple(self.owners), logprobs, turns)
 
     def close(self) -> None:
         self.player.closed += 1
@@ -112,18 +111,11 @@ def test_an_episode_that_the_world_ends() -> None:
     player = Player()
     found = run(world, player)
     assert found == Trajectory(
-        id="e",
-        task_id="t",
-        group_id="g",
-        source=Source.REAL,
-        agent="player",
-        seed=3,
-        start="START",
+        id="e", task_id="t", group_id="g", source=Source.REAL, agent="player", seed=3, start="START",
         turns=(Turn("a0", "s0", None, False, {"refused": "why"}), Turn("a1", "s1", 1.0, True)),
-        stop=StopReason.TERMINATED,
-        policy_version="p1",
+        stop=StopReason.TERMINATED, policy_version="p1",
         trace=Trace((0, 1, 2), (Owner.AGENT, Owner.ENV, Owner.AGENT), (-1.0, None, -1.0), (0, -1, 1)),
-    )
+    )  # fmt: skip
     assert world.resets == [(TASK, 3)]
     assert player.started == [(Observation("START"), 3)]
     assert player.seen == ["s0"]  # nobody acts after the end, so the last observation is not read
@@ -319,7 +311,9 @@ def test_agent_and_provenance_may_depend_on_the_episode() -> None:
 
 def test_no_episodes_need_no_world() -> None:
     worlds = Counted()
-    assert asyncio.run(play_all([], worlds, Player(), REAL, 5)) == []
+    none: list[Episode] = []
+    assert asyncio.run(play_all(none, worlds, Player(), REAL, 5)) == []
+    assert asyncio.run(replay_all({}, none, worlds)) == []
     assert worlds.made == []
 
 
@@ -329,18 +323,13 @@ def test_a_mistake_of_ours_ends_the_batch_and_closes_the_worlds() -> None:
     def broken(episode: Episode) -> Player:
         return Player({1: TypeError("ours")} if episode.id == "e2" else {})
 
-    caught = _type_errors(lambda: asyncio.run(play_all(episodes(), worlds, broken, REAL, 20, 3)))
+    caught: list[str] = []
+    try:
+        asyncio.run(play_all(episodes(), worlds, broken, REAL, 20, 3))
+    except* TypeError as group:
+        caught += [str(error) for error in group.exceptions]
     assert caught == ["ours"]
     assert [world.closed for world in worlds.made] == [1, 1, 1]
-
-
-def _type_errors(call: Callable[[], object]) -> list[str]:
-    found: list[str] = []
-    try:
-        call()
-    except* TypeError as group:
-        found += [str(error) for error in group.exceptions]
-    return found
 
 
 class Echo:
@@ -386,8 +375,3 @@ def test_a_plan_gives_each_task_its_own_seeds_whatever_it_is_called() -> None:
     assert [e.id for e in real] == ["real/a/0", "real/a/1", "real/b/0", "real/b/1"]
     assert [e.group_id for e in real] == ["real/a", "real/a", "real/b", "real/b"]
     assert len({e.seed for e in [*real, *plan(tasks, 2, "real", 2)]}) == 8
-
-
-def test_nothing_to_replay() -> None:
-    none: list[Episode] = []
-    assert asyncio.run(replay_all({}, none, Echo)) == []

@@ -20,9 +20,10 @@ from imagination.learning.trainer import StepStream, make_trainer
 from imagination.runs.processes import from_first, joined, rank
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import AlgorithmSettings, FitSettings, UserError
+from imagination.settings import AlgorithmSettings, FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import DEFAULTS, EXPERTS, Noted, Notes, assert_same, make_model, rl_row
+from tests.support.refusal import refused
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,8 +87,7 @@ def test_two_processes_have_the_gradients_and_the_metrics_of_one(tmp_path: Path)
 
 def test_a_command_whose_work_is_not_shared_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="torchrun starts 2 processes, and only fit-world-model, clone, train"):
-        joined("evaluate", tmp_path).__enter__()
+    refused(joined("evaluate", tmp_path).__enter__, "torchrun", "2 processes", "fit-world-model, clone, train")
 
 
 if __name__ == "__main__":

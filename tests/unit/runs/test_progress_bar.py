@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -21,40 +22,39 @@ def clock() -> Clock:
     return Clock()
 
 
+def started(clock: Clock, *about: Any, done: int = 0) -> Bar:
+    bar = Bar(*about, clock=clock)
+    bar.start(done=done)
+    bar.stop()  # it draws no more by itself
+    return bar
+
+
 def test_the_line_says_how_far_how_fast_and_how_long_yet(clock: Clock) -> None:
-    bar = Bar("train", 24, "turns", clock=clock)
-    bar.start()
+    bar = started(clock, "train", 24, "turns")
     clock.now += 60
     bar.count(1200)
     bar.advance(6, {"dream_success": 0.4213})
-    line = " ".join(bar.line().split())
-    bar.stop()
     # 6 of 24 in a minute: the other 18 take three; 1200 turns in 60 s are 20 a second
-    assert line == "train 6/24 25% 1:00, 3:00 left, 20 turns/s, dream_success 0.421"
-    assert LINE.match(line)
+    assert " ".join(bar.line().split()) == "train 6/24 25% 1:00, 3:00 left, 20 turns/s, dream_success 0.421"
+    assert LINE.match(bar.line())
 
 
 def test_what_an_earlier_process_did_is_not_counted_as_speed(clock: Clock) -> None:
-    bar = Bar("train", 20, clock=clock)
-    bar.start(done=10)
+    bar = started(clock, "train", 20, done=10)
     clock.now += 10
     bar.advance(15)
     assert "15/20  75% 0:10, 0:10 left" in bar.line()
-    bar.stop()
 
 
 def test_the_first_step_moves_before_it_is_done(clock: Clock) -> None:
-    bar = Bar("train", 20, "turns", clock=clock)
-    bar.start()
+    bar = started(clock, "train", 20, "turns")
     clock.now += 3700
     bar.count(7400)
     assert bar.line().endswith("0/20   0% 1:01:40, 2.0 turns/s")
-    bar.stop()
 
 
 def test_a_long_step_moves_the_bar_and_the_time_left_before_it_is_done(clock: Clock) -> None:
-    bar = Bar("fit", 10, "tokens", clock=clock)
-    bar.start()
+    bar = started(clock, "fit", 10, "tokens")
     bar.advance(1)
     bar.within(0.5)
     clock.now += 30
@@ -62,7 +62,6 @@ def test_a_long_step_moves_the_bar_and_the_time_left_before_it_is_done(clock: Cl
     assert "1/10  15% 0:30, 2:50 left" in bar.line()
     bar.advance(2)
     assert "2/10  20% 0:30, 2:00 left" in bar.line()
-    bar.stop()
 
 
 def test_a_file_gets_a_line_now_and_then_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

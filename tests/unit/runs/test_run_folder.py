@@ -39,9 +39,8 @@ def test_forget_drops_a_stage_from_a_step_on_and_torn_lines_but_nothing_else(run
     for step in range(4):
         run.record("train", step, {"loss": 1.0})
         run.record("clone", step, {"loss": 2.0})
-    episode = Trajectory(
-        "d", "t", "g", Source.DREAM, "policy", 0, "s", (Turn("a", "o", 0.0, False),), StopReason.UNSURE
-    )
+    turns = (Turn("a", "o", 0.0, False),)
+    episode = Trajectory("d", "t", "g", Source.DREAM, "policy", 0, "s", turns, StopReason.UNSURE)
     run.add_rollouts("train", [episode], which="update", step=1)
     run.add_rollouts("train", [episode], which="update", step=3)
     run.add_rollouts("evaluate", [episode], which="after")
@@ -66,9 +65,8 @@ def test_wall_seconds_add_up_over_a_resume_and_start_again_with_a_stage(run: Run
 
 
 def test_a_rollout_row_keeps_provenance_and_its_twin(run: RunFolder) -> None:
-    twin = Trajectory(
-        "replay/d", "t", "g", Source.REAL, "replay", 7, "s", (Turn("a", "o", None, False),), StopReason.TURN_LIMIT
-    )
+    turns = (Turn("a", "o", None, False),)
+    twin = Trajectory("replay/d", "t", "g", Source.REAL, "replay", 7, "s", turns, StopReason.TURN_LIMIT)
     run.add_rollouts("evaluate", [twin], {"replay/d": "d"}, which="replay")
     row = json.loads((run.path / "rollouts.jsonl").read_text())
     assert row["twin_of"] == "d"
@@ -82,18 +80,10 @@ def test_the_table_of_seeds_has_means_and_rises() -> None:
         return {"success": rate, "n": 10, "failures": 0, "ci95": None}
 
     def result(seed: int, before: float, after: float) -> dict[str, object]:
-        return {
-            "seed": seed,
-            "policy": {
-                which: {"train_tasks": success(rate), "heldout_tasks": success(0.0), "dream_success": success(0.5)}
-                for which, rate in (("before", before), ("after", after))
-            },
-            "control": {
-                "train_tasks": success(1.0),
-                "heldout_tasks": success(0.1),
-                "real_steps": {"train": 77, "evaluate": 1},
-            },
-        }
+        same = {"heldout_tasks": success(0.0), "dream_success": success(0.5)}
+        policy = {"before": {"train_tasks": success(before), **same}, "after": {"train_tasks": success(after), **same}}
+        control = {"train_tasks": success(1.0), "heldout_tasks": success(0.1)}
+        return {"seed": seed, "policy": policy, "control": {**control, "real_steps": {"train": 77, "evaluate": 1}}}
 
     table = seeds_table([table_row(result(0, 0.2, 0.6)), table_row(result(1, 0.4, 0.6))])
     mean = next(line for line in table.splitlines() if "mean" in line and "training" in line)
@@ -118,9 +108,6 @@ def test_the_threshold_of_the_log_counts_unless_a_goal_pays(tmp_path: Path, plac
     TrajectoryStore.create(run.path / place, {"train": ["t"]}, {"imported": True, "solved_at": 10})
     assert solved_at(run, Goal()) == 10.0
     assert solved_at(run, Goal(observation="You win")) is None
-
-
-def test_logs_without_a_threshold_have_none(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run", 0)
-    TrajectoryStore.create(run.log, {"train": ["t"]}, {"environment": "textworld"})
-    assert solved_at(run, Goal()) is None
+    plain = RunFolder(tmp_path / "plain", 0)
+    TrajectoryStore.create(plain.log, {"train": ["t"]}, {"environment": "textworld"})
+    assert solved_at(plain, Goal()) is None

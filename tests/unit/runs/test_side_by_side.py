@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from imagination.runs.side_by_side import side_by_side, split_said
 from imagination.settings import UserError
+from tests.support.processes import gone_within
+from tests.support.refusal import in_a_line, refused
 
 
 def works(name: str, folder: Path) -> tuple[str, int, str | None]:
@@ -68,19 +69,18 @@ def test_jobs_run_at_once_and_what_they_say_is_passed_on(tmp_path: Path, capsys:
 
 def test_one_that_fails_stops_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = {how: (how, tmp_path) for how in ("odd", "killed", "mistake", "works")}
-    with pytest.raises(RuntimeError, match="OddError: lost at home"):
-        side_by_side(ends, jobs, tmp_path, at_once=2)
+    refused(lambda: side_by_side(ends, jobs, tmp_path, at_once=2), "OddError: lost", error=RuntimeError)
     assert (tmp_path / "works").exists()  # started only after two had failed
     assert "in ends" in (tmp_path / "odd.log").read_text()  # where
     assert not (tmp_path / "mistake.log").read_text()  # a traceback helps nobody there
     said = capsys.readouterr().out
-    assert "killed: failed: its process ended with exit code -9, as processes do that" in said
-    assert f"mistake: failed: no such thing; see {tmp_path / 'mistake.log'}" in said
+    for title, *tokens in (("killed", "-9"), ("mistake", "no such thing", str(tmp_path / "mistake.log"))):
+        in_a_line(next(line for line in said.splitlines() if line.startswith(f"{title}: failed")), *tokens)
 
 
 def test_a_users_mistake_stays_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such thing"):
-        side_by_side(ends, {"a": ("mistake", tmp_path), "b": ("works", tmp_path)}, tmp_path, at_once=2)
+    jobs = {"a": ("mistake", tmp_path), "b": ("works", tmp_path)}
+    refused(lambda: side_by_side(ends, jobs, tmp_path, at_once=2), "no such thing")
 
 
 def test_one_at_a_time_happens_here(tmp_path: Path) -> None:
@@ -88,8 +88,7 @@ def test_one_at_a_time_happens_here(tmp_path: Path) -> None:
     found = side_by_side(works, {"a": ("a", tmp_path)}, tmp_path / "logs", at_once=3)
     assert found["a"][1] == os.getpid()
     assert not (tmp_path / "logs").exists()
-    with pytest.raises(UserError, match="jobs=-1"):
-        side_by_side(works, {"a": ("a", tmp_path)}, tmp_path, at_once=-1)
+    refused(lambda: side_by_side(works, {"a": ("a", tmp_path)}, tmp_path, at_once=-1), "jobs=-1")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
@@ -110,29 +109,17 @@ def test_jobs_end_with_the_command_that_started_them(tmp_path: Path, stop: signa
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        assert _soon(lambda: len(list(tmp_path.glob("*.pid"))) == 2, 120)
+        until = time.monotonic() + 120
+        while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
         jobs = [int(path.read_text()) for path in tmp_path.glob("*.pid")]
+        assert len(jobs) == 2
         command.send_signal(stop)
         assert command.wait(60) != 0
-        assert _soon(lambda: not any(_alive(job) for job in jobs), 30)
+        assert all(gone_within(job, 30) for job in jobs)
     finally:
         if command.poll() is None:
             os.killpg(command.pid, signal.SIGKILL)
-
-
-def _soon(done: Callable[[], bool], seconds: float) -> bool:
-    until = time.monotonic() + seconds
-    while not done() and time.monotonic() < until:
-        time.sleep(0.1)
-    return done()
-
-
-def _alive(process: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has waited for does not."""
-    try:
-        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(

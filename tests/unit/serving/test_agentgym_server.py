@@ -54,12 +54,8 @@ def test_the_whole_protocol(client: httpx.Client) -> None:
     handle = client.post("/create").json()["id"]
     assert isinstance(handle, int)
     begun = client.post("/reset", json={"id": handle, "data_idx": 1, "seed": 3}).json()
-    assert (begun["observation"], begun["done"], begun["task"], begun["seed"]) == (
-        STARTS["hall@0"].text,
-        False,
-        "hall",
-        3,
-    )
+    assert begun["observation"] == STARTS["hall@0"].text
+    assert (begun["done"], begun["task"], begun["seed"]) == (False, "hall", 3)
     assert client.get("/observation", params={"id": handle}).json() == STARTS["hall@0"].text
     doubted = client.post("/step", json={"id": handle, "action": "doubt"}).json()
     assert (doubted["reward"], doubted["done"]) == (0.0, True)
@@ -97,7 +93,7 @@ def test_a_task_without_a_seed_is_always_the_same(client: httpx.Client, handle: 
         ("/reset", {"id": None}, "0 to 1"),
         ("/reset", {"id": None, "data_idx": 0, "seed": -1}, "seed wants"),
         ("/step", {"id": None, "action": "look"}, "reset first"),
-        ("/step", {"id": None}, "an action is a text"),
+        ("/step", {"id": None}, "action is"),
         ("/step", {"id": None, "action": "a" * 2001}, "at most 2000 characters"),
     ],
 )

@@ -15,8 +15,8 @@ from websockets.sync.client import connect
 from imagination.serving.app import listen
 from imagination.serving.sessions import DreamWorld
 from imagination.settings.dreams import ServeSettings
-from real_envs.errors import UserError
-from tests.support.served import STARTS, Planted, measured, planted_world, served
+from tests.support.refusal import refused
+from tests.support.served import STARTS, Planted, labelled, measured, planted_world, served
 
 
 def test_the_measures_count_what_has_happened() -> None:
@@ -34,10 +34,8 @@ def test_the_measures_count_what_has_happened() -> None:
         assert found["imagination_step_seconds_count",] == 3
         assert found["imagination_step_seconds_sum",] > 0
         assert found["imagination_steps_untrusted_total",] == 1
-        stops = {key[1]: value for key, value in found.items() if key[0] == "imagination_episodes_total"}
-        assert stops == {"terminated": 1, "unsure": 1, "prediction_invalid": 1}
-        refused = {key[1]: value for key, value in found.items() if key[0] == "imagination_refused_total"}
-        assert refused == {"failed": 1, "not_running": 1, "origin": 1}
+        assert labelled(found, "imagination_episodes_total") == {"terminated": 1, "unsure": 1, "prediction_invalid": 1}
+        assert labelled(found, "imagination_refused_total") == {"failed": 1, "not_running": 1, "origin": 1}
 
 
 def test_the_page_asks_for_tasks_and_for_transitions_of_the_log() -> None:
@@ -45,13 +43,8 @@ def test_the_page_asks_for_tasks_and_for_transitions_of_the_log() -> None:
         assert client.get("/tasks").json() == {"tasks": ["cave", "hall"]}
         start = STARTS["hall@0"].text
         (near,) = client.post("/nearest", json={"start": start, "seen": start, "action": "take"}).json()["transitions"]
-        assert near == {
-            "seen": start,
-            "action": "take lamp",
-            "observation": "You take the lamp.",
-            "reward": 1.0,
-            "terminated": True,
-        }
+        assert (near["seen"], near["action"], near["reward"], near["terminated"]) == (start, "take lamp", 1.0, True)
+        assert near.keys() == {"seen", "action", "observation", "reward", "terminated"}
         for wrong in ({}, {"start": 1, "seen": "", "action": ""}, [1]):
             answer = client.post("/nearest", json=wrong)
             assert answer.status_code == 400
@@ -87,8 +80,7 @@ def test_the_end_of_the_server_ends_its_sessions() -> None:
         socket.send(json.dumps({"type": "reset", "data": {"seed": 0}}))
         socket.recv(20)
         assert model.released == []
-    with pytest.raises(ConnectionClosed, match="1012"):
-        socket.recv(20)
+    refused(lambda: socket.recv(20), "1012", error=ConnectionClosed)
     assert len(set(model.released)) == 2
 
 
@@ -105,6 +97,4 @@ def test_the_sweep_closes_sessions_of_clients_that_are_gone() -> None:
 
 
 def test_an_address_that_is_not_ours_is_told_in_a_line() -> None:
-    with pytest.raises(UserError, match=r"nothing can listen at serve\.host=192\.0\.2\.1") as error:
-        listen("192.0.2.1", 0)
-    assert "\n" not in str(error.value)
+    refused(lambda: listen("192.0.2.1", 0), "serve.host=192.0.2.1")

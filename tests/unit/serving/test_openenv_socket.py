@@ -19,7 +19,7 @@ from imagination.settings.dreams import ServeSettings
 from real_envs.env import EnvFailure, Task
 from real_envs.worlds.servers.client import ServerGame
 from real_envs.worlds.servers.openenv import OpenEnvSession, OpenEnvSettings
-from tests.support.served import STARTS, measured, planted_world, served, sessions_left
+from tests.support.served import STARTS, labelled, measured, planted_world, served, sessions_left
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_the_packages_own_client_plays_episodes(address: str) -> None:
             assert env.state()["step_count"] == 1
             won = env.step({"message": "win"})
             assert (won.observation["text"], won.reward, won.done) == ("You win.", 1.0, True)
-            with pytest.raises(RuntimeError, match=r"no episode is running.*EXECUTION_ERROR"):
+            with pytest.raises(RuntimeError, match=r"reset.*EXECUTION_ERROR"):
                 env.step({"message": "look"})
         assert env.reset(seed=0, task="hall").observation["text"] == STARTS["hall@0"].text
         with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
@@ -70,8 +70,10 @@ def test_our_own_client_plays_episodes(address: str) -> None:
     task = Task("t", {"seed": "1"})
     try:
         assert game.reset(task).text == STARTS["hall@0"].text
-        looked = game.step("look")
-        assert looked.observation.text == game_text(address, 1, "look")
+        with connect(f"ws://{address}/ws") as socket:
+            say(socket, reset(1))
+            seen = say(socket, step("look"))["data"]["observation"]["text"]
+        assert game.step("look").observation.text == seen
         won = game.step("win")
         assert (won.observation.text, won.reward, won.terminated) == ("You win.", 1.0, True)
         game.reset(task)
@@ -82,12 +84,6 @@ def test_our_own_client_plays_episodes(address: str) -> None:
         game.close()
 
 
-def game_text(address: str, seed: int, action: str) -> str:
-    with connect(f"ws://{address}/ws") as socket:
-        say(socket, reset(seed))
-        return str(say(socket, step(action))["data"]["observation"]["text"])
-
-
 def test_the_guards_verdict_reaches_the_client(address: str) -> None:
     with connect(f"ws://{address}/ws") as socket:
         say(socket, reset())
@@ -95,13 +91,8 @@ def test_the_guards_verdict_reaches_the_client(address: str) -> None:
         assert (data["reward"], data["done"]) == (0.0, True)
         about = data["metadata"]  # where the package's own client looks since 0.4
         assert about == data["observation"]["metadata"]
-        assert (about["trusted"], about["stop"], about["terminated"], about["truncated"]) == (
-            False,
-            "unsure",
-            False,
-            True,
-        )
-        assert (about["confidence"], about["outcome_confidence"]) == (0.01, 0.02)
+        names = ("trusted", "stop", "terminated", "truncated", "confidence", "outcome_confidence")
+        assert [about[name] for name in names] == [False, "unsure", False, True, 0.01, 0.02]
 
 
 # --- what is wrong
@@ -145,7 +136,7 @@ def test_whatever_is_wrong_is_counted() -> None:
     with served(planted_world()) as address, connect(f"ws://{address}/ws") as socket:
         for message in ("{", {"type": "mcp"}, {"type": "reset", "data": {"seed": -1}}, step("look")):
             assert say(socket, message)["type"] == "error"
-        refused = {key[1]: n for key, n in measured(address).items() if key[0] == "imagination_refused_total"}
+        refused = labelled(measured(address), "imagination_refused_total")
     assert refused == {"invalid": 3, "not_running": 1}
 
 

@@ -97,47 +97,38 @@ def test_a_reset_without_a_seed_draws_one_and_names_it() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "1", True, [1]])
-def test_a_malformed_seed_is_refused(seed: object) -> None:
-    async def run() -> None:
-        session = await Sessions(planted_world(), ServeSettings()).open()
-        assert await refusal(session.reset("hall", seed)) is Refusal.INVALID
-
-    asyncio.run(run())
+async def test_a_malformed_seed_is_refused(seed: object) -> None:
+    session = await Sessions(planted_world(), ServeSettings()).open()
+    assert await refusal(session.reset("hall", seed)) is Refusal.INVALID
 
 
-def test_steps_that_cannot_be_taken_are_refused_and_change_nothing() -> None:
-    async def run() -> None:
-        model = Planted()
-        session = await Sessions(planted_world(model), ServeSettings(action_chars=10)).open()
-        assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
-        assert await refusal(session.reset("nowhere", 0)) is Refusal.UNKNOWN_TASK
-        assert await refusal(session.reset(7, 0)) is Refusal.INVALID
-        await session.reset("hall", 0)
-        for action in (None, 3, ["look"], "a" * 11):
-            assert await refusal(session.step(action)) is Refusal.INVALID
-        assert model.asked == []
-        assert (await session.step("a" * 10)).turn == 1
-        await session.step("win")
-        assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
-
-    asyncio.run(run())
+async def test_steps_that_cannot_be_taken_are_refused_and_change_nothing() -> None:
+    model = Planted()
+    session = await Sessions(planted_world(model), ServeSettings(action_chars=10)).open()
+    assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
+    assert await refusal(session.reset("nowhere", 0)) is Refusal.UNKNOWN_TASK
+    assert await refusal(session.reset(7, 0)) is Refusal.INVALID
+    await session.reset("hall", 0)
+    for action in (None, 3, ["look"], "a" * 11):
+        assert await refusal(session.step(action)) is Refusal.INVALID
+    assert model.asked == []
+    assert (await session.step("a" * 10)).turn == 1
+    await session.step("win")
+    assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
 
 
-def test_a_dream_that_broke_is_over_and_no_observation() -> None:
-    async def run() -> None:
-        sessions = Sessions(planted_world(), ServeSettings())
-        session = await sessions.open()
-        await session.reset("hall", 0)
-        with pytest.raises(Refused, match="prediction_invalid: no status line") as caught:
-            await session.step("break")
-        assert caught.value.kind is Refusal.FAILED
-        assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
-        await session.reset("hall", 0)
-        assert (await session.step("look")).turn == 1
-        assert sessions.counts.episodes == {"prediction_invalid": 1}
-        assert sessions.counts.steps == 1
-
-    asyncio.run(run())
+async def test_a_dream_that_broke_is_over_and_no_observation() -> None:
+    sessions = Sessions(planted_world(), ServeSettings())
+    session = await sessions.open()
+    await session.reset("hall", 0)
+    with pytest.raises(Refused, match="prediction_invalid: no status line") as caught:
+        await session.step("break")
+    assert caught.value.kind is Refusal.FAILED
+    assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
+    await session.reset("hall", 0)
+    assert (await session.step("look")).turn == 1
+    assert sessions.counts.episodes == {"prediction_invalid": 1}
+    assert sessions.counts.steps == 1
 
 
 def test_half_a_surrogate_pair_reaches_no_tokenizer() -> None:
@@ -149,75 +140,63 @@ def test_half_a_surrogate_pair_reaches_no_tokenizer() -> None:
 # --- how many, how long, whose
 
 
-def test_sessions_are_bounded_and_room_comes_back() -> None:
-    async def run() -> None:
-        sessions = Sessions(planted_world(), ServeSettings(sessions=2))
-        first = await sessions.open()
-        await sessions.open()
-        assert await refusal(sessions.open()) is Refusal.FULL
-        await sessions.close(first.id)
-        await sessions.open()
-        assert (len(sessions), sessions.counts.opened) == (2, 3)
-
-    asyncio.run(run())
+async def test_sessions_are_bounded_and_room_comes_back() -> None:
+    sessions = Sessions(planted_world(), ServeSettings(sessions=2))
+    first = await sessions.open()
+    await sessions.open()
+    assert await refusal(sessions.open()) is Refusal.FULL
+    await sessions.close(first.id)
+    await sessions.open()
+    assert (len(sessions), sessions.counts.opened) == (2, 3)
 
 
-def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
-    async def run() -> None:
-        clock, model = Clock(), Planted()
-        sessions = Sessions(planted_world(model), ServeSettings(sessions=2, idle_seconds=10), clock)
-        idle, used = await sessions.open(), await sessions.open()
-        clock.now = 9.0
-        await sessions.get(used.id).reset("hall", 0)
-        clock.now = 11.0
-        third = await sessions.open()  # in the room of the idle one
-        assert await refusal(idle.reset("hall", 0)) is Refusal.UNKNOWN_SESSION
-        with pytest.raises(Refused, match="no such session"):
-            sessions.get(idle.id)
-        assert (await sessions.get(used.id).step("look")).turn == 1
-        assert (third.id in sessions, sessions.counts.expired, len(model.released)) == (True, 1, 1)
-
-    asyncio.run(run())
+async def test_an_idle_session_is_closed_and_a_used_one_is_not() -> None:
+    clock, model = Clock(), Planted()
+    sessions = Sessions(planted_world(model), ServeSettings(sessions=2, idle_seconds=10), clock)
+    idle, used = await sessions.open(), await sessions.open()
+    clock.now = 9.0
+    await sessions.get(used.id).reset("hall", 0)
+    clock.now = 11.0
+    third = await sessions.open()  # in the room of the idle one
+    assert await refusal(idle.reset("hall", 0)) is Refusal.UNKNOWN_SESSION
+    with pytest.raises(Refused, match="no such session"):
+        sessions.get(idle.id)
+    assert (await sessions.get(used.id).step("look")).turn == 1
+    assert (third.id in sessions, sessions.counts.expired, len(model.released)) == (True, 1, 1)
 
 
-def test_a_session_does_one_thing_at_a_time_and_is_not_idle_meanwhile() -> None:
-    async def run() -> None:
-        clock, model = Clock(), Planted()
-        model.gate = asyncio.Event()
-        sessions = Sessions(planted_world(model), ServeSettings(idle_seconds=10), clock)
-        session = await sessions.open()
-        await session.reset("hall", 0)
-        stepping = asyncio.create_task(session.step("slow"))
-        await asyncio.sleep(0.01)
-        assert await refusal(session.step("look")) is Refusal.BUSY
-        assert await refusal(session.reset("hall", 0)) is Refusal.BUSY
-        clock.now = 100.0
-        await sessions.expire()
-        assert session.id in sessions
-        await sessions.close(session.id)  # its step goes on; what the engine keeps for it is freed after that
-        assert model.released == []
-        model.gate.set()
-        assert (await stepping).turn == 1
-        assert len(model.released) == 1
-
-    asyncio.run(run())
+async def test_a_session_does_one_thing_at_a_time_and_is_not_idle_meanwhile() -> None:
+    clock, model = Clock(), Planted()
+    model.gate = asyncio.Event()
+    sessions = Sessions(planted_world(model), ServeSettings(idle_seconds=10), clock)
+    session = await sessions.open()
+    await session.reset("hall", 0)
+    stepping = asyncio.create_task(session.step("slow"))
+    await asyncio.sleep(0.01)
+    assert await refusal(session.step("look")) is Refusal.BUSY
+    assert await refusal(session.reset("hall", 0)) is Refusal.BUSY
+    clock.now = 100.0
+    await sessions.expire()
+    assert session.id in sessions
+    await sessions.close(session.id)  # its step goes on; what the engine keeps for it is freed after that
+    assert model.released == []
+    model.gate.set()
+    assert (await stepping).turn == 1
+    assert len(model.released) == 1
 
 
-def test_a_step_that_is_cancelled_ends_its_episode_alone() -> None:
-    async def run() -> None:
-        model = Planted()
-        model.gate = asyncio.Event()
-        session = await Sessions(planted_world(model), ServeSettings()).open()
-        await session.reset("hall", 0)
-        stepping = asyncio.create_task(session.step("slow"))
-        await asyncio.sleep(0.01)
-        stepping.cancel()
-        await asyncio.wait([stepping])
-        assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
-        await session.reset("hall", 0)
-        assert (await session.step("look")).turn == 1
-
-    asyncio.run(run())
+async def test_a_step_that_is_cancelled_ends_its_episode_alone() -> None:
+    model = Planted()
+    model.gate = asyncio.Event()
+    session = await Sessions(planted_world(model), ServeSettings()).open()
+    await session.reset("hall", 0)
+    stepping = asyncio.create_task(session.step("slow"))
+    await asyncio.sleep(0.01)
+    stepping.cancel()
+    await asyncio.wait([stepping])
+    assert await refusal(session.step("look")) is Refusal.NOT_RUNNING
+    await session.reset("hall", 0)
+    assert (await session.step("look")).turn == 1
 
 
 def test_sessions_do_not_know_each_other() -> None:
@@ -249,13 +228,10 @@ def test_ids_are_drawn_and_not_counted() -> None:
     assert min(gaps) > 2**40, "64 draws of 63 bits lie that close once in 2**16 runs"
 
 
-def test_the_end_of_the_server_closes_all() -> None:
-    async def run() -> None:
-        model = Planted()
-        sessions = Sessions(planted_world(model), ServeSettings())
-        opened = [await sessions.open() for _ in range(3)]
-        await sessions.close_all()
-        assert (len(sessions), len(model.released)) == (0, 3)
-        assert await refusal(opened[0].reset("hall", 0)) is Refusal.UNKNOWN_SESSION
-
-    asyncio.run(run())
+async def test_the_end_of_the_server_closes_all() -> None:
+    model = Planted()
+    sessions = Sessions(planted_world(model), ServeSettings())
+    opened = [await sessions.open() for _ in range(3)]
+    await sessions.close_all()
+    assert (len(sessions), len(model.released)) == (0, 3)
+    assert await refusal(opened[0].reset("hall", 0)) is Refusal.UNKNOWN_SESSION

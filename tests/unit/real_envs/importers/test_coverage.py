@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ def test_held_out_tasks_that_are_nearly_training_tasks_are_named() -> None:
     found = counted(episode("a", GO, WIN), heldout=(near, far)).to_json()
     assert found["heldout_tasks_like_train"] == ["h"]
     assert found["heldout_turns_in_train"] == 0  # the state is written differently
-    assert any("1 held-out tasks begin like a training task" in line for line in found["missing"])
+    assert any("1 held-out tasks" in line for line in found["missing"])
 
 
 def test_doubles_are_counted_with_those_that_a_split_by_task_would_tear_apart() -> None:
@@ -86,33 +87,41 @@ def said(*episodes: Trajectory) -> str:
 
 def test_unknown_success_is_said_and_known_success_is_not() -> None:
     points = [episode("a", replace(WIN, reward=0.5)), episode("b", GO)]
-    assert "success is unknown in 2 of 2 episodes" in said(*points)
+    assert "unknown in 2 of 2" in said(*points)
     assert "imports.solved_at" in said(*points)
     assert "unknown" not in said(*points, episode("c", WIN))  # a terminal reward of 1 says what success is
-    assert "unknown in 1 of 3" in said(
-        *(replace(e, success=False) for e in points), episode("c", replace(GO, reward=None))
-    )
+    failed = [replace(e, success=False) for e in points]
+    assert "unknown in 1 of 3" in said(*failed, episode("c", replace(GO, reward=None)))
 
 
-def test_what_else_is_missing() -> None:
-    assert "no turn was logged" in said(episode("a"))
-    assert "every episode is solved" in said(episode("a", WIN))
-    assert "no episode is solved" in said(episode("a", GO, success=False))
-    assert "no turn has a reward" in said(episode("a", replace(WIN, reward=None), success=True))
-    assert "no episode says that the world ended" in said(episode("a", GO))
-    assert "only 1 episodes" in said(episode("a", GO))
-    assert "only 0 pairs of state and action occur twice" in said(episode("a", GO))
-    assert "success and a total reward of 1 disagree" in said(episode("a", GO, success=True))
+SCORES = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
+
+
+@pytest.mark.parametrize(
+    ("found", "token"),
+    [
+        (episode("a"), "no turn"),
+        (episode("a", WIN), "every episode"),
+        (episode("a", GO, success=False), "no episode is"),
+        (episode("a", replace(WIN, reward=None), success=True), "has a reward"),
+        (episode("a", GO), "ended"),
+        (episode("a", GO), "only 1 episodes"),
+        (episode("a", GO), "only 0 pairs"),
+        (episode("a", GO, success=True), "reward of 1 disagree"),
+        (episode("a", *SCORES), "scores so far"),
+    ],
+)
+def test_what_else_is_missing(found: Trajectory, token: str) -> None:
+    assert token in said(found)
+    assert "scores so far" not in said(episode("a", GO, GO, WIN))
+
+
+def test_success_is_held_against_the_threshold_of_the_log() -> None:
     ten = Coverage(solved_at=10.0)
     ten.count(episode("a", replace(GO, reward=10.0), success=True))
     assert ten.contradictions == 0
     ten.count(episode("b", WIN, success=True))
-    assert "total reward of 10 disagree: dreams count as solved from a total of 10 on" in "\n".join(
-        ten.to_json()["missing"]
-    )
-    scores = [Turn(f"s{k}", "o", reward, False) for k, reward in enumerate((0.1, 0.4, 0.9))]
-    assert "are they scores so far?" in said(episode("a", *scores))
-    assert "are they scores so far?" not in said(episode("a", GO, GO, WIN))
+    assert "reward of 10 disagree" in "\n".join(ten.to_json()["missing"])
 
 
 def test_a_log_that_carries_dreams_lacks_nothing() -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, log_files, read
+from tests.support.refusal import refused
 
 OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o"}]}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+
+WEB = ["other/result.json", "web/history.json", "web/result.json"]  # without browser-use, JSON as any other
 
 
 def write(path: Path, content: object) -> Path:
@@ -47,13 +50,8 @@ def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list
 
 def test_every_file_is_read_or_named(folder: Path) -> None:
     known, unknown = names(folder)
-    assert known == [
-        (".", "browser-use"),
-        ("a.json", "openai"),
-        ("b/own.jsonl", "jsonl"),
-        ("c.jsonl.gz", "jsonl"),
-        ("game.txt", "commands"),
-    ]
+    formats = {".": "browser-use", "a.json": "openai", "b/own.jsonl": "jsonl", "c.jsonl.gz": "jsonl"}
+    assert known == [*formats.items(), ("game.txt", "commands")]
     assert unknown == ["README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "other/result.json"]
     own = {"web/result.json", "web/history.json"}
     every = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -62,24 +60,16 @@ def test_every_file_is_read_or_named(folder: Path) -> None:
 
 def test_a_named_format_takes_what_could_be_of_it(folder: Path) -> None:
     known, unknown = names(folder, "openai")
-    assert [name for name, _ in known] == ["a.json", "b/own.jsonl", "c.jsonl.gz", *_json(folder)]
+    assert [name for name, _ in known] == ["a.json", "b/own.jsonl", "c.jsonl.gz", *WEB]
     assert {"README.md", "game.txt", "b/shot.png"} <= set(unknown)
     assert names(folder, "browser-use")[0][0] == (".", "browser-use")
 
 
-def _json(folder: Path) -> list[str]:
-    """Without browser-use, its files are JSON as any other."""
-    return ["other/result.json", "web/history.json", "web/result.json"]
-
-
 def test_nothing_to_read_and_misspelt_formats_are_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="no file below it is in a format"):
-        list(log_files("auto", tmp_path / "none"))
-    with pytest.raises(UserError, match="unknown format 'opena'"):
-        list(log_files("opena", folder))
-    with pytest.raises(UserError, match="in no format that is known here"):
-        list(log_files("auto", folder / "README.md"))
+    refused(lambda: list(log_files("auto", tmp_path / "none")), str(tmp_path / "none"), "no file")
+    refused(lambda: list(log_files("opena", folder)), "'opena'", "'openai'")
+    refused(lambda: list(log_files("auto", folder / "README.md")), "README.md", "no format")
 
 
 def test_an_id_that_an_earlier_file_gave_is_refused(tmp_path: Path) -> None:
@@ -88,7 +78,7 @@ def test_an_id_that_an_earlier_file_gave_is_refused(tmp_path: Path) -> None:
     first, second = (list(read(file, FORMATS["jsonl"], Reading(), named)) for file in files)
     assert isinstance(first[0], Imported)
     assert isinstance(second[0], RejectedRecord)
-    assert (second[0].field, second[0].reason) == ("id", "is '1', like that of an earlier record")
+    assert (second[0].field, "'1'" in second[0].reason) == ("id", True)
 
 
 def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
@@ -98,4 +88,4 @@ def test_a_file_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
     assert len(good) > 100
     assert all(isinstance(item, Imported) for item in good)
     assert isinstance(last, RejectedRecord)
-    assert last.record == "the rest of the file"
+    assert "rest" in last.record

@@ -11,68 +11,40 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, find_format, read
 from real_envs.trajectory import StopReason, Trajectory, Turn
+from tests.support.refusal import refused
 
+CALL = {"id": "c", "function": {"name": "cancel", "arguments": '{"id":"R1"}'}}
 CHAT: dict[str, Any] = {
-    "task_id": 3,
-    "reward": 1.0,
-    "trial": 2,
-    "info": {"cost": 1},
+    **{"task_id": 3, "reward": 1.0, "trial": 2, "info": {"cost": 1}},
     "traj": [
         {"role": "system", "content": "Help."},
         {"role": "user", "content": "Cancel it."},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "c", "function": {"name": "cancel", "arguments": '{"id":"R1"}'}}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": "c", "content": "cancelled"},
         {"role": "assistant", "content": "Done."},
         {"role": "user", "content": "Thanks ###STOP###"},
     ],
 }
-CODE = {
-    "environment": "bash",
-    "task_id": 4,
-    "query": "Count the files.",
-    "turn_history": {
-        "actions": ["ls", "ls | wc -l", "find | wc -l"],
-        "observations": ["a b", "2", "3"],
-        "rewards": [0.5, 0.25, 1.0],
-        "valid_action": [True, True, False],
-        "thoughts": ["look", "count", "all"],
-    },
-    "summary": {"max_reward": 1.0},
-}
-GYM = {
-    "item_id": "shop_1",
-    "conversations": [
-        {"from": "human", "loss": None, "value": "You shop. Answer Thought and Action."},
-        {"from": "gpt", "loss": False, "value": "OK."},
-        {"from": "human", "loss": None, "value": "Buy tea. [Search]"},
-        {"from": "gpt", "loss": True, "value": "Thought:\nI search.\n\nAction:\nsearch[tea]"},
-        {"from": "human", "loss": None, "value": "Green tea $3"},
-        {"from": "gpt", "loss": True, "value": "Action: click[buy]"},
-    ],
-}
-GAME = {
-    "kind": {
-        "game/1": {
-            "problem": "You are in a room. Put a mug on the desk.",
-            "trace": (
-                " think: find a mug\nOK.\n> go to shelf 1\nYou see a mug.\nIt is red.\n>\n\n\n"
-                " go to desk 1\nA desk.\n>\n"
-            ),
-            "plans": ["a", "b"],
-            "reward": True,
-        },
-        "game/2": {"problem": "A room.", "trace": "", "plans": [], "reward": 0},
-    },
-    "overall": {"rate": 0.5, "success": [1], "count": [2]},
-}
+HISTORY = {
+    "actions": ["ls", "ls | wc -l", "find | wc -l"], "observations": ["a b", "2", "3"], "rewards": [0.5, 0.25, 1.0],
+    "valid_action": [True, True, False], "thoughts": ["look", "count", "all"],
+}  # fmt: skip
+CODE: dict[str, Any] = {"environment": "bash", "task_id": 4, "query": "Count the files.", "turn_history": HISTORY}
+CODE["summary"] = {"max_reward": 1.0}
+SPOKEN = [
+    ("human", None, "You shop. Answer Thought and Action."), ("gpt", False, "OK."),
+    ("human", None, "Buy tea. [Search]"), ("gpt", True, "Thought:\nI search.\n\nAction:\nsearch[tea]"),
+    ("human", None, "Green tea $3"), ("gpt", True, "Action: click[buy]"),
+]  # fmt: skip
+GYM = {"item_id": "shop_1", "conversations": [{"from": who, "loss": x, "value": text} for who, x, text in SPOKEN]}
+TRACE = " think: find a mug\nOK.\n> go to shelf 1\nYou see a mug.\nIt is red.\n>\n\n\n go to desk 1\nA desk.\n>\n"
+PLAYED = {"problem": "You are in a room. Put a mug on the desk.", "trace": TRACE, "plans": ["a", "b"], "reward": True}
+EMPTY: dict[str, Any] = {"problem": "A room.", "trace": "", "plans": [], "reward": 0}
+OVERALL = {"rate": 0.5, "success": [1], "count": [2]}
+GAME = {"kind": {"game/1": PLAYED, "game/2": EMPTY}, "overall": OVERALL}
 SHOP = """-----------------
 0
 Action: reset
@@ -117,14 +89,14 @@ def write(path: Path, content: object) -> Path:
 
 
 def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[RejectedRecord]]:
-    """What is imported, and what is refused."""
+    """What is imported, and what is refusals."""
     found = list(read(path, find_format(name, path)[0], Reading(**reading)))
     return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, RejectedRecord)]
 
 
 def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:
-    episodes, refused = items(path, name, **reading)
-    assert refused == []
+    episodes, refusals = items(path, name, **reading)
+    assert refusals == []
     (episode,) = episodes
     return episode
 
@@ -187,19 +159,19 @@ def test_scores_so_far_become_what_each_turn_earned(tmp_path: Path) -> None:
 
 
 def test_arrays_of_unequal_lengths_are_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
-    short = CODE | {"turn_history": CODE["turn_history"] | {"observations": ["a"]}}  # type: ignore[operator]
-    episodes, refused = items(write(tmp_path / "runs.json", {"0": short, "1": CODE, "2": CODE | {"turn_history": {}}}))
+    short = CODE | {"turn_history": HISTORY | {"observations": ["a"]}}
+    episodes, refusals = items(write(tmp_path / "runs.json", {"0": short, "1": CODE, "2": CODE | {"turn_history": {}}}))
     assert len(episodes) == 1
-    assert [(r.record, r.field) for r in refused] == [("record '0'", "turn_history"), ("record '2'", "turn_history")]
-    assert "3 actions, 1 observations" in refused[0].reason
-    assert str(refused[0]).startswith(f"{tmp_path / 'runs.json'}: record '0', field 'turn_history' has arrays")
+    assert [(r.record, r.field) for r in refusals] == [("record '0'", "turn_history"), ("record '2'", "turn_history")]
+    assert "3 actions, 1 observations" in refusals[0].reason
+    assert str(refusals[0]).startswith(f"{tmp_path / 'runs.json'}: record '0', field 'turn_history'")
 
 
 def test_numbers_that_no_64_bits_hold_are_refused(tmp_path: Path) -> None:
-    huge = CODE | {"turn_history": CODE["turn_history"] | {"rewards": [0.5, 10**400, 1]}}  # type: ignore[operator]
-    episodes, refused = items(write(tmp_path / "runs.json", {"0": huge, "1": CODE, "2": CODE | {"note": 10**400}}))
+    huge = CODE | {"turn_history": HISTORY | {"rewards": [0.5, 10**400, 1]}}
+    episodes, refusals = items(write(tmp_path / "runs.json", {"0": huge, "1": CODE, "2": CODE | {"note": 10**400}}))
     assert len(episodes) == 1
-    assert [refusal.record for refusal in refused] == ["record '0'", "record '2'"]
+    assert [refusal.record for refusal in refusals] == ["record '0'", "record '2'"]
 
 
 def test_a_conversation_begins_after_the_assent_and_ends_with_its_last_action(tmp_path: Path) -> None:
@@ -213,17 +185,15 @@ def test_a_conversation_begins_after_the_assent_and_ends_with_its_last_action(tm
 
 
 def test_a_text_game_with_parts_is_one_episode_and_an_empty_one_is_refused(tmp_path: Path) -> None:
-    episodes, refused = items(write(tmp_path / "games.json", GAME))
+    episodes, refusals = items(write(tmp_path / "games.json", GAME))
     assert [(t.action, t.observation) for t in episodes[0].turns] == [
         ("think: find a mug", "OK."),
         ("go to shelf 1", "You see a mug.\nIt is red."),
         ("go to desk 1", "A desk."),
     ]
     assert (episodes[0].task_id, episodes[0].success, episodes[0].stop) == ("game/1", True, StopReason.TERMINATED)
-    assert [(r.record, r.field) for r in refused] == [
-        ("record 'kind', 'game/2'", "trace"),
-        ("record 'overall'", "trace"),
-    ]
+    assert [r.record for r in refusals] == ["record 'kind', 'game/2'", "record 'overall'"]
+    assert {r.field for r in refusals} == {"trace"}
 
 
 def test_a_text_game_in_a_text_file_begins_above_its_first_action(tmp_path: Path) -> None:
@@ -239,8 +209,8 @@ def test_a_printed_run_states_scores_and_by_its_rates_who_solved(tmp_path: Path,
     outputs = [stream | {"text": [SHOP[:cut]]}, stream | {"name": "stderr", "text": ["a warning\n"]}]
     cells = {"cells": [{"outputs": [*outputs, stream | {"text": [SHOP[cut:]]}]}]}
     path = tmp_path / ("shop.ipynb" if notebook else "shop.txt")
-    episodes, refused = items(write(path, cells if notebook else SHOP))
-    assert refused == []
+    episodes, refusals = items(write(path, cells if notebook else SHOP))
+    assert refusals == []
     assert [e.start for e in episodes] == ["Buy tea.", "Buy a cup.", "Buy a pot."]
     assert [e.success for e in episodes] == [False, False, True]
     assert [[t.reward for t in e.turns] for e in episodes] == [[0.0, 0.5], [None], [1.0]]
@@ -281,7 +251,7 @@ def web_run(folder: Path, pages: bool) -> Path:
 
 
 def test_pages_are_renumbered_from_one_and_actions_with_them(tmp_path: Path) -> None:
-    episodes, refused = items(web_run(tmp_path, pages=True))
+    episodes, refusals = items(web_run(tmp_path, pages=True))
     (episode,) = episodes
     assert episode.start == "Goal: Star it.\n[1]<input />\n[2]<a />\n\tStar"
     assert [(t.action, t.observation) for t in episode.turns] == [
@@ -290,7 +260,7 @@ def test_pages_are_renumbered_from_one_and_actions_with_them(tmp_path: Path) -> 
     ]
     assert (episode.success, episode.stop) == (True, StopReason.TERMINATED)
     assert episode.turns[-1].reward is None  # nothing says what a step earned
-    assert [(r.record, r.field) for r in refused] == [("task_2", "history.json")]
+    assert [(r.record, r.field) for r in refusals] == [("task_2", "history.json")]
 
 
 def test_without_kept_pages_the_results_are_the_observations(tmp_path: Path) -> None:
@@ -318,22 +288,22 @@ def test_rows_that_are_steps_are_put_together(tmp_path: Path) -> None:
 
 def test_the_traps_of_tables_are_said_and_not_guessed(tmp_path: Path) -> None:
     path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, STEPS)))
-    _, refused = items(path, "huggingface", mapping=COLUMNS)
-    assert {(r.field, "imports.observation" in r.reason) for r in refused} == {("out", True)}
+    _, refusals = items(path, "huggingface", mapping=COLUMNS)
+    assert {(r.field, "imports.observation" in r.reason) for r in refusals} == {("out", True)}
     (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", reward="cumulative")
     assert [t.reward for t in first.turns] == [1.0, 2.0]  # 3 in all
     (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", done="ended")
     assert first.stop is StopReason.TURN_LIMIT
     # seen before: the answer to the last action was not logged
-    (first,), refused = items(path, "huggingface", mapping=COLUMNS, observation="before")
+    (first,), refusals = items(path, "huggingface", mapping=COLUMNS, observation="before")
     assert (first.start, first.turns[0].observation, len(first.turns)) == ("Find it.\ndark", "bright", 1)
-    assert [r.record for r in refused] == ["episode 'b'"]
+    assert [r.record for r in refusals] == ["episode 'b'"]
 
 
 def test_rows_of_an_episode_that_comes_back_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, [*STEPS, STEPS[0]])))
-    episodes, refused = items(path, "huggingface", mapping=COLUMNS, observation="after")
-    assert (len(episodes), [(r.record, r.field) for r in refused]) == (2, [("episode 'a'", "ep")])
+    episodes, refusals = items(path, "huggingface", mapping=COLUMNS, observation="after")
+    assert (len(episodes), [(r.record, r.field) for r in refusals]) == (2, [("episode 'a'", "ep")])
 
 
 def test_rows_that_are_episodes_hold_lists(tmp_path: Path) -> None:
@@ -349,11 +319,11 @@ def test_a_row_without_any_action_is_refused_and_ends_no_import(tmp_path: Path) 
     rows = [{"acts": acts, "obs": acts, "goal": "Find it."} for acts in ([], ["look", "light"])]
     path = write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
     mapping = {"action": "acts", "observation": "obs", "start": "goal"}
-    episodes, refused = items(path, "huggingface", mapping=mapping, observation="before")
-    assert ([e.start for e in episodes], len(refused)) == (["Find it.\nlook"], 1)
-    _, refused = items(path, "huggingface", mapping=mapping | {"action": "actz"})
-    assert refused[0].field == "actz"
-    assert "did you mean 'acts'?" in refused[0].reason
+    episodes, refusals = items(path, "huggingface", mapping=mapping, observation="before")
+    assert ([e.start for e in episodes], len(refusals)) == (["Find it.\nlook"], 1)
+    _, refusals = items(path, "huggingface", mapping=mapping | {"action": "actz"})
+    assert refusals[0].field == "actz"
+    assert "'acts'" in refusals[0].reason
 
 
 def test_parquet_of_chats_is_read_as_chats(tmp_path: Path) -> None:
@@ -368,9 +338,9 @@ OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o
 
 def test_our_own_lines_keep_strange_keys_as_notes_but_no_misspelt_ones(tmp_path: Path) -> None:
     lines = [OWN | {"model": "m", "scores": [1]}, OWN | {"turnz": 1}, {"task_id": "t"}, 7]
-    episodes, refused = items(write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, lines))))
+    episodes, refusals = items(write(tmp_path / "own.jsonl", "\n".join(map(json.dumps, lines))))
     assert dict(episodes[0].turns[0].info) == {"log.model": "m"}
-    assert [(r.record, r.field) for r in refused] == [("line 2", "turnz"), ("line 3", "turns"), ("line 4", "")]
+    assert [(r.record, r.field) for r in refusals] == [("line 2", "turnz"), ("line 3", "turns"), ("line 4", "")]
 
 
 def test_ids_are_the_same_in_every_import_and_of_every_episode_another(tmp_path: Path) -> None:
@@ -406,14 +376,10 @@ def test_auto_says_which_format_it_sees_and_why(
 
 def test_what_is_in_no_known_format_is_said_with_what_is_there(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"prompt": "x", "response": "y"}')
-    with pytest.raises(UserError, match="its first record has prompt, response; name one of huggingface"):
-        find_format("auto", path)
-    with pytest.raises(UserError, match="unknown format 'opena'; did you mean 'openai'"):
-        find_format("opena", path)
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        find_format("auto", tmp_path / "none.json")
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"turns": [{"action": "a"}]}\n' * 9)[:-20])
-    with pytest.raises(UserError, match=r"cut\.jsonl\.gz cannot be read: Compressed file ended"):
-        find_format("auto", tmp_path / "cut.jsonl.gz")
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        list(read(tmp_path / "none.json", FORMATS["openai"], Reading()))
+    none, cut = tmp_path / "none.json", tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"turns": [{"action": "a"}]}\n' * 9)[:-20])
+    refused(lambda: find_format("auto", path), str(path), "prompt, response", "huggingface")
+    refused(lambda: find_format("opena", path), "'opena'", "'openai'")
+    refused(lambda: find_format("auto", none), str(none), "No such file")
+    refused(lambda: find_format("auto", cut), str(cut), "Compressed file ended")
+    refused(lambda: list(read(none, FORMATS["openai"], Reading())), str(none), "No such file")

@@ -10,6 +10,7 @@ import pytest
 from real_envs.importers.jsonl import import_jsonl
 from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Turn
+from tests.support.refusal import refused
 
 STEP = {"action": "search mug", "observation": "3 results"}
 END = {"action": "buy", "observation": "Thank you!", "reward": 1, "terminated": True}
@@ -23,13 +24,8 @@ def write(tmp_path: Path, *lines: object) -> Path:
 
 
 def test_two_lines_become_two_episodes_with_what_they_state_and_no_more(tmp_path: Path) -> None:
-    open_ended = {
-        "task_id": "shop-4",
-        "start": "Kaufe Tee. ☕",
-        "turns": [STEP | {"reward": 0}],
-        "agent": "expert",
-        "id": "x",
-    }
+    open_ended = {"task_id": "shop-4", "start": "Kaufe Tee. ☕", "turns": [STEP | {"reward": 0}]}
+    open_ended |= {"agent": "expert", "id": "x"}
     first, second = import_jsonl(write(tmp_path, LINE, "", open_ended))
     assert first.turns == (
         Turn("search mug", "3 results", reward=None, terminated=False),
@@ -95,56 +91,48 @@ def without(record: dict, key: str) -> dict:
     [
         ('{"task_id": ', ("is no JSON object",)),
         ("[1, 2]", ("is no JSON object", "[1, 2]")),
-        (without(LINE, "task_id"), ("'task_id' is null or missing",)),
+        (without(LINE, "task_id"), ("'task_id'", "missing")),
         (LINE | {"start": 3}, ("'start' is 3, not text",)),
-        (without(LINE, "turns"), ("'turns' is null or missing, not a list",)),
+        (without(LINE, "turns"), ("'turns'", "missing", "a list")),
         (LINE | {"turns": {"action": "x"}}, ("'turns' is {", "not a list")),
         (LINE | {"turns": ["buy"]}, ("'turns[0]' is 'buy'",)),
         (LINE | {"turns": []}, ("'turns' is empty", "env_crashed")),
-        (LINE | {"turns": [without(STEP, "action")]}, ("'turns[0].action' is null or missing",)),
+        (LINE | {"turns": [without(STEP, "action")]}, ("'turns[0].action'", "missing")),
         (turn(action=None), ("'turns[1].action' is null",)),
         (turn(observation=["a"]), ("'turns[1].observation' is ['a'], not text",)),
         (turn(observation="\ud800"), ("'turns[1].observation'", "surrogate")),
-        (turn(reward="1"), ("'turns[1].reward' is '1', not a number",)),
-        (turn(reward=True), ("'turns[1].reward' is True, not a number",)),
+        (turn(reward="1"), ("'turns[1].reward' is '1'", "number")),
+        (turn(reward=True), ("'turns[1].reward' is True", "number")),
         (turn(reward=float("nan")), ("'turns[1].reward' is nan", "finite")),
         (turn(reward=10**400), ("'turns[1].reward' is 1000", "64 bits")),
-        (turn(terminated="yes"), ("'turns[1].terminated' is 'yes', not true or false",)),
-        (turn(terminated=True), ("'turns[1].terminated' is true, but turns follow",)),
-        (turn(rewards=1), ("'turns[1].rewards' is unknown", "did you mean 'reward'?")),
-        (LINE | {"taskid": "x"}, ("'taskid' is unknown", "did you mean 'task_id'?")),
+        (turn(terminated="yes"), ("'turns[1].terminated' is 'yes'",)),
+        (turn(terminated=True), ("'turns[1].terminated' is true", "follow")),
+        (turn(rewards=1), ("'turns[1].rewards'", "'reward'")),
+        (LINE | {"taskid": "x"}, ("'taskid'", "'task_id'")),
         (LINE | {"stop": "done"}, ("'stop' is 'done'", "terminated")),
         (LINE | {"stop": ["done"]}, ("'stop' is ['done'], not text",)),
-        (LINE | {"stop": "turn_limit"}, ("'stop' is 'turn_limit'", "'terminated' of the last turn is true")),
-        (
-            LINE | {"stop": "terminated", "turns": [STEP | {"terminated": False}]},
-            ("'stop' is 'terminated'", "'terminated' of the last turn is false"),
-        ),
+        (LINE | {"stop": "turn_limit"}, ("'stop' is 'turn_limit'", "'terminated'")),
+        (LINE | {"stop": "terminated", "turns": [STEP | {"terminated": False}]}, ("'stop' is 'terminated'", "false")),
         (LINE | {"agent": 1}, ("'agent' is 1, not text",)),
         (LINE | {"id": "first"}, ("'id' is 'first'", "line 1")),
-        (LINE | {"success": "yes"}, ("'success' is 'yes', not true or false",)),
+        (LINE | {"success": "yes"}, ("'success' is 'yes'",)),
     ],
 )
 def test_a_bad_line_is_named_by_file_line_and_field(tmp_path: Path, bad: object, words: tuple[str, ...]) -> None:
     path = write(tmp_path, LINE | {"id": "first"}, "", bad, LINE)
     before = path.read_bytes()
-    with pytest.raises(StoreError) as caught:
-        import_jsonl(path)
-    for word in (f"{path}: line 3", *words):
-        assert word in str(caught.value)
+    refused(lambda: import_jsonl(path), f"{path}: line 3", *words, error=StoreError)
     assert path.read_bytes() == before
 
 
 def test_bytes_that_are_no_utf8_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "shop.jsonl"
     path.write_bytes(json.dumps(LINE).encode() + b'\n{"task_id": "\xff"}\n')
-    with pytest.raises(StoreError, match=r"shop\.jsonl: line 2 is no JSON object: 'utf-8' codec"):
-        import_jsonl(path)
+    refused(lambda: import_jsonl(path), "shop.jsonl: line 2", "'utf-8'", error=StoreError)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"none\.jsonl: cannot be read: No such file"):
-        import_jsonl(tmp_path / "none.jsonl")
+    refused(lambda: import_jsonl(tmp_path / "none.jsonl"), "none.jsonl", "No such file", error=StoreError)
 
 
 @pytest.mark.parametrize(
@@ -152,5 +140,5 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [(), ("", " "), (LINE | {"turns": [STEP | {"action": " "}]},), (LINE | {"turns": [], "stop": "env_crashed"},)],
 )
 def test_a_file_in_which_nobody_acts_is_an_error(tmp_path: Path, lines: tuple[object, ...]) -> None:
-    with pytest.raises(StoreError, match=r"shop\.jsonl: no episode has an action"):
-        import_jsonl(write(tmp_path, *lines))
+    path = write(tmp_path, *lines)
+    refused(lambda: import_jsonl(path), str(path), "no episode", error=StoreError)

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from real_envs.errors import UserError
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import Imported, RejectedRecord, find_format, log_files, read
 from real_envs.trajectory import StopReason, Trajectory, Turn
+from tests.support.refusal import in_a_line, refused
 
 TEXT = {"type": "Text", "max_length": 99, "min_length": 1, "charset": "ab"}
 MOVES = {"type": "Discrete", "dtype": "int64", "start": 1, "n": 2}
@@ -76,8 +76,8 @@ def items(path: Path, **reading: Any) -> tuple[list[Trajectory], list[RejectedRe
 
 @BOTH
 def test_an_episode_of_texts(tmp_path: Path, form: str) -> None:
-    episodes, refused = items(dataset(tmp_path, form, SAID | WON, SAID | CUT))
-    assert refused == []
+    episodes, refusals = items(dataset(tmp_path, form, SAID | WON, SAID | CUT))
+    assert refusals == []
     assert [e.start for e in episodes] == ["a hall", "a hall"]
     note = {"log.dataset": "demo/text-v0"}
     assert episodes[0].turns == (Turn("go", "a room", 0.25, False), Turn("take", "You win", 1.0, True, note))
@@ -91,33 +91,31 @@ def test_numbers_are_told_by_their_names(tmp_path: Path, form: str) -> None:
     one = {"observations": seen, "actions": [[1, 2]], "rewards": [1.0], "terminations": [True], "truncations": [False]}
     path = dataset(tmp_path, form, one, seen=PARTS, acted=PAIR)
     names = {"observation.facing": ["north", "south"], "action.0": ["walk", "run"], "action.1": ["left", "right"]}
-    (episode,), refused = items(path, names=names)
-    assert refused == []
+    (episode,), refusals = items(path, names=names)
+    assert refusals == []
     assert episode.start == "mission: find the key\nfacing: north"
     assert episode.turns[0].action == "run, right"
     assert episode.turns[0].observation == "mission: find the key\nfacing: south"
     _, (missing,) = items(path, names={key: value for key, value in names.items() if key != "action.1"})
     assert (missing.field, "imports.names.action.1=[...]" in missing.reason) == ("action.1", True)
     _, (few,) = items(path, names=names | {"action.0": ["walk"]})
-    assert few.reason == "is 1, which has no name in imports.names.action.0"
+    assert few.reason.startswith("is 1")
+    assert "imports.names.action.0" in few.reason
 
 
 def test_what_has_no_words_is_refused_in_one_line(tmp_path: Path) -> None:
     picture = {"type": "Dict", "subspaces": {"mission": TEXT, "image": BOX}}
     episodes, (refusal,) = items(dataset(tmp_path, "arrow", SAID | WON, SAID | CUT, seen=picture))
     assert episodes == []
-    assert str(refusal).endswith(
-        "text-v0: the dataset is refused as a whole: observation.image is a Box, and only Text, Discrete, "
-        "MultiDiscrete and Dict have words"
-    )
+    in_a_line(str(refusal), "text-v0", "observation.image", "Box", "Text, Discrete, MultiDiscrete and Dict")
 
 
 def test_an_episode_that_lacks_something_is_refused_and_the_rest_goes_on(tmp_path: Path) -> None:
     early = SAID | WON | {"terminations": [True, False]}
     nobody = {key: value for key, value in (SAID | WON).items() if key != "rewards"}
-    episodes, refused = items(dataset(tmp_path, "arrow", early, nobody, SAID | WON))
+    episodes, refusals = items(dataset(tmp_path, "arrow", early, nobody, SAID | WON))
     assert [e.total_reward for e in episodes] == [1.25]
-    assert [(r.record, r.field) for r in refused] == [("episode 0", "turns[0].terminated"), ("episode 1", "rewards")]
+    assert [(r.record, r.field) for r in refusals] == [("episode 0", "turns[0].terminated"), ("episode 1", "rewards")]
 
 
 def test_datasets_are_found_in_folders_and_broken_ones_named(tmp_path: Path) -> None:
@@ -127,13 +125,11 @@ def test_datasets_are_found_in_folders_and_broken_ones_named(tmp_path: Path) -> 
     assert [(s[0].name, s[1].name) for s in found if not isinstance(s, RejectedRecord)] == [("text-v0", "minari")]
     assert [s.file.name for s in found if isinstance(s, RejectedRecord)] == ["namespace_metadata.json"]
     (tmp_path / "demo" / "text-v0" / "data" / "0" / "part-0.arrow").write_bytes(b"ARROW1 no more")
-    with pytest.raises(UserError, match="cannot be read"):
-        items(tmp_path / "demo" / "text-v0")
+    refused(lambda: items(tmp_path / "demo" / "text-v0"), "text-v0", "Arrow")
 
 
 def test_hdf5_without_h5py_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = dataset(tmp_path, "arrow")
     (folder / "data" / "main_data.hdf5").touch()
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"pip install 'imagination\[minari\]'"):
-        items(folder)
+    refused(lambda: items(folder), "pip install 'imagination[minari]'")

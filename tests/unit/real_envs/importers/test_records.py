@@ -62,7 +62,7 @@ def test_an_array_that_breaks_is_read_up_to_there(tmp_path: Path, text: str) -> 
     good, bad = values(tmp_path / "a.json") if text.count("}") < 2 else [{"a": 1}, values(tmp_path / "a.json")[-1]]
     assert good == {"a": 1}
     assert isinstance(bad, FieldError)
-    assert "the rest of the file is not read" in bad.reason
+    assert "rest of" in bad.reason
 
 
 def test_lines_are_known_without_their_suffix_and_one_object_is_one_record(tmp_path: Path) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from real_envs.store import Staging, StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.refusal import refused
 
 
 def episode(name: str, task: str, turns: int = 2, seen: str = "a hall") -> Trajectory:
@@ -34,11 +33,9 @@ def test_what_waited_is_in_the_log_as_if_it_had_been_written_there(tmp_path: Pat
     with plain.writer(shard_turns=4) as writer:
         for found in episodes:
             writer.add(found)
-    written = [
-        sorted((path.name, path.read_bytes()) for path in (tmp_path / name).iterdir()) for name in ("log", "plain")
-    ]
-    assert written[0] == written[1]
-    assert len(written[0]) == 4  # three shards and the manifest
+    log, other = ({path.name: path.read_bytes() for path in (tmp_path / x).iterdir()} for x in ("log", "plain"))
+    assert log == other
+    assert len(log) == 4  # three shards and the manifest
     assert list(store.read()) == list(TrajectoryStore.open(tmp_path / "log").read()) == episodes
     assert store.ids() == {found.id for found in episodes}
     assert not incoming.folder.exists()
@@ -48,9 +45,9 @@ def test_all_or_nothing_is_taken(tmp_path: Path) -> None:
     store = TrajectoryStore.create(tmp_path / "log", {"train": ["t0"]})
     store.append([episode("old", "t0")])
     before = {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()}
-    for wrong, said in ((episode("new", "t9"), "in no split"), (episode("old", "t0"), "is there already")):
-        with pytest.raises(StoreError, match=said):
-            store.adopt(waiting(tmp_path / "incoming", episode("fine", "t0"), wrong))
+    for wrong, token in ((episode("new", "t9"), "'t9'"), (episode("old", "t0"), "'old'")):
+        staged = waiting(tmp_path / "incoming", episode("fine", "t0"), wrong)
+        refused(lambda staged=staged: store.adopt(staged), token, error=StoreError)  # type: ignore[misc]
     assert {path.name: path.read_bytes() for path in (tmp_path / "log").iterdir()} == before
     store.adopt(waiting(tmp_path / "incoming", episode("fine", "t0")))
     assert [found.id for found in store.read()] == ["old", "fine"]

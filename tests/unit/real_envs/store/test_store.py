@@ -15,30 +15,17 @@ import pytest
 
 from real_envs.store import StoreError, TrajectoryStore, is_validation
 from real_envs.trajectory import Owner, Source, StopReason, Trace, Trajectory, Turn
+from tests.support.refusal import refused
 
 SPLITS = {"train": ["tw-1", "tw-2"], "test": ["tw-3"], "spare": ["tw-4"]}
-TRACE = Trace(
-    ids=(5, 9, 7),
-    owners=(Owner.SCAFFOLD, Owner.AGENT, Owner.ENV),
-    logprobs=(None, -0.25, None),
-    turns=(-1, 0, -1),
-    temperature=0.7,
-)
+OWNERS = (Owner.SCAFFOLD, Owner.AGENT, Owner.ENV)
+TRACE = Trace(ids=(5, 9, 7), owners=OWNERS, logprobs=(None, -0.25, None), turns=(-1, 0, -1), temperature=0.7)
+PLAYED = (Turn("open chest", "It is open.", 0.0, False), Turn("take coin", "Done.", 1.0, True))
 
 
 def episode(name: str, task: str = "tw-1", *turns: Turn, **changes: object) -> Trajectory:
-    plain = Trajectory(
-        id=name,
-        task_id=task,
-        group_id=f"{task}/g",
-        source=Source.REAL,
-        agent="random",
-        seed=3,
-        start="You see a chest.",
-        turns=turns or (Turn("open chest", "It is open.", 0.0, False), Turn("take coin", "Done.", 1.0, True)),
-        stop=StopReason.TERMINATED,
-    )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    facts = (name, task, f"{task}/g", Source.REAL, "random", 3, "You see a chest.", turns or PLAYED)
+    return replace(Trajectory(*facts, StopReason.TERMINATED), **changes)  # type: ignore[arg-type]
 
 
 def crashed(name: str, task: str = "tw-1") -> Trajectory:
@@ -58,21 +45,19 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refuses(folder: Path, act: Callable[[], object], *words: str) -> str:
+def refuses(folder: Path, act: Callable[[], object], *words: str) -> None:
     """``act`` fails with one ``StoreError`` that has all the words, and the files stay as they are."""
     before = snapshot(folder)
-    with pytest.raises(StoreError) as caught:
-        act()
+    refused(act, *words, error=StoreError)
     assert snapshot(folder) == before
-    message = str(caught.value)
-    for word in words:
-        assert word in message, message
-    assert "\n" not in message
-    return message
 
 
 def read_all(folder: Path) -> list[Trajectory]:
     return list(TrajectoryStore.open(folder).read())
+
+
+def read_ids(folder: Path) -> list[str]:
+    return [t.id for t in read_all(folder)]
 
 
 def edit_manifest(folder: Path, **changes: object) -> None:
@@ -104,20 +89,11 @@ def set_column(name: str, change: Callable[[list], list], kind: pa.DataType | No
 
 def test_what_was_appended_is_read_again_with_all_its_types(tmp_path: Path) -> None:
     info: dict[str, float | str | bool] = {"confidence": 0.5, "one": 1.0, "yes": True, "no": False, "word": "1.0"}
+    turns = (Turn("", "  spaces \n stay ", None, False, info), Turn("look", "", 0.0, False))
     dreamed = episode(
-        "d",
-        "tw-2",
-        Turn("", "  spaces \n stay ", None, False, info),
-        Turn("look", "", 0.0, False),
-        source=Source.DREAM,
-        stop=StopReason.UNSURE,
-        prefix_turns=1,
-        policy_version="p3",
-        world_model_version="w1",
-        trace=TRACE,
-        world_facts=("lamp at cellar", "safe closed"),
-        success=False,
-    )
+        "d", "tw-2", *turns, source=Source.DREAM, stop=StopReason.UNSURE, prefix_turns=1, policy_version="p3",
+        world_model_version="w1", trace=TRACE, world_facts=("lamp at cellar", "safe closed"), success=False,
+    )  # fmt: skip
     store = TrajectoryStore.create(tmp_path / "log", SPLITS)
     store.append([dreamed, crashed("e")])
     got, failed = read_all(tmp_path / "log")
@@ -200,10 +176,7 @@ def test_tasks_are_added_to_splits_and_none_twice(folder: Path) -> None:
     assert (again.splits["test"][-1], again.splits["new"]) == ("tw-7", ("tw-8",))
     assert {t.id for t in again.read("new")} == {"y"}
     assert again.meta == {"benchmark": "textworld"}
-    before = snapshot(folder)
-    with pytest.raises(StoreError, match="task 'tw-8' is in split"):
-        again.add_tasks({"train": ["tw-8"]})
-    assert snapshot(folder) == before
+    refuses(folder, lambda: again.add_tasks({"train": ["tw-8"]}), "'tw-8'", "split")
 
 
 def test_summary_counts_by_hand(folder: Path) -> None:
@@ -222,7 +195,7 @@ def test_summary_counts_by_hand(folder: Path) -> None:
 def test_a_store_goes_on_after_it_was_opened_again(folder: Path) -> None:
     old = snapshot(folder)
     TrajectoryStore.open(folder).append([episode("d", "tw-2")])
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c", "d"]
+    assert read_ids(folder) == ["a", "b", "c", "d"]
     assert all(snapshot(folder)[name] == content for name, content in old.items() if name != "manifest.json")
 
 
@@ -254,8 +227,7 @@ def test_validation_is_a_fixed_share_that_only_grows() -> None:
     # sha256("a") = ca978112ca1b... by coreutils; 0xca978112ca1b / 2**48 = 0.7913...
     assert is_validation("a", 0.792)
     assert not is_validation("a", 0.791)
-    with pytest.raises(ValueError, match="share"):
-        is_validation("a", 1.5)
+    refused(lambda: is_validation("a", 1.5), "share", error=ValueError)
 
 
 # crashes
@@ -281,10 +253,10 @@ def test_a_crash_between_shard_and_manifest_leaves_the_old_store(folder: Path, m
     orphan = folder / "shard-00002.parquet"
     assert orphan.exists()
     assert (folder / "manifest.json").read_bytes() == manifest
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c"]
+    assert read_ids(folder) == ["a", "b", "c"]
     orphan.write_bytes(b"half a shard")  # nobody may look into it
     TrajectoryStore.open(folder).append([episode("d")])
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c", "d"]
+    assert read_ids(folder) == ["a", "b", "c", "d"]
     assert store.ids() == {"a", "b", "c"}  # the store that crashed does not count the lost episode
 
 
@@ -296,12 +268,11 @@ def test_a_full_disk_is_an_error_and_the_store_can_go_on(folder: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match=r"shard-00002\.parquet: cannot be written: .*No space left"):
-        store.append([episode("d")])
+    refused(lambda: store.append([episode("d")]), "shard-00002.parquet", "No space left", error=StoreError)
     assert (folder / "manifest.json").read_bytes() == manifest
     monkeypatch.undo()
     store.append([episode("d")])
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c", "d"]
+    assert read_ids(folder) == ["a", "b", "c", "d"]
 
 
 def test_ctrl_c_keeps_all_finished_episodes(folder: Path) -> None:
@@ -314,7 +285,7 @@ def test_ctrl_c_keeps_all_finished_episodes(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         collect()
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c", "n0", "n1", "n2", "n3", "n4"]
+    assert read_ids(folder) == ["a", "b", "c", "n0", "n1", "n2", "n3", "n4"]
     assert len(list(folder.glob("*.parquet"))) == 5
 
 
@@ -324,16 +295,15 @@ def test_a_bad_episode_is_named_when_it_is_added_and_costs_no_other(folder: Path
             writer.add(episode("d"))
             writer.add(episode("a"))
 
-    with pytest.raises(StoreError, match="'a' is there already"):
-        collect()
-    assert [t.id for t in read_all(folder)] == ["a", "b", "c", "d"]
+    refused(collect, "'a'", "already", error=StoreError)
+    assert read_ids(folder) == ["a", "b", "c", "d"]
 
 
 def test_failed_episodes_without_turns_are_flushed_too(folder: Path) -> None:
     with TrajectoryStore.open(folder).writer(shard_turns=2) as writer:
         writer.add(crashed("d"))
         writer.add(crashed("e"))
-        assert [t.id for t in read_all(folder)] == ["a", "b", "c", "d", "e"]
+        assert read_ids(folder) == ["a", "b", "c", "d", "e"]
 
 
 # bad input: making and appending
@@ -342,8 +312,8 @@ def test_failed_episodes_without_turns_are_flushed_too(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("splits", "words"),
     [
-        ({"train": ["x"], "test": ["y", "x"]}, ("splits.test[1]", "'x'", "in split 'train' already")),
-        ({"train": ["x", "x"]}, ("splits.train[1]", "in split 'train' already")),
+        ({"train": ["x"], "test": ["y", "x"]}, ("splits.test[1]", "'x'", "'train' already")),
+        ({"train": ["x", "x"]}, ("splits.train[1]", "'train' already")),
         ({}, ("'splits'", "at least one")),
         ({"train": "tw-1"}, ("splits.train", "not a list")),
         ({"train": [7]}, ("splits.train[0]", "7")),
@@ -361,24 +331,24 @@ def test_create_refuses_meta_that_json_cannot_hold(tmp_path: Path) -> None:
 
 
 def test_create_leaves_a_store_alone_even_one_that_lost_its_manifest(folder: Path) -> None:
-    refuses(folder, lambda: TrajectoryStore.create(folder, SPLITS), str(folder), "there is a store already")
+    refuses(folder, lambda: TrajectoryStore.create(folder, SPLITS), str(folder), "already")
     (folder / "manifest.json").unlink()
-    refuses(folder, lambda: TrajectoryStore.create(folder, SPLITS), "there is a store already")
+    refuses(folder, lambda: TrajectoryStore.create(folder, SPLITS), str(folder), "already")
 
 
 @pytest.mark.parametrize(
     ("bad", "words"),
     [
-        (episode("a"), ("'a' is there already",)),
-        (episode("x", "tw-33"), ("'x'", "'task_id' is 'tw-33'", "did you mean 'tw-3'?")),
-        (episode("x", "tw-1", Turn(None, "Hm.", None, False)), ("'x'", "'turns[0].action' is null or missing")),  # type: ignore[arg-type]
+        (episode("a"), ("'a'", "already")),
+        (episode("x", "tw-33"), ("'x'", "'task_id' is 'tw-33'", "'tw-3'?")),
+        (episode("x", "tw-1", Turn(None, "Hm.", None, False)), ("'x'", "'turns[0].action'", "missing")),  # type: ignore[arg-type]
         (episode("x", "tw-1", Turn("go", "Hm.", float("nan"), False)), ("'turns[0].reward' is nan",)),
         (episode("x", "tw-1", Turn("go", "Hm.", 0.0, 1)), ("'turns[0].terminated' is 1",)),  # type: ignore[arg-type]
         (episode("x", "tw-1", Turn("go", "\ud800", 0.0, False)), ("'turns[0].observation'", "surrogate")),
         (episode("x", "tw-1", Turn("go", "", 0.0, False, {"k": [1]})), ("'turns[0].info['k']' is [1]",)),  # type: ignore[dict-item]
         (episode("x", seed=2**63), ("'seed' is 9223372036854775808", "64 bits")),
         (episode("x", prefix_turns=3), ("'prefix_turns' is 3", "2 turns")),
-        (episode("x", stop="terminate"), ("'stop' is 'terminate'", "did you mean 'terminated'?")),
+        (episode("x", stop="terminate"), ("'stop' is 'terminate'", "'terminated'?")),
     ],
 )
 def test_append_refuses_an_episode_and_with_it_the_whole_shard(
@@ -391,15 +361,13 @@ def test_append_refuses_an_episode_and_with_it_the_whole_shard(
 
 def test_append_refuses_the_same_id_twice_in_one_call(folder: Path) -> None:
     store = TrajectoryStore.open(folder)
-    refuses(folder, lambda: store.append([episode("x"), episode("x", "tw-2")]), "'x' is there already")
+    refuses(folder, lambda: store.append([episode("x"), episode("x", "tw-2")]), "'x'", "already")
 
 
 def test_append_notices_another_writer(folder: Path) -> None:
     mine, theirs = TrajectoryStore.open(folder), TrajectoryStore.open(folder)
     theirs.append([episode("d")])
-    refuses(
-        folder, lambda: mine.append([episode("e")]), "manifest.json", "changed by someone else", "Open the store again"
-    )
+    refuses(folder, lambda: mine.append([episode("e")]), "manifest.json", "changed")
 
 
 # bad input: opening and reading
@@ -411,19 +379,10 @@ def test_a_missing_folder_or_manifest_is_named(tmp_path: Path, folder: Path) -> 
     refuses(folder, lambda: TrajectoryStore.open(folder), str(folder / "manifest.json"), "no such file", "create")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", ("is no JSON",)),
-        (b'{"format": ', ("is no JSON",)),
-        (b"\xff\xfe\xff", ("is no JSON",)),
-        (b"[" * 100_000, ("is no JSON",)),
-        (b"[1]", ("is no JSON object",)),
-    ],
-)
-def test_a_manifest_that_is_no_json_is_named(folder: Path, content: bytes, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("content", [b"", b'{"format": ', b"\xff\xfe\xff", b"[" * 100_000, b"[1]"])
+def test_a_manifest_that_is_no_json_is_named(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)
-    refuses(folder, lambda: TrajectoryStore.open(folder), str(folder / "manifest.json"), *words)
+    refuses(folder, lambda: TrajectoryStore.open(folder), str(folder / "manifest.json"), "no JSON")
 
 
 SHARD = {"file": "s.parquet", "episodes": 1, "turns": 1, "bytes": 1, "sha256": "00"}
@@ -436,9 +395,9 @@ SHARD = {"file": "s.parquet", "episodes": 1, "turns": 1, "bytes": 1, "sha256": "
         ({"version": 2}, ("version 2 is unknown", "readable: 1")),
         ({"version": True}, ("version True is unknown",)),
         ({"version": "1"}, ("version '1' is unknown",)),
-        ({"split": {}}, ("'split' is unknown", "did you mean 'splits'?")),
+        ({"split": {}}, ("'split'", "'splits'?")),
         ({"splits": []}, ("'splits' is no object",)),
-        ({"splits": {"train": ["t"], "test": ["t"]}}, ("splits.test[0]", "in split 'train' already")),
+        ({"splits": {"train": ["t"], "test": ["t"]}}, ("splits.test[0]", "'train' already")),
         ({"shards": {}}, ("'shards' is {}",)),
         ({"shards": [3]}, ("'shards[0]' is 3",)),
         ({"shards": [{"file": "s.parquet"}]}, ("'shards[0]' has the keys",)),
@@ -456,7 +415,7 @@ def test_a_wrong_field_of_the_manifest_is_named(folder: Path, changes: dict, wor
 
 def test_a_missing_field_of_the_manifest_is_named(folder: Path) -> None:
     (folder / "manifest.json").write_text('{"format": "imagination-trajectories", "version": 1, "splits": {"t": []}}')
-    refuses(folder, lambda: TrajectoryStore.open(folder), "manifest.json", "'shards' is missing")
+    refuses(folder, lambda: TrajectoryStore.open(folder), "manifest.json", "'shards'", "missing")
 
 
 def test_a_missing_or_truncated_shard_is_named_when_the_store_is_opened(folder: Path) -> None:
@@ -494,32 +453,22 @@ def test_a_shard_that_is_no_parquet_is_named(folder: Path) -> None:
     refuses(folder, lambda: read_all(folder), "shard-00000.parquet", "no readable Parquet")
 
 
-def drop_start(table: pa.Table) -> pa.Table:
-    return table.drop_columns(["start"])
-
-
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (drop_start, ("no column 'start'",)),
+        (lambda table: table.drop_columns(["start"]), ("'start'",)),
         (lambda table: table.slice(0, 1), ("has 1 rows", "says 2 episodes")),
         (set_column("stop", lambda v: [v[0], "crashed"]), ("row 1, field 'stop' is 'crashed'",)),
-        (set_column("source", lambda v: ["rael", v[1]]), ("row 0, field 'source' is 'rael'", "did you mean 'real'?")),
+        (set_column("source", lambda v: ["rael", v[1]]), ("row 0, field 'source' is 'rael'", "'real'?")),
         (set_column("seed", lambda v: ["3", "3"], pa.string()), ("row 0, field 'seed' is '3'", "whole number")),
         (set_column("start", lambda v: [v[0], None]), ("row 1, field 'start' is null",)),
         (set_column("task_id", lambda v: [v[0], "tw-9"]), ("row 1, field 'task_id' is 'tw-9'", "in no split")),
         (set_column("id", lambda v: ["a", "a"]), ("row 1, field 'id' is 'a'", "earlier row")),
         (set_column("world_facts", lambda v: [["a"], ["b", None]]), ("row 1, field 'world_facts[1]' is null",)),
-        (set_column("success", lambda v: ["no", None], pa.string()), ("row 0, field 'success' is 'no', not true",)),
+        (set_column("success", lambda v: ["no", None], pa.string()), ("row 0, field 'success' is 'no'",)),
         (set_column("turns", lambda v: [v[0], None]), ("row 1, field 'turns' is null",)),
-        (
-            set_column("turns", lambda v: [[v[0][0], v[0][1] | {"action": None}], []]),
-            ("row 0, field 'turns[1].action' is null",),
-        ),
-        (
-            set_column("turns", lambda v: [[v[0][0] | {"info": [{"key": "k"}]}], []]),
-            ("row 0, field 'turns[0].info['k']' has 0 values",),
-        ),
+        (set_column("turns", lambda v: [[v[0][0], v[0][1] | {"action": None}], []]), ("row 0", "'turns[1].action'")),
+        (set_column("turns", lambda v: [[v[0][0] | {"info": [{"key": "k"}]}], []]), ("row 0", "'turns[0].info['k']'")),
     ],
 )
 def test_a_wrong_value_in_a_shard_is_named_by_row_and_field(
@@ -563,18 +512,18 @@ def test_somebody_elses_shard_with_more_columns_and_large_strings_is_read(folder
 def test_an_unknown_split_gets_a_hint(folder: Path) -> None:
     store = TrajectoryStore.open(folder)
     for act in (lambda: store.read("trian"), lambda: store.tasks("trian")):
-        refuses(folder, act, "manifest.json", "unknown split 'trian'", "did you mean 'train'?", "spare, test, train")
+        refuses(folder, act, "manifest.json", "'trian'", "'train'?", "spare, test, train")
 
 
 def test_a_split_without_episodes_is_an_error_of_the_call_itself(folder: Path) -> None:
     store = TrajectoryStore.open(folder)
-    refuses(folder, lambda: store.read("spare"), "manifest.json", "split 'spare' has no episodes")
+    refuses(folder, lambda: store.read("spare"), "manifest.json", "'spare'", "no episodes")
 
 
 def test_an_empty_store_is_an_error_when_read_but_not_when_opened(tmp_path: Path) -> None:
     TrajectoryStore.create(tmp_path / "log", SPLITS)
     store = TrajectoryStore.open(tmp_path / "log")
-    refuses(tmp_path, store.read, "manifest.json", "the store has no episodes")
+    refuses(tmp_path, store.read, "manifest.json", "no episodes")
     assert store.summary().total.episodes == 0
 
 
@@ -582,9 +531,8 @@ def test_a_log_in_which_nobody_acts_is_an_error_but_can_be_looked_at(tmp_path: P
     store = TrajectoryStore.create(tmp_path / "log", SPLITS)
     mute = episode("m", "tw-2", Turn(" ", "Hm?", None, False), stop=StopReason.TURN_LIMIT)
     store.append([crashed("x"), mute])
-    words = ("manifest.json", "no episode of the store has an action", "2 episodes, 1 turns")
-    refuses(tmp_path, store.read, *words)
-    refuses(tmp_path, lambda: store.read("train"), "no episode of split 'train' has an action")
+    refuses(tmp_path, store.read, "manifest.json", "action", "2 episodes, 1 turns")
+    refuses(tmp_path, lambda: store.read("train"), "'train'", "action")
     assert [t.id for t in store.read(require_actions=False)] == ["x", "m"]
     assert store.summary().total.failures == {StopReason.ENV_CRASHED: 1}
     store.append([episode("a")])  # one action is enough, and nothing is left out then
@@ -599,6 +547,5 @@ def test_a_slow_world_does_not_keep_its_episodes_in_memory(tmp_path: Path, monke
     writer = store.writer(shard_turns=1000)  # nobody leaves a `with`: the process dies
     for k, at in enumerate((10.0, 59.0, 61.0, 70.0)):
         now[0] = at
-        turn = Turn("look", "a room", 0.0, False)
-        writer.add(Trajectory(f"e{k}", "t", "g", Source.REAL, "a", 0, "start", (turn,), StopReason.TURN_LIMIT))
+        writer.add(episode(f"e{k}", "t"))
     assert [t.id for t in TrajectoryStore.open(tmp_path).read()] == ["e0", "e1", "e2"]

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from real_envs.check import check_env
-from real_envs.errors import UserError
-from real_envs.worker_pool import PooledTasks
+from real_envs.env import StepResult
 from real_envs.worlds.alfworld import (
     GAME,
     Alfworld,
@@ -23,6 +21,8 @@ from real_envs.worlds.alfworld import (
     world_facts,
 )
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
+from tests.support.played import by_plan, findings, generated
+from tests.support.refusal import refused
 
 DATA = Path(__file__).resolve().parents[5] / "shared" / "data" / "alfworld"
 PROBLEM = """(:init (receptacleType Desk_bar__plus_02_dot_32 DeskType)
@@ -32,10 +32,9 @@ PROBLEM = """(:init (receptacleType Desk_bar__plus_02_dot_32 DeskType)
 played = pytest.mark.skipif(not DATA.is_dir(), reason="the games of ALFWorld are not beside this checkout")
 
 
-def generated(folder: Path, counts: dict[str, int], **settings: str) -> PooledTasks:
-    world = Alfworld()
-    world.generate(folder, counts, 0, AlfworldSettings(**settings), lambda done, total: None, 1)
-    return world.open(folder, True, 1)
+@pytest.fixture
+def planner() -> None:
+    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
 
 
 def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None:
@@ -51,23 +50,13 @@ def test_things_are_numbered_by_kind_in_the_order_of_their_coordinates() -> None
 
 PLACED = "(exists (?r - receptacle) (exists (?o - object) (and (inReceptacle ?o ?r) (objectType ?o MugType) "
 PLACED += "(receptacleType ?r DeskType) {more}"
-HOUSE = [
-    ("objecttype", "mug_1", "mugtype"),
-    ("objecttype", "mug_2", "mugtype"),
-    ("objecttype", "pen_1", "pentype"),
-    ("objecttype", "lamp_1", "desklamptype"),
-    ("receptacletype", "drawer_1", "drawertype"),
-    ("receptacletype", "desk_1", "desktype"),
-    ("receptacletype", "sink_1", "sinkbasintype"),
-    ("receptacleatlocation", "drawer_1", "loc_1"),
-    ("receptacleatlocation", "desk_1", "loc_2"),
-    ("receptacleatlocation", "sink_1", "loc_3"),
-    ("inreceptacle", "mug_1", "drawer_1"),
-    ("inreceptacle", "mug_2", "sink_1"),
-    ("inreceptacle", "lamp_1", "desk_1"),
-    ("openable", "drawer_1"),
-    ("atlocation", "agent", "loc_9"),
-]
+HOUSE = [tuple(fact.split()) for fact in (
+    "objecttype mug_1 mugtype", "objecttype mug_2 mugtype", "objecttype pen_1 pentype",
+    "objecttype lamp_1 desklamptype", "receptacletype drawer_1 drawertype", "receptacletype desk_1 desktype",
+    "receptacletype sink_1 sinkbasintype", "receptacleatlocation drawer_1 loc_1", "receptacleatlocation desk_1 loc_2",
+    "receptacleatlocation sink_1 loc_3", "inreceptacle mug_1 drawer_1", "inreceptacle mug_2 sink_1",
+    "inreceptacle lamp_1 desk_1", "openable drawer_1", "atlocation agent loc_9",
+)]  # fmt: skip
 
 
 def test_goals_of_all_shapes_are_read() -> None:
@@ -112,85 +101,62 @@ def test_a_game_is_translated_once() -> None:
     assert asked == ["a", "b"]
 
 
-def test_what_is_wrong_with_the_games_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
+def test_what_is_wrong_with_the_games_is_said(planner: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(count: int = 1, **settings: str) -> object:
+        return generated(Alfworld(), tmp_path / "games", {"train": count}, AlfworldSettings(**settings))
+
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
-    with pytest.raises(UserError, match="where are the games of ALFWorld"):
-        generated(tmp_path / "games", {"train": 1})
-    with pytest.raises(UserError, match="train is missing"):
-        generated(tmp_path / "games", {"train": 1}, data=str(tmp_path))
+    refused(make, "ALFWorld", "env.options.data")
+    here = str(tmp_path)
+    refused(lambda: make(data=here), "train", here)
     torn = tmp_path / "train" / "pick_and_place_simple-Mug" / "trial_T1" / GAME
     torn.parent.mkdir(parents=True)
     torn.write_text('{"pddl_problem": "(define')
-    with pytest.raises(UserError, match=f"{GAME} is no game of ALFWorld, or torn: JSONDecodeError"):
-        generated(tmp_path / "games", {"train": 1}, data=str(tmp_path))
+    refused(lambda: make(data=here), str(torn), "JSONDecodeError")
     torn.write_text(json.dumps({"pddl_problem": PROBLEM}))
-    with pytest.raises(UserError, match=r"has 1 games for 'train', not games\.train=2"):
-        generated(tmp_path / "games", {"train": 2}, data=str(tmp_path))
-    with pytest.raises(ValueError, match="share the split valid_seen"):
-        AlfworldSettings(train="train+valid_seen")
+    refused(lambda: make(2, data=here), "1 games", "games.train=2")
+    refused(lambda: AlfworldSettings(train="train+valid_seen"), "valid_seen", error=ValueError)
     assert not (tmp_path / "games" / "games.json").exists()
 
 
 @played
-def test_the_plan_solves_and_splits_do_not_meet(tmp_path: Path) -> None:
-    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
-    tasks = generated(tmp_path, {"train": 3, "heldout": 2}, data=str(DATA), train="train+valid_train")
+def test_the_plan_solves_and_splits_do_not_meet(planner: None, tmp_path: Path) -> None:
+    settings = AlfworldSettings(data=str(DATA), train="train+valid_train")
+    tasks = generated(Alfworld(), tmp_path, {"train": 3, "heldout": 2}, settings)
     train, heldout = tasks.tasks("train"), tasks.tasks("heldout")
     asyncio.run(tasks.close())
     assert len({t.id for t in (*train, *heldout)}) == 5
     assert all("/valid_seen/" in t.id for t in heldout)
     assert not any("/valid_seen/" in t.id for t in train)
     game = AlfworldGame(privileged=True)
+    results: list[StepResult]
     for task in (train[0], heldout[0]):
-        observation = game.reset(task)
-        assert "Your task is to:" in observation.text
-        assert "_bar_" not in observation.text
-        assert any(fact.partition(" in ")[2] in observation.text for fact in task.world_facts)
-        rewards: list[float | None] = []
-        for _ in range(60):
-            result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
-            observation = result.observation
-            assert "_bar_" not in observation.text
-            rewards.append(result.reward)
-            if result.terminated:
-                break
-        assert result.terminated
-        assert (sum(map(bool, rewards)), rewards[-1]) == (1, 1.0)
-    with pytest.raises(RuntimeError, match="not running"):
-        game.step("look")
+        start = game.reset(task)
+        results = by_plan(game, start)
+        assert "task is to:" in start.text
+        assert any(fact.partition(" in ")[2] in start.text for fact in task.world_facts)
+        assert not any("_bar_" in seen.text for seen in (start, *(r.observation for r in results)))
+        assert results[-1].terminated
+        assert [r.reward for r in results if r.reward] == [results[-1].reward] == [1.0]
+    refused(lambda: game.step("look"), "reset", error=RuntimeError)
     observation, rng = game.reset(train[1]), random.Random(0)
     for _ in range(15):  # whatever was done before, the plan is one from where one stands
-        result = game.step(rng.choice(observation.privileged["admissible_commands"]))  # type: ignore[arg-type]
-        observation = result.observation
-    for _ in range(30):
-        result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
-        observation = result.observation
-        if result.terminated:
-            break
-    assert (result.terminated, result.reward) == (True, 1.0)
+        observation = game.step(rng.choice(observation.privileged["admissible_commands"])).observation  # type: ignore[arg-type]
+    last = by_plan(game, observation, 30)[-1]
+    assert (last.terminated, last.reward) == (True, 1.0)
     assert game.reset(heldout[0]).text == game.reset(heldout[0]).text
     assert game.step("dance with mug 1").observation.text == "Nothing happens."
     game.close()
 
 
 @played
-def test_it_keeps_the_protocol(tmp_path: Path) -> None:
-    pytest.importorskip("fast_downward", reason="pip install 'imagination[alfworld]'")
-    tasks = generated(tmp_path, {"train": 1}, data=str(DATA))
-    task = tasks.tasks("train")[0]
+def test_it_keeps_the_protocol(planner: None, tmp_path: Path) -> None:
+    tasks = generated(Alfworld(), tmp_path, {"train": 1}, AlfworldSettings(data=str(DATA)))
     game = AlfworldGame(privileged=True)
     plan: list[str] = []
-    observation = game.reset(task)
+    observation = game.reset(tasks.tasks("train")[0])
     while commands := observation.privileged["policy_commands"]:
         plan.append(commands[0])  # type: ignore[index]
         observation = game.step(plan[-1]).observation
     game.close()
-
-    async def check() -> list[str]:
-        try:
-            return await check_env(tasks.make_env(), task, ["look", "go to the moon", *plan])
-        finally:
-            await tasks.close()
-
-    assert asyncio.run(check()) == []
+    assert findings(tasks, ["look", "go to the moon", *plan]) == []

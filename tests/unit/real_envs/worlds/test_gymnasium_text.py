@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from real_envs.check import check_env
 from real_envs.env import Task
-from real_envs.errors import UserError
-from real_envs.worker_pool import PooledTasks
 from real_envs.worlds.gymnasium_text import GymnasiumGame, GymnasiumSettings, GymnasiumText, Plain, make
+from tests.support.played import by_plan, findings, generated
+from tests.support.refusal import refused
 
 gymnasium = pytest.importorskip("gymnasium", reason="pip install 'imagination[gymnasium]'")
 pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
-
-
-def generated(folder: Path, counts: dict[str, int], **settings: str) -> PooledTasks:
-    world = GymnasiumText()
-    world.generate(folder, counts, 0, GymnasiumSettings(**settings), lambda done, total: None, 1)
-    return world.open(folder, True, 1)
 
 
 def test_a_grid_is_told_as_it_is_seen() -> None:
@@ -49,17 +41,10 @@ def test_a_grid_is_told_as_it_is_seen() -> None:
 def test_the_bot_solves_and_a_solved_task_is_worth_one(name: str) -> None:
     game = GymnasiumGame(GymnasiumSettings(name), privileged=True)
     for seed in range(5):
-        observation = game.reset(Task("t", {"seed": str(seed)}))
-        rewards: list[float | None] = []
-        while True:
-            result = game.step(observation.privileged["policy_commands"][0])  # type: ignore[index]
-            observation = result.observation
-            rewards.append(result.reward)
-            if result.terminated or result.truncated:
-                break
-        assert (result.terminated, sum(map(bool, rewards)), rewards[-1]) == (True, 1, 1.0)
-    with pytest.raises(RuntimeError, match="no episode is running"):
-        game.step("look")
+        results = by_plan(game, game.reset(Task("t", {"seed": str(seed)})), 1000)
+        assert results[-1].terminated
+        assert [r.reward for r in results if r.reward] == [results[-1].reward] == [1.0]
+    refused(lambda: game.step("look"), "reset", error=RuntimeError)
     game.close()
 
 
@@ -88,42 +73,31 @@ class Echo:
 
 
 def test_environments_that_speak_need_no_wrapper() -> None:
-    words = Plain(Echo(gymnasium.spaces.Text(20)))
+    words: Any = Plain(Echo(gymnasium.spaces.Text(20)))
     assert words.reset(4) == "hello 4"
-    said = words.step("good day")
-    assert said is not None
-    assert said.text == "you said 'good day'"
-    numbers = Plain(Echo(gymnasium.spaces.Discrete(2, start=1)))
+    assert words.step("good day").text == "you said 'good day'"
+    numbers: Any = Plain(Echo(gymnasium.spaces.Discrete(2, start=1)))
     numbers.reset(0)
     assert numbers.step("0") is None
-    said = numbers.step("2")
-    assert said is not None
-    assert said.text == "you said 2"
+    assert numbers.step("2").text == "you said 2"
 
 
 def test_splits_do_not_meet_and_the_protocol_holds(tmp_path: Path) -> None:
-    tasks = generated(tmp_path, {"train": 4, "heldout": 3})
-    ids = [t.id for split in ("train", "heldout") for t in tasks.tasks(split)]
-    assert len(set(ids)) == 7
-
-    async def check() -> list[str]:
-        try:
-            return await check_env(
-                tasks.make_env(), tasks.tasks("train")[0], ["turn left", "go forward", "look", "dig"]
-            )
-        finally:
-            await tasks.close()
-
-    assert asyncio.run(check()) == []
+    tasks = generated(GymnasiumText(), tmp_path, {"train": 4, "heldout": 3}, GymnasiumSettings())
+    assert len({t.id for split in ("train", "heldout") for t in tasks.tasks(split)}) == 7
+    assert findings(tasks, ["turn left", "go forward", "look", "dig"]) == []
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"env\.options\.id=BabyAI-Fly-v0: "):
-        generated(tmp_path, {"train": 1}, id="BabyAI-Fly-v0")
-    with pytest.raises(UserError, match="not text: name what makes text of it"):
-        generated(tmp_path, {"train": 1}, id="CartPole-v1")
-    with pytest.raises(UserError, match="it wants module:name"):
-        generated(tmp_path, {"train": 1}, wrapper="real_envs.worlds.gymnasium_text:Nobody")
-    with pytest.raises(UserError, match=r"too few different starts for games\.train=9: 1 found"):
-        generated(tmp_path, {"train": 9}, id="MiniGrid-Empty-5x5-v0")
+@pytest.mark.parametrize(
+    ("settings", "count", "tokens"),
+    [
+        ({"id": "BabyAI-Fly-v0"}, 1, ["env.options.id=BabyAI-Fly-v0"]),
+        ({"id": "CartPole-v1"}, 1, ["CartPole-v1", "wrapper"]),
+        ({"wrapper": "real_envs.worlds.gymnasium_text:Nobody"}, 1, ["module:name"]),
+        ({"id": "MiniGrid-Empty-5x5-v0"}, 9, ["games.train=9", "1 found"]),
+    ],
+)
+def test_what_is_not_there_is_said(settings: dict[str, str], count: int, tokens: list[str], tmp_path: Path) -> None:
+    made = GymnasiumSettings(**settings)
+    refused(lambda: generated(GymnasiumText(), tmp_path, {"train": count}, made), *tokens)
     assert not (tmp_path / "games.json").exists()

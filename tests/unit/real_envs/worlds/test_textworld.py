@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import re
@@ -10,42 +9,17 @@ from pathlib import Path
 import pytest
 
 import real_envs.worlds.textworld as module
-from real_envs.check import check_env
 from real_envs.env import Task
 from real_envs.worker_pool import PooledTasks
 from real_envs.worlds.textworld import REFUSAL, GameSettings, TextWorld, TextWorldGame, clean, generate_games
+from tests.support.played import findings
 
 NASTY = [
-    "",
-    "  ",
-    "\x00",
-    "a\x00b",
+    "", "  ", "\x00", "a\x00b", "look\ninventory", "\x1b[A", 'say "hello', "quit", "Q", "restart", "save", "restore",
+    "undo", "script", "again", "g", "oops key", "score", "superbrief", "open.quit", "look. quit", "look, quit",
+    "look then quit", "tw-extra-infos description", "print_state", "restrict commands", "öffne", "look " * 50,
     "\\",  # a command to the interpreter itself, which then prints without end
-    "look\ninventory",
-    "\x1b[A",
-    'say "hello',
-    "quit",
-    "Q",
-    "restart",
-    "save",
-    "restore",
-    "undo",
-    "script",
-    "again",
-    "g",
-    "oops key",
-    "score",
-    "superbrief",
-    "open.quit",
-    "look. quit",
-    "look, quit",
-    "look then quit",
-    "tw-extra-infos description",
-    "print_state",
-    "restrict commands",
-    "öffne",
-    "look " * 50,
-]
+]  # fmt: skip
 
 
 def play(game: TextWorldGame, task: Task, commands: list[str]) -> list[tuple[str, float | None, bool]]:
@@ -221,17 +195,11 @@ def test_finished_games_are_kept(games: list[Task]) -> None:
     settings = GameSettings(rooms=2, objects=4, quest_length=3)
     assert generate_games(files[0].parent, [1, 2], settings, workers=2) == games
     assert [file.stat().st_mtime_ns for file in files] == written
-    assert (
-        json.loads(files[0].with_suffix(".json").read_text())["metadata"]["start"]
-        == play(TextWorldGame(), games[0], [])[0][0]
-    )
+    about = json.loads(files[0].with_suffix(".json").read_text())
+    assert about["metadata"]["start"] == play(TextWorldGame(), games[0], [])[0][0]
 
 
 def test_conforms_to_the_protocol_in_a_worker(games: list[Task]) -> None:
-    async def run() -> tuple[list[str], int]:
-        tasks = PooledTasks({"train": games}, TextWorldGame, workers=1)
-        findings = await check_env(tasks.make_env(), games[0], plan_of(games[0]))
-        await tasks.close()
-        return findings, tasks.pool.stats.crashes + tasks.pool.stats.timeouts
-
-    assert asyncio.run(run()) == ([], 0)
+    tasks = PooledTasks({"train": games}, TextWorldGame, workers=1)
+    assert findings(tasks, plan_of(games[0])) == []
+    assert tasks.pool.stats.crashes == tasks.pool.stats.timeouts == 0

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from PIL import Image
 from imagination.cli import main
 from real_envs.check import check_env
 from real_envs.env import StepResult, Task
-from real_envs.errors import UserError
 from real_envs.screens import AFTER, BEFORE, place_of
 from real_envs.trajectory import Observation, Turn
 from real_envs.worlds.web import browser as browser_module
@@ -26,16 +26,16 @@ from real_envs.worlds.web.miniwob import FAMILIES, Miniwob, MiniwobSettings, mak
 from real_envs.worlds.web.page import Element
 from real_envs.worlds.web.suites import BrowserGym, BrowserSettings
 from tests.support.chromium import find
+from tests.support.played import by_plan, generated
+from tests.support.refusal import mistaken, refused
 
 pytest.importorskip("browsergym", reason="pip install 'imagination[miniwob]'")
 pytest.importorskip("miniwob", reason="pip install 'imagination[miniwob]'")
 needs_browser = pytest.mark.skipif(find() is None, reason="no Chromium: apt-get install chromium")
 
 
-def drawn(folder: Path, counts: dict[str, int], families: str = "click-tab enter-text", seed: int = 0) -> Miniwob:
-    world = Miniwob()
-    world.generate(folder, counts, seed, MiniwobSettings(families), lambda done, total: None, 1)
-    return world
+def drawn(folder: Path, counts: dict[str, int], families: str = "click-tab enter-text", seed: int = 0) -> Any:
+    return generated(Miniwob(), folder, counts, MiniwobSettings(families), seed)
 
 
 class InThread:
@@ -69,17 +69,9 @@ def task(family: str, seed: int = 3) -> Task:
 def test_the_expert_solves_a_page_of_each_family(game: InThread, family: str) -> None:
     observation = game.reset(task(family))
     assert observation.text.startswith("Goal: ")
-    reward: float | None = 0.0
-    for _ in range(12):
-        plan = observation.privileged["policy_commands"]
-        assert isinstance(plan, list)
-        result = game.step(plan[0])
-        observation, reward = result.observation, result.reward
-        if result.terminated:
-            break
-    assert (result.terminated, reward) == (True, 1.0)
-    with pytest.raises(RuntimeError, match="no episode is running"):
-        game.step("click('1')")
+    last = by_plan(game, observation, 12)[-1]
+    assert (last.terminated, last.reward) == (True, 1.0)
+    refused(lambda: game.step("click('1')"), "reset", error=RuntimeError)
 
 
 @needs_browser
@@ -132,14 +124,10 @@ def test_a_turn_says_where_its_element_was_in_the_picture_before_it(game: InThre
 
 @needs_browser
 def test_tasks_are_pages_that_differ_and_another_seed_draws_others(tmp_path: Path) -> None:
-    world = drawn(tmp_path / "a", {"train": 3, "heldout": 2})
-    tasks = world.open(tmp_path / "a", True, 1)
+    tasks = drawn(tmp_path / "a", {"train": 3, "heldout": 2})
     assert [len(tasks.tasks(split)) for split in ("train", "heldout")] == [3, 2]
-    assert [t.spec["id"] for t in tasks.tasks("train")] == [
-        "miniwob.click-tab",
-        "miniwob.enter-text",
-        "miniwob.click-tab",
-    ]
+    ids = [t.spec["id"].removeprefix("miniwob.") for t in tasks.tasks("train")]
+    assert ids == ["click-tab", "enter-text", "click-tab"]
 
     async def starts() -> list[str]:
         env = tasks.make_env()
@@ -160,19 +148,15 @@ def test_tasks_are_pages_that_differ_and_another_seed_draws_others(tmp_path: Pat
 
 @needs_browser
 def test_a_family_that_is_unknown_or_has_too_few_pages_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"MiniWoB\+\+ has no 'click-tabb'; with experts there are"):
-        drawn(tmp_path, {"train": 1}, "click-tabb")
-    with pytest.raises(UserError, match="hardly more than 3 different starts"):
-        drawn(tmp_path, {"train": 4}, "focus-text-2")
+    refused(lambda: drawn(tmp_path, {"train": 1}, "click-tabb"), "'click-tabb'", "click-tab,")
+    refused(lambda: drawn(tmp_path, {"train": 4}, "focus-text-2"), "focus-text-2", "3 different starts")
     assert not (tmp_path / "games.json").exists()
 
 
 @needs_browser
 def test_any_suite_of_browsergym_goes_through_the_same_file(tmp_path: Path) -> None:
     settings = BrowserSettings("miniwob", r"miniwob\.click-(test|button)$", seeds=2, actions="bid", delay=0.1)
-    world = BrowserGym()
-    world.generate(tmp_path, {"train": 2, "heldout": 2}, 0, settings, lambda done, total: None, 1)
-    tasks = world.open(tmp_path, True, 1)
+    tasks = generated(BrowserGym(), tmp_path, {"train": 2, "heldout": 2}, settings)
     ids = {split: {t.spec["id"] for t in tasks.tasks(split)} for split in ("train", "heldout")}
     assert ids["train"].isdisjoint(ids["heldout"]), "seeds of an id stay together"
 
@@ -186,16 +170,13 @@ def test_any_suite_of_browsergym_goes_through_the_same_file(tmp_path: Path) -> N
     assert goal.startswith("Goal: ")
     assert head.startswith("Page: ")
     assert "file://" in head
-    with pytest.raises(UserError, match="has 4 tasks left"):
-        world.generate(tmp_path, {"train": 9}, 0, settings, lambda done, total: None, 1)
+    refused(lambda: generated(BrowserGym(), tmp_path, {"train": 9}, settings), "4 tasks")
 
 
 def test_a_suite_that_is_not_there_is_one_line_that_says_how() -> None:
-    with pytest.raises(UserError, match="pip install browsergym-nosuite"):
-        load_suite("nosuite")
-    for wrong in ({"suite": "../x"}, {"seeds": 0}, {"match": "("}, {"delay": -1.0}):
-        with pytest.raises(ValueError, match=r"suite|seeds|match|delay"):
-            BrowserSettings(**wrong)  # type: ignore[arg-type]
+    refused(lambda: load_suite("nosuite"), "pip install browsergym-nosuite")
+    for name, value in {"suite": "../x", "seeds": 0, "match": "(", "delay": -1.0}.items():
+        refused(lambda name=name, value=value: BrowserSettings(**{name: value}), name, error=ValueError)  # type: ignore[misc]
 
 
 def test_no_chromium_and_one_that_does_not_start_are_one_line_each(
@@ -203,10 +184,8 @@ def test_no_chromium_and_one_that_does_not_start_are_one_line_each(
 ) -> None:
     where = ["env=miniwob", "games.train=1", "games.heldout=1", f"output={tmp_path}"]
     monkeypatch.setenv("CHROMIUM", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match="apt-get install chromium-headless-shell"):
-        find_chromium()
-    assert main(["collect", "run=a", *where]) == 2
-    assert "there is no Chromium at CHROMIUM=" in capsys.readouterr().err
+    refused(find_chromium, "apt-get install chromium-headless-shell")
+    mistaken(capsys, ["collect", "run=a", *where], "CHROMIUM=")
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
@@ -218,20 +197,15 @@ def test_no_chromium_and_one_that_does_not_start_are_one_line_each(
     assert len(said.strip().splitlines()) <= 2
     monkeypatch.delenv("CHROMIUM")
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(UserError, match="there is no Chromium: install it"):
-        find_chromium()
+    refused(find_chromium, "no Chromium: install")
 
 
 def test_what_scripted_agents_may_try_is_on_the_page() -> None:
     page = [
-        Element(1, "textbox", ""),
-        Element(2, "combobox", "Size"),
-        Element(4, "option", "M"),
-        Element(3, "button", "Go", None, ("disabled",)),
-        Element(5, "listbox", "Colours"),
-        Element(6, "option", "red"),
+        Element(1, "textbox", ""), Element(2, "combobox", "Size"), Element(4, "option", "M"),
+        Element(3, "button", "Go", None, ("disabled",)), Element(5, "listbox", "Colours"), Element(6, "option", "red"),
         Element(None, "text", "hello"),
-    ]
+    ]  # fmt: skip
     assert admissible(page, 'Enter "ada" and "bob".') == [
         "fill('1', 'ada')", "fill('1', 'bob')", "click('1')", "click('2')", "select_option('2', 'M')",
         "click('5')", "click('6')",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from real_envs.worlds.web.page import REFUSALS, ActionError, Element, Numbers, page_text, parse_action, read_page
+from tests.support.refusal import refused
 
 CALLS = {"click": (0,), "fill": (0,), "drag_and_drop": (0, 1), "noop": (), "select_option": (0,)}
 
@@ -39,12 +40,8 @@ def test_a_page_is_a_line_an_element_in_the_order_of_the_document() -> None:
         node(7, "StaticText", "Remember"),
         node(8, "button", "Go", "31", (), disabled=True),
     )
-    assert text.split("\n") == [
-        "Welcome",
-        "[1] textbox 'User name' value='ada'",
-        "[2] checkbox 'Remember' checked",
-        "[3] button 'Go' disabled",
-    ]
+    lines = ["Welcome", "[1] textbox 'User name' value='ada'", "[2] checkbox 'Remember' checked"]
+    assert text.split("\n") == [*lines, "[3] button 'Go' disabled"]
 
 
 def test_numbers_are_the_same_whatever_the_browser_calls_them_and_stay_with_their_elements() -> None:
@@ -62,14 +59,10 @@ def test_numbers_are_the_same_whatever_the_browser_calls_them_and_stay_with_thei
 
 def test_what_can_be_clicked_has_a_number_and_what_contains_more_than_text_has_none() -> None:
     nodes = [
-        node(0, "RootWebArea", "", "0", (1, 2)),
-        node(1, "generic", "", "5", (3,)),
-        node(2, "generic", "", "6", (4, 5)),
-        node(3, "StaticText", "vel"),
-        node(4, "StaticText", "around"),
-        node(5, "link", "inside", "7", (6,)),
-        node(6, "StaticText", "inside"),
-    ]
+        node(0, "RootWebArea", "", "0", (1, 2)), node(1, "generic", "", "5", (3,)),
+        node(2, "generic", "", "6", (4, 5)), node(3, "StaticText", "vel"), node(4, "StaticText", "around"),
+        node(5, "link", "inside", "7", (6,)), node(6, "StaticText", "inside"),
+    ]  # fmt: skip
     assert text_of(*nodes, b5=True, b6=True) == "[1] clickable 'vel'\naround\n[2] link 'inside'"
     assert text_of(*nodes) == "vel\naround\n[1] link 'inside'"
 
@@ -96,14 +89,15 @@ def test_parts_of_a_date_and_ignored_nodes_are_not_told() -> None:
     assert text_of(node(0, "RootWebArea", "", "0")) == "(an empty page)"
 
 
-def test_calls_reach_the_browser_with_its_own_ids() -> None:
+def told(action: str) -> str:
+    """The call of a page that has shown three elements, the third of which it does not show any more."""
     numbers = Numbers()
     for bid in ("17", "a3", "99"):
         numbers.of(bid)
+    return parse_action(action, numbers, {1, 2}, CALLS)
 
-    def told(action: str) -> str:
-        return parse_action(action, numbers, {1, 2}, CALLS)
 
+def test_calls_reach_the_browser_with_its_own_ids() -> None:
     assert told("click('2')") == told(" click(2) ") == "click('a3')"
     assert told("fill('1', 'it\\'s \"2\"')") == "fill('17', 'it\\'s \"2\"')"
     assert told("drag_and_drop('1', '2')") == "drag_and_drop('17', 'a3')"
@@ -120,13 +114,7 @@ def test_calls_reach_the_browser_with_its_own_ids() -> None:
      "click('²')", "click('1.0')", "click(None)", "click('')", "click('-1')", "noop(1)\nclick('1')", "\0"],
 )  # fmt: skip
 def test_whatever_no_browser_should_see_is_refused_in_words_that_count_as_invalid(action: str) -> None:
-    numbers = Numbers()
-    for bid in ("17", "a3", "99"):
-        numbers.of(bid)  # 3 was there, but the page does not show it any more
-    with pytest.raises(ActionError) as error:
-        parse_action(action, numbers, {1, 2}, CALLS)
-    assert str(error.value).startswith(REFUSALS)
-    assert "\n" not in str(error.value)
+    assert str(refused(lambda: told(action), error=ActionError)).startswith(REFUSALS)
 
 
 def test_lines_of_elements() -> None:
