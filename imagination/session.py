@@ -34,8 +34,7 @@ from policy.lm.render import ChatFormat
 from real_envs.env import TaskSet
 from real_envs.trajectory import Trajectory
 from worldmodel.calibration import Calibration
-from worldmodel.diffusion.checkpoint import check_trained
-from worldmodel.diffusion.engine import DiffusionWorldModel
+from worldmodel.diffusion.engine import DiffusionWorldModel, check_trained
 from worldmodel.ensemble import EnsembleWorldModel
 from worldmodel.formats.full import TransitionFormat
 from worldmodel.goal import GoalWorldModel

@@ -105,18 +105,14 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An action and the world's answer.
-
-    Attributes:
-            what was thought before the observation was predicted: a world model that reasons learns to write it. In an
-            episode that ``imagine reflect`` has made, it is what the policy thinks before the action.
-    """
+    """An action and the world's answer."""
 
     action: str
     observation: str
     reward: float | None  # what the action earned; ``None`` where nobody measured it, which is not 0.0
     terminated: bool
-    # what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is
+    # what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is what a
+    # world model that reasons writes before the observation; from ``imagine reflect``, a thought before the action
     info: Mapping[str, float | str | bool] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ from policy.lm.induction import plant_induction
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE
 from real_envs.seeding import derive_seed
-from worldmodel.diffusion.checkpoint import check_canvases, mark, mask_of
+from worldmodel.diffusion.engine import check_canvases, mark, mask_of
 from worldmodel.diffusion.objective import MaskedDiffusion
 
 # Learning rate of the base model, as a share of fit.lr, by the share of the log's tokens that it

@@ -40,9 +40,8 @@ from policy.lm.render import ChatFormat
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory, Turn
 from worldmodel.formats.full import TransitionFormat, prompt_tokens
-from worldmodel.objective import transition_weights, world_model_rows
+from worldmodel.objective import Parsed, transition_weights, verifiable_reward, world_model_rows
 from worldmodel.text import parse_completion
-from worldmodel.verifiable import Parsed, verifiable_reward
 from worldmodel.world_model import PredictionInvalid
 
 NAME = "refine_world_model"

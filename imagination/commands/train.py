@@ -39,7 +39,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.session import Policy, Session
 from imagination.settings import Config
 from policy.lm.backbone import save_checkpoint
-from policy.value import ValueHead
+from policy.lm.forward import ValueHead
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import PoolStats, real_interaction
 

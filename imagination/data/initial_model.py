@@ -19,7 +19,7 @@ from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Trajectory
-from worldmodel.diffusion.checkpoint import with_mask
+from worldmodel.diffusion.engine import with_mask
 from worldmodel.formats.full import prediction_text, status_line
 
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "mlp")

@@ -24,9 +24,8 @@ from imagination.learning.experience import assign_credit
 from imagination.learning.reward_shaping import RewardShaping
 from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.lm.batch import Row, RowBatch, collate
-from policy.lm.forward import encode, split
+from policy.lm.forward import ValueHead, encode, split
 from policy.lm.render import ChatFormat, render_for_policy
-from policy.value import ValueHead
 from real_envs.files import write_atomically
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, StopReason, Trajectory

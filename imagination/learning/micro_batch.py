@@ -27,8 +27,7 @@ from imagination.learning.metrics import by_source, logprob_grad_by_source, of_s
 from imagination.settings import TrainSettings
 from imagination.settings.algorithm_parts import Estimator
 from policy.lm.batch import SOURCES, RowBatch
-from policy.lm.forward import Hidden, hidden_before, split, token_logits
-from policy.value import ValueHead
+from policy.lm.forward import Hidden, ValueHead, hidden_before, split, token_logits
 from real_envs.trajectory import Source
 
 

@@ -25,8 +25,7 @@ from imagination.learning.supervised import BETAS, Record
 from imagination.runs.processes import count, gathered, own, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
 from policy.lm.batch import Row, RowBatch, collate
-from policy.lm.forward import encode, split
-from policy.value import ValueHead
+from policy.lm.forward import ValueHead, encode, split
 from real_envs.seeding import derive_seed
 
 # Exact engines whose log-probs are within 1 % of the trainer's need no correction: rounding, far inside any clip.

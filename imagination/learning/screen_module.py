@@ -15,8 +15,7 @@ from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
 from real_envs.seeding import derive_seed
 from worldmodel.extras.screen.data import Frames, ScreenTransition
-from worldmodel.extras.screen.model import Conditions, ScreenModel
-from worldmodel.extras.screen.objective import Noise, draw_noise, shortcut_forcing_loss
+from worldmodel.extras.screen.model import Conditions, Noise, ScreenModel, draw_noise, shortcut_forcing_loss
 from worldmodel.extras.screen.settings import ScreenSettings
 
 Window = tuple[int, int, int, int]  # top, left, height, width

@@ -13,8 +13,7 @@ from policy.lm.engines.vllm import VllmEngine
 from policy.lm.render import ChatFormat
 from policy.lm.settings import EngineSettings
 from real_envs.trajectory import Trajectory
-from worldmodel.diffusion.checkpoint import mask_of
-from worldmodel.diffusion.engine import CanvasEngine
+from worldmodel.diffusion.engine import CanvasEngine, mask_of
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.formats.full import TransitionFormat, transition_tokens
 from worldmodel.formats.reasoning import answers_with_reasoning

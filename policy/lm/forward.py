@@ -9,7 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from policy.lm.batch import RowBatch, by_length
 from policy.lm.compiled import linear
@@ -222,3 +222,21 @@ def _own_states(core: Any, packing: Pack) -> Tensor:
     finally:
         core.config._attn_implementation = before
     return states[0]
+
+
+class ValueHead(nn.Module):
+    """A linear map from the hidden state that predicts a token to the value of the state before it.
+
+    Starts at zero, so that the first advantages are plain returns.
+    """
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[n, hidden]`` -> values ``[n]`` in fp32."""
+        value: torch.Tensor = self.linear(hidden.float())[:, 0]
+        return value

@@ -20,6 +20,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -38,16 +40,7 @@ from policy.lm.settings import BASE
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 from real_envs.world import find_world
-from tests.benchmarks.study import (
-    DASH,
-    estimate,
-    markdown,
-    options_and_settings,
-    settings_of,
-    skip_failed,
-    study_options,
-    write_files,
-)
+from tests.benchmarks import study
 from worldmodel.evaluation.intervals import Estimate, proportion
 from worldmodel.evaluation.transitions import Judged, judge
 
@@ -71,25 +64,22 @@ PART = "base_part.json"
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/base-table", [0, 1, 2])
+    parser = study.make_parser(__doc__, "outputs/base-table", [0, 1, 2])
     parser.add_argument("--worlds", nargs="+", default=[*WORLDS])
     parser.add_argument("--tokens", type=int, nargs="+", default=BUDGETS)
     parser.add_argument("--models", nargs="+", default=[SCRATCH, BASE], help="scratch, base, or <name>:<folder>")
-    options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
-    models = checkpoints(options.models)
-    failed: list[str] = []
-    for world in [] if options.table else options.worlds:
-        overrides = settings_of(world, settings, options.worlds)
+    options, settings = study.options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
+
+    def make(world: str) -> None:
+        overrides = study.settings_of(world, settings, options.worlds)
         config = load_config([*WORLDS[world], *overrides, "worldmodel.rules=off"], Config)
-        with skip_failed(world, failed):
-            source = prepared_run(config, options.out / world, 0, until="collect")
-            for seed in options.seeds:
-                for tokens in options.tokens:
-                    for name, checkpoint in models.items():
-                        make_part(config, source, name, checkpoint, tokens, seed)
-                        write_table(options.out)
-    print(write_table(options.out))
-    return int(bool(failed))
+        source = prepared_run(config, options.out / world, 0, until="collect")
+        for seed, tokens in product(options.seeds, options.tokens):
+            for name, checkpoint in checkpoints(options.models).items():
+                make_part(config, source, name, checkpoint, tokens, seed)
+                write_table(options.out)
+
+    return study.run_parts(options, [(w, partial(make, w)) for w in options.worlds], lambda: write_table(options.out))
 
 
 def checkpoints(words: Sequence[str]) -> dict[str, str]:
@@ -167,16 +157,16 @@ def write_table(out: Path) -> str:
         cells = [_cell([part["exact"][kind] for part in found]) for kind in KINDS]
         seconds = fmean(part["seconds"] for part in found)
         lines.append([world, model, f"{tokens:,}", *cells, len(found), f"{seconds:.0f}"])
-    return write_files(out, table=markdown(["world", "model", "tokens", *KINDS, "seeds", "seconds"], lines))
+    return study.write_files(out, table=study.markdown(["world", "model", "tokens", *KINDS, "seeds", "seconds"], lines))
 
 
 def _cell(estimates: Sequence[dict[str, Any]]) -> str:
     """The mean over seeds, and the widest of their intervals over tasks."""
     known = [e for e in estimates if e["value"] is not None]
     if not known:
-        return DASH
+        return study.DASH
     ends = [pick(e["ci95"][k] for e in known) for k, pick in enumerate((min, max))]
-    return estimate(fmean(e["value"] for e in known), ends)
+    return study.estimate(fmean(e["value"] for e in known), ends)
 
 
 if __name__ == "__main__":

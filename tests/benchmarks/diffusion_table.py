@@ -48,15 +48,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
-from tests.benchmarks.study import (
-    DASH,
-    markdown,
-    options_and_settings,
-    settings_of,
-    skip_failed,
-    study_options,
-    write_files,
-)
+from tests.benchmarks import study
 from worldmodel.diffusion.engine import CanvasEngine
 
 FROM_TEXT = "from_text"  # begins with the weights of the kind "text", which has read the texts once by then
@@ -97,24 +89,24 @@ HEAD = (
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/diffusion", [0])
+    parser = study.make_parser(__doc__, "outputs/diffusion", [0])
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--worlds", nargs="+", choices=list(WORLDS), default=list(WORLDS))
     parser.add_argument("--quick", action="store_true", help="everything once and tiny, to see that it works")
-    options, settings = options_and_settings(
+    options, settings = study.options_and_settings(
         parser, "all parts or, such as alfworld:env.options.data=..., of one world"
     )
     torch.set_num_threads(1)
-    failed: list[str] = []
-    for world, seed in [] if options.table else itertools.product(options.worlds, options.seeds):
+
+    def make(world: str, seed: int, kind: str) -> None:
         shared = [f"preset={world}", *WORLDS[world], *SIZE, *(QUICK if options.quick else []), f"seed={seed}"]
-        shared += settings_of(world, settings, WORLDS)
-        for kind in options.kinds:
-            with skip_failed(f"{world}, {kind}, seed {seed}", failed):
-                make_part(kind, shared, part_folder(options.out, world, seed))
-            write_table(options.out)
-    print(write_table(options.out))
-    return int(bool(failed))
+        make_part(kind, [*shared, *study.settings_of(world, settings, WORLDS)], options.out / world / f"seed-{seed}")
+
+    parts = [
+        (f"{world}, {kind}, seed {seed}", partial(make, world, seed, kind))
+        for world, seed, kind in itertools.product(options.worlds, options.seeds, options.kinds)
+    ]
+    return study.run_parts(options, parts, lambda: write_table(options.out))
 
 
 def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
@@ -133,7 +125,6 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
         source = kind_folder(root, other)
     elif "collect" not in RunFolder(source, config.seed).summary.get("done", {}):
         collect(config, source)
-    print(f"== {config.env.name}, {kind}, seed {config.seed}", flush=True)
     if not folder.exists():
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns(PART))
     if other is None:
@@ -151,10 +142,6 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
     }
     found |= {"world_model": run.summary["world_model"], "speed": asyncio.run(speed(config, run))}
     write_atomically(folder / PART, json.dumps(found, indent=1))
-
-
-def part_folder(out: Path, world: str, seed: int) -> Path:
-    return out / world / f"seed-{seed}"
 
 
 def kind_folder(root: Path, kind: str) -> Path:
@@ -189,7 +176,7 @@ def write_table(out: Path) -> str:
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in out.glob(f"*/seed-*/*/{PART}")]
     worlds, kinds = list(WORLDS), list(KINDS)
     parts.sort(key=lambda part: (worlds.index(part["world"]), part["seed"], kinds.index(part["kind"])))
-    return write_files(out, table=table(parts))
+    return study.write_files(out, table=table(parts))
 
 
 def table(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -216,15 +203,15 @@ def table(parts: Sequence[Mapping[str, Any]]) -> str:
             tenth(speed["passes"]),
         ]
         rows.append(cells)
-    return markdown(HEAD, rows)
+    return study.markdown(HEAD, rows)
 
 
 def tenth(value: float | None) -> str:
-    return DASH if value is None else f"{value:.1f}"
+    return study.DASH if value is None else f"{value:.1f}"
 
 
 def number(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2f}"
+    return study.DASH if value is None else f"{value:.2f}"
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +29,11 @@ from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.reflect import reflect
 from imagination.commands.relabel import relabel
 from imagination.runs.fingerprint import fingerprint
-from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
-from tests.benchmarks.study import (
-    DASH,
-    difference,
-    markdown,
-    options_and_settings,
-    run_once,
-    skip_failed,
-    study_options,
-    write_files,
-)
+from tests.benchmarks import study
 from worldmodel.evaluation.proportions import Proportion
 
 REFUSALS = (
@@ -99,21 +90,20 @@ HEAD = (*("policy", "compared with", "seeds", "success, training games", "held-o
 
 def main() -> int:
     names = [arm.name for arm in ARMS]
-    parser = study_options(__doc__, "outputs/early-experience", [0, 1])
+    parser = study.make_parser(__doc__, "outputs/early-experience", [0, 1])
     parser.add_argument("--arms", nargs="*", choices=names, default=names, help="none prepares the base alone")
-    options, settings = options_and_settings(parser, "all arms")
-    failed: list[str] = []
-    for seed in [] if options.table else options.seeds:
+    options, settings = study.options_and_settings(parser, "all arms")
+
+    def make(seed: int) -> None:
         place = options.out / f"seed-{seed}"
-        with skip_failed(f"seed {seed}", failed):
-            run_once(part_config(seed, settings), place / "base", collect, fit_world_model)
-            for arm in (arm for arm in ARMS if arm.name in options.arms):
-                print(f"== seed {seed}: {arm.name}", flush=True)
-                make_part(arm, part_config(seed, [*arm.settings, *settings]), place)
-                write_table(options.out)
-                give_back_memory()
-    print(write_table(options.out))
-    return int(bool(failed))
+        study.run_once(part_config(seed, settings), place / "base", collect, fit_world_model)
+        for arm in (arm for arm in ARMS if arm.name in options.arms):
+            print(f"== seed {seed}: {arm.name}", flush=True)
+            make_part(arm, part_config(seed, [*arm.settings, *settings]), place)
+            write_table(options.out)
+
+    parts = [(f"seed {seed}", partial(make, seed)) for seed in options.seeds]
+    return study.run_parts(options, parts, lambda: write_table(options.out))
 
 
 def part_config(seed: int, settings: Sequence[str]) -> Config:
@@ -146,7 +136,7 @@ def write_table(out: Path) -> str:
         arm.name: [json.loads(p.read_text()) for p in sorted(out.glob(f"seed-*/{arm.name}/result.json"))]
         for arm in ARMS
     }
-    return write_files(out, table=table(found))
+    return study.write_files(out, table=table(found))
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
@@ -161,9 +151,9 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
             for name in (arm.name, arm.beside)
         )
         trained, held = pooled(own, "train"), pooled(own, "heldout")
-        beside = titles.get(arm.beside, DASH)
-        rows.append((arm.title, beside, len(own), trained.cell, held.cell, held.n, difference(one, other)))
-    return markdown(HEAD, rows)
+        beside = titles.get(arm.beside, study.DASH)
+        rows.append((arm.title, beside, len(own), trained.cell, held.cell, held.n, study.difference(one, other)))
+    return study.markdown(HEAD, rows)
 
 
 def pooled(parts: Sequence[dict[str, Any]], split: str) -> Proportion:

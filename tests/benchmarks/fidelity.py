@@ -23,6 +23,7 @@ import json
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
 from tests.benchmarks.fidelity_table import ARMS, PART, draw, forecast_data, read_parts, table
 from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant, planted
-from tests.benchmarks.study import options_and_settings, run_once, skip_failed, study_options, write_files
+from tests.benchmarks.study import make_parser, options_and_settings, run_once, run_parts, write_files
 
 SETTINGS = (
     *("preset=gymnasium", "train.expert_share=0", "clone.keep_every=0", "logger=none", "collect.workers=1"),
@@ -54,18 +55,18 @@ TOKENIZER = ("vocab_size", "tokenizer_kind")  # of the summary: with these a run
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/fidelity", [0, 1, 2, 3, 4])
+    parser = make_parser(__doc__, "outputs/fidelity", [0, 1, 2, 3, 4])
     names = [variant.name for variant in VARIANTS]
     parser.add_argument("--variants", nargs="+", default=names, choices=names, metavar="VARIANT", help=" ".join(names))
     options, overrides = options_and_settings(parser, "all parts")
-    failed: list[str] = []
-    for seed in [] if options.table else options.seeds:
-        for variant in (variant for variant in VARIANTS if variant.name in options.variants):
-            print(f"== seed {seed}, {variant.name}", flush=True)
-            with skip_failed(f"seed {seed}, {variant.name}", failed):
-                make_parts(options.out, seed, variant, overrides)
-    print(write_tables(options.out, load_config([*SETTINGS, *overrides], Config)))
-    return int(bool(failed))
+    parts = [
+        (f"seed {seed}, {variant.name}", partial(make_parts, options.out, seed, variant, overrides))
+        for seed in options.seeds
+        for variant in VARIANTS
+        if variant.name in options.variants
+    ]
+    config = load_config([*SETTINGS, *overrides], Config)
+    return run_parts(options, parts, lambda: write_tables(options.out, config))
 
 
 def make_parts(out: Path, seed: int, variant: Variant, overrides: list[str]) -> None:

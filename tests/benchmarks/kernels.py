@@ -31,7 +31,7 @@ from imagination.cli import main as imagine
 from imagination.learning import trainer
 from imagination.settings import Config
 from policy.lm import fused_llama
-from policy.lm.engines.inprocess import decode_llama, slots
+from policy.lm.engines.inprocess import decode, slots
 from policy.lm.pack import packed_attention
 
 STEPS = {"fit-world-model": ("fit.steps", 12), "clone": ("clone.steps", 20), "train": ("train.updates", 4)}
@@ -66,7 +66,7 @@ def attention_of_decoding() -> AbstractContextManager[Any]:
 
 def layers_of_decoding() -> AbstractContextManager[Any]:
     """Norms, gates, rotations and the writing of keys of decoding."""
-    return mock.patch.object(decode_llama, "native_layers", return_value=None)
+    return mock.patch.object(decode, "native_layers", return_value=None)
 
 
 def everything() -> AbstractContextManager[Any]:

@@ -20,6 +20,8 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,13 @@ from imagination.evaluation.verdict import show
 from imagination.runs.machine import give_back_memory
 from imagination.settings import Config
 from imagination.settings.compose import load_config
-from real_envs.errors import UserError, hides_traceback
+from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks
 from real_envs.seeding import derive_seed
 from real_envs.store import MANIFEST, TrajectoryStore
 from tests.benchmarks.fidelity_table import correlated, correlation
-from tests.benchmarks.study import DASH, markdown, options_and_settings, run_once, study_options, write_files
+from tests.benchmarks.study import DASH, make_parser, markdown, options_and_settings, run_once, run_parts, write_files
 from worldmodel.evaluation.proportions import number
 
 REASON = "reason.txt"  # why a part could not be made
@@ -130,28 +132,27 @@ class Part:
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/logs-table", [0])
+    parser = make_parser(__doc__, "outputs/logs-table", [0])
     names = [log.name for log in LOGS]
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with a folder for each log")
     parser.add_argument("--logs", nargs="+", default=names, choices=names, metavar="LOG", help=" ".join(names))
     parser.add_argument("--shares", type=int, nargs="+", default=[WHOLE, 10, 30], help="per cent of training tasks")
     options, overrides = options_and_settings(parser, "all parts")
-    failed = 0
-    parts = [(log, share, seed) for seed in options.seeds for share in options.shares for log in LOGS]
-    for log, share, seed in [part for part in parts if part[0].name in options.logs and not options.table]:
-        print(f"== {log.name}, {share} % of its training tasks, seed {seed}", flush=True)
+
+    def make(log: Log, share: int, seed: int) -> None:
         folder = options.out / log.name / f"share-{share}" / f"seed-{seed}"
         try:
             make_part(log, options.data, options.out, folder, share, seed, overrides)
         except Exception as error:
-            if not hides_traceback(error):
-                raise
-            print(f"error: {error}", file=sys.stderr)
             write_atomically(folder / REASON, f"{error}\n")
-            failed = 1
-        write_table(options.out)
-    print(write_table(options.out))
-    return failed
+            raise
+
+    parts = [
+        (f"{log.name}, {share} % of its training tasks, seed {seed}", partial(make, log, share, seed))
+        for seed, share, log in product(options.seeds, options.shares, LOGS)
+        if log.name in options.logs
+    ]
+    return run_parts(options, parts, lambda: write_table(options.out))
 
 
 def make_part(log: Log, data: Path, out: Path, folder: Path, share: int, seed: int, overrides: list[str]) -> None:

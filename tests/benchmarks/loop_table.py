@@ -23,6 +23,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,18 +44,7 @@ from imagination.session import Session
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
-from tests.benchmarks.study import (
-    COLOURS,
-    DASH,
-    figure,
-    markdown,
-    options_and_settings,
-    pooled,
-    run_once,
-    skip_failed,
-    study_options,
-    write_files,
-)
+from tests.benchmarks import study
 from worldmodel.evaluation.proportions import Proportion, summarise
 
 CURVE = "curve.json"
@@ -145,27 +135,25 @@ class Curve:
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/loop-table", [0, 1, 2])
+    parser = study.make_parser(__doc__, "outputs/loop-table", [0, 1, 2])
     names = [arm.name for arm in ARMS]
     parser.add_argument("--arms", nargs="+", default=names, choices=names, metavar="ARM", help=" ".join(names))
     parser.add_argument("--levels", type=float, nargs="+", default=[0.6, 0.9], help="success, of which steps are told")
-    options, overrides = options_and_settings(parser, "all arms")
-    failed: list[str] = []
-    for arm in [arm for arm in ARMS if arm.name in options.arms and not options.table]:
-        for seed in options.seeds:
-            print(f"== {arm.name}, seed {seed}", flush=True)
-            with skip_failed(f"{arm.name}, seed {seed}", failed):
-                make_arm(options.out / f"seed-{seed}", arm, seed, overrides)
-            write_tables(options.out, options.levels)
-    print(write_tables(options.out, options.levels))
-    return int(bool(failed))
+    options, overrides = study.options_and_settings(parser, "all arms")
+    parts = [
+        (f"{arm.name}, seed {seed}", partial(make_arm, options.out / f"seed-{seed}", arm, seed, overrides))
+        for arm in ARMS
+        if arm.name in options.arms
+        for seed in options.seeds
+    ]
+    return study.run_parts(options, parts, lambda: write_tables(options.out, options.levels))
 
 
 def make_arm(folder: Path, arm: Arm, seed: int, overrides: list[str]) -> None:
     """One arm of a seed with all that it needs, as far as it is not there yet."""
     base = folder / "base"
     for command in (collect, fit_world_model, clone):
-        run_once(load_config([*SETTINGS, *overrides, f"seed={seed}"], Config), base, command)
+        study.run_once(load_config([*SETTINGS, *overrides, f"seed={seed}"], Config), base, command)
     words = [*SETTINGS, *NEW_TASKS, f"loop.origin={base}", *overrides, f"seed={seed}"]
     first = load_config([*words, *DREAMS.settings], Config)
     common = folder / DREAMS.name
@@ -247,7 +235,7 @@ def write_tables(out: Path, levels: list[float]) -> str:
     """``table.md``, ``curves.json`` and ``loop.png`` of all arms that are there; what the first says."""
     curves = read_curves(out)
     rows = json.dumps([curve.to_json() for curve in curves], indent=1) + "\n"
-    text = write_files(out, table=table(curves, levels), curves=rows)
+    text = study.write_files(out, table=table(curves, levels), curves=rows)
     if curves:
         draw(curves, out / "loop.png")
     return text
@@ -270,11 +258,11 @@ def table(curves: Sequence[Curve], levels: Sequence[float]) -> str:
     head = ["arm", "seeds", "n", "real steps", "success", "seconds"]
     head += [f"real steps to {level:g}" for level in levels] + [f"fewer than real only, {level:g}" for level in levels]
     by_arm = {arm: [curve for curve in curves if curve.arm == arm.name] for arm in ARMS}
-    return markdown(head, [_cells(arm, own, curves, levels) for arm, own in by_arm.items() if own])
+    return study.markdown(head, [_cells(arm, own, curves, levels) for arm, own in by_arm.items() if own])
 
 
 def _cells(arm: Arm, own: Sequence[Curve], curves: Sequence[Curve], levels: Sequence[float]) -> list[str]:
-    last = pooled([curve.points[-1][1].to_json() for curve in own])
+    last = study.pooled([curve.points[-1][1].to_json() for curve in own])
     steps = statistics.mean(curve.points[-1][0] for curve in own)
     seconds = statistics.mean(curve.seconds for curve in own)
     cells = [arm.title, str(len(own)), str(last.n), f"{steps:,.0f}", last.cell, f"{seconds:,.0f}"]
@@ -293,14 +281,16 @@ def _ratios(own: Sequence[Curve], curves: Sequence[Curve], level: float) -> str:
         steps = curve.steps_to(level)
         others = [one.steps_to(level) for one in curves if one.arm in REAL_ONLY and one.seed == curve.seed]
         known = [other for other in others if other is not None]
-        cells.append(DASH if steps is None or not known else f"{min(known) / steps:.1f}x" if steps else "without any")
-    return DASH if set(cells) == {DASH} or curve.arm in REAL_ONLY else ", ".join(cells)
+        cells.append(
+            study.DASH if steps is None or not known else f"{min(known) / steps:.1f}x" if steps else "without any"
+        )
+    return study.DASH if set(cells) == {study.DASH} or curve.arm in REAL_ONLY else ", ".join(cells)
 
 
 def draw(curves: Sequence[Curve], target: Path) -> None:
     """Success over real steps: a thin line a seed, a thick one for their mean where all seeds have been."""
-    with figure(target, figsize=(9, 5)) as (_, panel):
-        for name, colour in zip(SHOWN, COLOURS, strict=True):
+    with study.figure(target, figsize=(9, 5)) as (_, panel):
+        for name, colour in zip(SHOWN, study.COLOURS, strict=True):
             own = [curve for curve in curves if curve.arm == name]
             if not own:
                 continue

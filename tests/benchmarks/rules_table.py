@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -38,16 +39,8 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
+from tests.benchmarks import study
 from tests.benchmarks.partly_true import PARTS, PartlyTrue, Truth
-from tests.benchmarks.study import (
-    DASH,
-    markdown,
-    options_and_settings,
-    settings_of,
-    skip_failed,
-    study_options,
-    write_files,
-)
 from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
 from worldmodel.rules.refusals import learn_refusals
@@ -64,21 +57,19 @@ PART = "rules_part.json"
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/rules", [0, 1])
+    parser = study.make_parser(__doc__, "outputs/rules", [0, 1])
     parser.add_argument("--worlds", nargs="+", default=["demo", *GAMES, "gymnasium", "textworld"])
     parser.add_argument("--training-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--modes", nargs="+", choices=(*MODES, *TRUE), default=["off", "repair"])
-    options, settings = options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
-    failed: list[str] = []
-    for seed, world in [] if options.table else [(s, w) for s in options.seeds for w in options.worlds]:
-        print(f"== {world}, seed {seed}", flush=True)
-        mine = settings_of(world, settings, options.worlds)
-        config = load_config([*GAMES.get(world, [f"preset={world}"]), *mine, f"seed={seed}"], Config)
-        with skip_failed(f"{world}, seed {seed}", failed):
-            make_part(config, options.out / world, seed, options.modes, options.training_seeds)
-        write_table(options.out)
-    print(write_table(options.out))
-    return int(bool(failed))
+    options, settings = study.options_and_settings(parser, "all worlds or, such as coin:games.train=300, of one")
+
+    def make(world: str, seed: int) -> None:
+        own = study.settings_of(world, settings, options.worlds)
+        config = load_config([*GAMES.get(world, [f"preset={world}"]), *own, f"seed={seed}"], Config)
+        make_part(config, options.out / world, seed, options.modes, options.training_seeds)
+
+    parts = [(f"{w}, seed {s}", partial(make, w, s)) for s in options.seeds for w in options.worlds]
+    return study.run_parts(options, parts, lambda: write_table(options.out))
 
 
 def make_part(config: Config, folder: Path, seed: int, modes: Sequence[str], training_seeds: Sequence[int]) -> None:
@@ -160,7 +151,7 @@ def write_table(out: Path) -> str:
     head = ["world", "seed", "rules (that refuse)", "of held-back turns they answer", "wrongly"]
     head += ["contradicting turns, off / refuse / repair", "cloned", "off", "refuse", "repair", "real games"]
     head += [f"true {part}" for part in PARTS]
-    return write_files(out, table=markdown(head, map(_row, parts)))
+    return study.write_files(out, table=study.markdown(head, map(_row, parts)))
 
 
 def _row(part: dict[str, Any]) -> list[object]:
@@ -183,13 +174,13 @@ def _row(part: dict[str, Any]) -> list[object]:
 
 def _rate(found: dict[str, Any] | None) -> str:
     value = found["rate"]["value"] if found else None
-    return DASH if value is None else f"{value:.3f}"
+    return study.DASH if value is None else f"{value:.3f}"
 
 
 def _arms(arms: Iterable[dict[str, Any]]) -> str:
     """The training seeds pooled, and one by one."""
     rates = [Proportion.from_json(arm["heldout_tasks"]) for arm in arms]
-    return f"{pooled(rates).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in rates)})" if rates else DASH
+    return f"{pooled(rates).cell} ({', '.join(f'{p.rate or 0:.2f}' for p in rates)})" if rates else study.DASH
 
 
 if __name__ == "__main__":

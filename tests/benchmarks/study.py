@@ -26,7 +26,7 @@ DASH = "–"  # what is not there yet, or was not measured
 COLOURS = ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
-def study_options(description: str | None, out: str, seeds: Sequence[int]) -> argparse.ArgumentParser:
+def make_parser(description: str | None, out: str, seeds: Sequence[int]) -> argparse.ArgumentParser:
     """A parser with the options of all experiments; those given here are defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(out))
@@ -60,16 +60,24 @@ def settings_of(world: str, settings: Sequence[str], worlds: Iterable[str]) -> l
     return shared + [word.removeprefix(f"{world}:") for word in settings if word.startswith(f"{world}:")]
 
 
-@contextmanager
-def skip_failed(part: str, failed: list[str]) -> Iterator[None]:
-    """Prints why a part cannot be made and adds its name to ``failed``; a bug is raised."""
-    try:
-        yield
-    except Exception as error:
-        if not hides_traceback(error):
-            raise
-        print(f"error: {part}: {error}", file=sys.stderr)
-        failed.append(part)
+def run_parts(
+    options: argparse.Namespace, parts: Iterable[tuple[str, Callable[[], object]]], write_table: Callable[[], str]
+) -> int:
+    """Makes each part, by its name, and writes the table after each; 1 where one could not be made. A bug is raised."""
+    failed = 0
+    for name, make in () if options.table else parts:
+        print(f"== {name}", flush=True)
+        try:
+            make()
+        except Exception as error:
+            if not hides_traceback(error):
+                raise
+            print(f"error: {name}: {error}", file=sys.stderr)
+            failed = 1
+        write_table()
+        give_back_memory()
+    print(write_table())
+    return failed
 
 
 def run_once(config: Config, folder: Path, *commands: Callable[[Config, Path], None]) -> None:

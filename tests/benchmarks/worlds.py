@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +51,7 @@ from real_envs.errors import UserError
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source, Trajectory
 from real_envs.world import find_world
-from tests.benchmarks.study import (
-    DASH,
-    difference,
-    estimate,
-    markdown,
-    options_and_settings,
-    pooled,
-    settings_of,
-    skip_failed,
-    study_options,
-    write_files,
-)
+from tests.benchmarks import study
 from worldmodel.evaluation.proportions import Proportion, summarise
 from worldmodel.evaluation.transitions import judge, outcome_metrics, transition_metrics
 
@@ -105,21 +95,21 @@ class Part:
 
 
 def main() -> int:
-    parser = study_options(__doc__, "outputs/worlds", [0, 1, 2])
+    parser = study.make_parser(__doc__, "outputs/worlds", [0, 1, 2])
     parser.add_argument("--worlds", nargs="+", default=[name for name in WORLDS if _preset(name).exists()])
-    options, settings = options_and_settings(parser, "all worlds or, such as alfworld:env.options.data=..., of one")
-    failed: list[str] = []
+    options, settings = study.options_and_settings(
+        parser, "all worlds or, such as alfworld:env.options.data=..., of one"
+    )
     if unknown := [name for name in options.worlds if not _preset(name).exists()]:
         print(f"error: there is no preset={unknown[0]} (configs/preset/{unknown[0]}.yaml)", file=sys.stderr)
         return 2
     parts = [(world, seed) for seed in options.seeds for world in options.worlds]
-    for world, seed in [] if options.table else parts:
-        print(f"== {world}, seed {seed}", flush=True)
-        with skip_failed(f"{world}, seed {seed}", failed):
-            make_part(part_config(world, seed, settings), part_folder(options.out, world, seed))
-        write_table(options.out, parts)
-    print(write_table(options.out, parts))
-    return int(bool(failed))
+
+    def make(world: str, seed: int) -> None:
+        make_part(part_config(world, seed, settings), part_folder(options.out, world, seed))
+
+    named = [(f"{world}, seed {seed}", partial(make, world, seed)) for world, seed in parts]
+    return study.run_parts(options, named, lambda: write_table(options.out, parts))
 
 
 def _preset(world: str) -> Path:
@@ -132,7 +122,7 @@ def part_folder(out: Path, world: str, seed: int) -> Path:
 
 def part_config(world: str, seed: int, overrides: list[str]) -> Config:
     """The world's preset with the overrides of all worlds and its own; checkpoints are kept for the audit."""
-    mine = settings_of(world, overrides, WORLDS)
+    mine = study.settings_of(world, overrides, WORLDS)
     return seed_config(load_config([f"preset={world}", *mine, f"seed={seed}"], Config), seed)
 
 
@@ -158,7 +148,7 @@ def write_table(out: Path, made: Iterable[tuple[str, int]]) -> str:
     known = {name: place for place, name in enumerate(WORLDS)}
     wanted = sorted({*made, *there}, key=lambda part: (known.get(part[0], len(known)), *part))
     parts = [read_part(world, seed, part_folder(out, world, seed)) for world, seed in wanted]
-    return write_files(out, table=table(parts))
+    return study.write_files(out, table=table(parts))
 
 
 def measure(config: Config, folder: Path) -> None:
@@ -295,13 +285,13 @@ def table(parts: Sequence[Part]) -> str:
         rows += map(_row, own)
         rows += [_row_of_all(world, own)] if sum(part.report is not None for part in own) > 1 else []
         kinds += _kind_rows(world, own)
-    return markdown(HEAD, rows) + (f"\n{markdown(KINDS_HEAD, kinds)}" if kinds else "")
+    return study.markdown(HEAD, rows) + (f"\n{study.markdown(KINDS_HEAD, kinds)}" if kinds else "")
 
 
 def _row(part: Part) -> list[object]:
     measured, audit, report = part.measured or {}, part.audit or {}, part.report or {}
     speed, judged = measured.get("speed"), measured.get("world_model", {})
-    cells = [DASH] * 3
+    cells = [study.DASH] * 3
     if speed:
         real, dreamed = speed["real_steps_per_second"], speed["dreamed_turns_per_second"]
         cells = [_rate(real), _rate(dreamed), f"{dreamed / real:.1f}"]
@@ -309,23 +299,23 @@ def _row(part: Part) -> list[object]:
     arms = {name: part.arm(name) for name in ARMS}
     cells += _arm_cells(arms)
     gap, ends = (report.get(key, {}).get("after") for key in ("optimism_gap", "optimism_gap_ci95"))
-    cells.append(estimate(gap, ends, "+.2f"))
+    cells.append(study.estimate(gap, ends, "+.2f"))
     ranks = audit.get("agreement", {}).get("plain", {}).get("spearman")
-    cells.append(f"{_estimate(ranks)} ({ranks['n']})" if ranks else DASH)
+    cells.append(f"{_estimate(ranks)} ({ranks['n']})" if ranks else study.DASH)
     return [part.world, part.seed, *cells]
 
 
 def _arm_cells(arms: Mapping[str, Proportion | None]) -> list[str]:
     cells = [_success(arms[name]) for name in ("random", "cloned", "dream-trained")]
-    cells += [difference(arms["dream-trained"], arms["cloned"]), _success(arms["expert"])]
-    return [*cells, str(arms["dream-trained"].n) if arms["dream-trained"] else DASH]
+    cells += [study.difference(arms["dream-trained"], arms["cloned"]), _success(arms["expert"])]
+    return [*cells, str(arms["dream-trained"].n) if arms["dream-trained"] else study.DASH]
 
 
 def _row_of_all(world: str, parts: Sequence[Part]) -> list[object]:
     """All seeds of a world: proportions over the tasks of all, means of the rest."""
     measured = [part.measured for part in parts if part.measured]
     speeds = [m["speed"]["dreamed_turns_per_second"] / m["speed"]["real_steps_per_second"] for m in measured]
-    cells = [DASH, DASH, _mean(speeds, ".1f")]
+    cells = [study.DASH, study.DASH, _mean(speeds, ".1f")]
     cells += [
         _mean([v for m in measured if (v := m["world_model"][key]["value"]) is not None])
         for key in ("exact", "reward_precision", "reward_recall")
@@ -357,15 +347,15 @@ def _kind_rows(world: str, parts: Sequence[Part]) -> list[list[object]]:
 def _pooled(found: Iterable[Proportion | None]) -> Proportion | None:
     """Of several seeds; each has tasks of its own, and where two drew the same one it counts twice."""
     there = [one.to_json() for one in found if one is not None]
-    return pooled(there) if there else None
+    return study.pooled(there) if there else None
 
 
 def _success(found: Proportion | None) -> str:
-    return DASH if found is None else found.cell
+    return study.DASH if found is None else found.cell
 
 
 def _estimate(found: Mapping[str, Any] | None) -> str:
-    return estimate(found["value"], found.get("ci95")) if found else DASH
+    return study.estimate(found["value"], found.get("ci95")) if found else study.DASH
 
 
 def _rate(value: float) -> str:
@@ -373,7 +363,7 @@ def _rate(value: float) -> str:
 
 
 def _mean(values: Sequence[float], form: str = ".2f") -> str:
-    return f"{sum(values) / len(values):{form}}" if values else DASH
+    return f"{sum(values) / len(values):{form}}" if values else study.DASH
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from real_envs.trajectory import Turn
-from worldmodel.verifiable import diff_f1, verifiable_reward
+from worldmodel.objective import diff_f1, verifiable_reward
 
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", " c ", ""]), max_size=6).map("\n".join)
 

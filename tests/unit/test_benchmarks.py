@@ -10,8 +10,9 @@ from tests.benchmarks import loop_table, rollouts, worlds
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.loop_table import Curve
 from tests.benchmarks.measure import distinct_tokens, forward_operations
+from tests.benchmarks.study import DASH
 from tests.benchmarks.table import Limit, table_row
-from tests.benchmarks.worlds import DASH, HEAD, KINDS_HEAD, Part
+from tests.benchmarks.worlds import HEAD, KINDS_HEAD, Part
 from worldmodel.evaluation.proportions import Proportion
 
 

@@ -28,8 +28,7 @@ from worldmodel.rules.episode import (
     name_of,
     placeholder_of,
 )
-from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant
-from worldmodel.rules.mine_invariants import PhraseTable, find_link
+from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant, PhraseTable, find_link
 from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.refusals import learn_refusals
 from worldmodel.rules.rule_set import RuleSet

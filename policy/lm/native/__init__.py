@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from policy.lm.native.decoding import native_attention as native_attention
-from policy.lm.native.decoding import native_layers as native_layers
-from policy.lm.native.training import NativeTraining as NativeTraining
-from policy.lm.native.training import native_training as native_training
+from policy.lm.native.steps import NativeTraining as NativeTraining
+from policy.lm.native.steps import native_attention as native_attention
+from policy.lm.native.steps import native_layers as native_layers
+from policy.lm.native.steps import native_training as native_training
 
 _LEAST = 16  # rows; below, what is done once for each product takes as long as it saves
 _ZEN_5 = 26  # the family of processors

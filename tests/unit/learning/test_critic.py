@@ -10,7 +10,7 @@ import torch
 from imagination.learning.algorithms import ALGORITHMS
 from imagination.learning.critic import fit_value_head, load_critic, made_for, save_critic, squared_errors
 from imagination.settings import CriticSettings, TrainSettings, UserError
-from policy.value import ValueHead
+from policy.lm.forward import ValueHead
 from worldmodel.extras.synther.settings import SyntherSettings
 from worldmodel.extras.synther.transitions import Transitions
 

@@ -9,8 +9,8 @@ from imagination.learning.algorithms import ALGORITHMS, Algorithm
 from imagination.learning.critic import critic_values, logged_rows, logged_transitions, with_returns
 from imagination.learning.reward_shaping import RewardShaping
 from policy.lm.batch import RowBatch
+from policy.lm.forward import ValueHead
 from policy.lm.render import ChatFormat, policy_prompt
-from policy.value import ValueHead
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.plain import TOKENIZER, make_model
 

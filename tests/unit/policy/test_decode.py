@@ -15,12 +15,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
 from policy.lm.engine import Sampling, UnsupportedModel
-from policy.lm.engines.inprocess.decode import GenericDecoder, make_decoder
-from policy.lm.engines.inprocess.decode_llama import LlamaDecoder
+from policy.lm.engines.inprocess.decode import GenericDecoder, LlamaDecoder, make_decoder
 from policy.lm.engines.inprocess.engine import InProcessEngine
 from policy.lm.engines.inprocess.slots import Feed
 from policy.lm.forward import decoder, token_logits
-from policy.lm.native.decoding import SWITCH
+from policy.lm.native.steps import SWITCH
 from policy.lm.settings import EngineSettings, LoraSettings
 from tests.support.asking import VOCAB, prompt, together
 from tests.support.engines import CONTEXT, NEVER, assert_scored, generate, make_model, shake, teacher_forced

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from policy.lm.native import decoding as native
+from policy.lm.native import steps as native
 
 
 @pytest.fixture(autouse=True)

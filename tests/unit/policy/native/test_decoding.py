@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from policy.lm.engines.inprocess.slots import Blocks, SlotCache
-from policy.lm.native import decoding as native
+from policy.lm.native import steps as native
 from tests.support.compiled import needs_compiler
 
 CPU = torch.device("cpu")

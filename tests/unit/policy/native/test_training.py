@@ -11,8 +11,8 @@ from torch import Tensor
 
 from policy.lm.forward import hidden_before, packs
 from policy.lm.fused_llama import CausalAttention, RMSNorm, RoPE, SwiGLU
-from policy.lm.native import decoding as native
-from policy.lm.native.training import NativeTraining, native_training
+from policy.lm.native import steps as native
+from policy.lm.native.steps import NativeTraining, native_training
 from policy.lm.pack import Pack, pack
 from tests.support.compiled import needs_compiler
 from tests.support.decoders import make_model

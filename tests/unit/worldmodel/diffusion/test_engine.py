@@ -20,8 +20,7 @@ from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError
 from real_envs.trajectory import Turn
 from tests.support.decoders import make_model, random_rows
-from worldmodel.diffusion.checkpoint import check_trained, mark, mask_of, with_mask
-from worldmodel.diffusion.engine import CanvasEngine, DiffusionWorldModel
+from worldmodel.diffusion.engine import CanvasEngine, DiffusionWorldModel, check_trained, mark, mask_of, with_mask
 from worldmodel.diffusion.sampling import draft_of
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.world_model import InvalidReason, PredictionInvalid

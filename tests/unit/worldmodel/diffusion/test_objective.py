@@ -15,7 +15,7 @@ from policy.lm.engine import UnsupportedModel
 from real_envs.trajectory import Source
 from tests.support.decoders import MODELS, SIZES
 from tests.support.decoders import make_model as make_decoder
-from worldmodel.diffusion.checkpoint import check_canvases
+from worldmodel.diffusion.engine import check_canvases
 from worldmodel.diffusion.objective import Canvas, DiffusionStep, MaskedDiffusion, canvases, hide
 
 STOP, MASK = 2, 63

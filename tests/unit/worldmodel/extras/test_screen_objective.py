@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worldmodel.extras.screen.objective import Noise, draw_noise, shortcut_forcing_loss, shortcut_target
+from worldmodel.extras.screen.model import Noise, draw_noise, shortcut_forcing_loss, shortcut_target
 
 WIDE = (slice(None), None, None, None)
 

@@ -10,7 +10,7 @@ import tests
 from real_envs.screens import FOLDER, screens_of
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Trajectory
-from real_envs.worlds.web.miniwob_experts import RULES
+from real_envs.worlds.web.miniwob import RULES
 from worldmodel.formats.edits import EditFormat
 from worldmodel.formats.full import status_line
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from real_envs.worlds.web.miniwob import FAMILIES
-from real_envs.worlds.web.miniwob_experts import RULES, plan
+from real_envs.worlds.web.miniwob import FAMILIES, RULES, plan
 from real_envs.worlds.web.page import Element
 
 
