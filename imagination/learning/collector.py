@@ -69,7 +69,7 @@ class RolloutEnvironment:
 
     make_env: Callable[[], Env]
     source: Source
-    version: str | None
+    version: str | None  # of the world model
     concurrency: int
     engines: tuple[Engine, ...] = ()
     solved_at: float | None = None  # see Provenance
@@ -123,6 +123,7 @@ class ExperienceCollector:
     agent_beside: LanguageModelAgent | None = None
     recorded: RecordedGroups | None = None
     best: BestPolicy | None = None
+    policy_version: str = ""  # of the weights that play now
     seconds: float = 0.0
     turns: int = 0
 
@@ -166,8 +167,7 @@ class ExperienceCollector:
         """Plays the validation dreams where they are due."""
         if self.best is None or not self.best.due(index, last):
             return {}
-        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version, self.world.solved_at)
-        played = asyncio.run(self._play(self.best.episodes, stamp, self.plan.dream.max_turns))
+        played = asyncio.run(self._play(self.best.episodes, self.plan.dream.max_turns))
         return self.best.consider(index, played)
 
     def _expert_rows(self, rng: random.Random, wanted: int, played: Sequence[Trajectory], longest: int) -> list[Row]:
@@ -231,6 +231,7 @@ class ExperienceCollector:
 
     def _refresh(self) -> None:
         """The policy plays as it is now, and nothing depends on what was played before."""
+        self.policy_version = weights_version(self.model)
         engines = [self.agent.engine, *([self.agent_beside.engine] if self.agent_beside is not None else [])]
         for engine in {id(e): e for e in engines}.values():
             engine.update_weights()
@@ -239,12 +240,11 @@ class ExperienceCollector:
 
     async def _rollouts(self, index: int, rng: random.Random, longest: int) -> list[Trajectory]:
         """What an update plays in its world."""
-        stamp = Provenance(self.world.source, weights_version(self.model), self.world.version, self.world.solved_at)
         groups = self._first_groups(index)
-        played = await self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), stamp, longest)
+        played = await self._play(self._episodes(index, rng, 0, groups, self.plan.dream.branch), longest)
         if self.plan.dream.on_doubt == "branch" and self.world.source is Source.DREAM:
-            played += await self._branches(index, rng, stamp, longest, played)
-        return played + await self._in_place_of_equal_groups(index, rng, stamp, longest, played)
+            played += await self._branches(index, rng, longest, played)
+        return played + await self._in_place_of_equal_groups(index, rng, longest, played)
 
     def _one_a_group(self, index: int, played: Sequence[Trajectory]) -> list[Trajectory]:
         """An episode of each of the groups that are played first, to be written down."""
@@ -267,8 +267,7 @@ class ExperienceCollector:
         if not groups or len(self.worlds) == 1:
             return []
         real, rng = self.worlds[1], random.Random(derive_seed("starts", self.plan.seed, index))
-        episodes = self._episodes(index, rng, first, groups, 0.0, real)
-        return await self._play(episodes, Provenance(Source.REAL, weights_version(self.model)), longest, real)
+        return await self._play(self._episodes(index, rng, first, groups, 0.0, real), longest, real)
 
     def _shaping(self, longest: int) -> RewardShaping:
         """What turns earn under the settings, in episodes of at most ``longest`` turns."""
@@ -298,9 +297,10 @@ class ExperienceCollector:
         return speed
 
     async def _play(
-        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: RolloutEnvironment | None = None
+        self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment | None = None
     ) -> list[Trajectory]:
         world = world or self.world
+        stamp = Provenance(world.source, self.policy_version, world.version, world.solved_at)
         agent = self.agent if world is self.world or self.agent_beside is None else self.agent_beside
         played = await play_all(
             episodes, world.make_env, agent, stamp, longest, world.concurrency, Watch(on_turn=self.on_turn)
@@ -309,7 +309,7 @@ class ExperienceCollector:
         return played
 
     async def _branches(
-        self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+        self, index: int, rng: random.Random, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """Further groups from the middle of logged episodes, for the turns that were lost to uncertainty.
 
@@ -323,14 +323,14 @@ class ExperienceCollector:
         last = first + int(self.plan.dream.extra_groups * self._first_groups(index))
         while first < last and missing >= settings.group_size * longest:
             groups = min(missing // (settings.group_size * longest), last - first)
-            more = await self._play(self._episodes(index, rng, first, groups, 1.0), stamp, longest)
+            more = await self._play(self._episodes(index, rng, first, groups, 1.0), longest)
             missing -= sum(useful_turns(t) for t in more)
             first += groups
             added += more
         return added
 
     async def _in_place_of_equal_groups(
-        self, index: int, rng: random.Random, stamp: Provenance, longest: int, played: Sequence[Trajectory]
+        self, index: int, rng: random.Random, longest: int, played: Sequence[Trajectory]
     ) -> list[Trajectory]:
         """DAPO's dynamic sampling: as many further groups as were all alike, round after round, within the limit."""
         settings = self.plan.train
@@ -341,7 +341,7 @@ class ExperienceCollector:
         while first < last and (missing := wanted - informative_groups([*played, *added], shaping)) > 0:
             groups = min(missing, last - first)
             episodes = self._episodes(index, rng, first, groups, self.plan.dream.branch)
-            added += await self._play(episodes, stamp, longest)
+            added += await self._play(episodes, longest)
             first += groups
         return added
 

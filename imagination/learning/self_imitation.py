@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, Generic, TypeVar
 
@@ -24,15 +24,6 @@ _SAVED = ("ids", "action_mask", "behavior_logprobs", "replay_weight", "temperatu
 Episode = TypeVar("Episode")
 
 
-@dataclass(frozen=True, slots=True)
-class Kept(Generic[Episode]):
-    """An episode of the buffer, its return, and the policy step that played it."""
-
-    episode: Episode
-    total: float
-    step: int
-
-
 class SelfImitationBuffer(Generic[Episode]):
     """Episodes that did better than the running median, while they are fresh (SPEAR, arXiv 2509.22601).
 
@@ -48,7 +39,7 @@ class SelfImitationBuffer(Generic[Episode]):
         if capacity < 1 or max_age < 0:
             raise ValueError(f"capacity must be at least 1 and max_age at least 0, got {capacity} and {max_age}")
         self.max_age = max_age
-        self._kept: deque[Kept[Episode]] = deque(maxlen=capacity)
+        self._kept: deque[tuple[Episode, float, int]] = deque(maxlen=capacity)  # its return; the step that played it
         self._returns: deque[float] = deque(maxlen=capacity)
 
     def __len__(self) -> int:
@@ -67,7 +58,7 @@ class SelfImitationBuffer(Generic[Episode]):
         self._returns.extend(returns)
         for episode, total in zip(episodes, returns, strict=True):
             if total > self._baseline():
-                self._kept.append(Kept(episode, total, step))
+                self._kept.append((episode, total, step))
         self._forget(step)
 
     def draw(self, count: int, step: int, rng: random.Random) -> list[tuple[Episode, float]]:
@@ -76,17 +67,17 @@ class SelfImitationBuffer(Generic[Episode]):
         All advantages are positive; what has fallen to the median is not drawn.
         """
         self._forget(step)
-        better = [kept for kept in self._kept if kept.total > self._baseline()]
+        better = [(episode, total) for episode, total, _ in self._kept if total > self._baseline()]
         chosen = rng.sample(better, min(count, len(better)))
-        return [(kept.episode, kept.total - self._baseline()) for kept in chosen]
+        return [(episode, total - self._baseline()) for episode, total in chosen]
 
     def state(self) -> tuple[list[tuple[Episode, float, int]], list[float]]:
         """Everything that the buffer holds, oldest first, as plain lists: for a checkpoint."""
-        return [(kept.episode, kept.total, kept.step) for kept in self._kept], list(self._returns)
+        return list(self._kept), list(self._returns)
 
     def restore(self, kept: Sequence[tuple[Episode, float, int]], returns: Sequence[float]) -> None:
         """Takes over what ``state`` gave, in place of what is here."""
-        self._kept = deque((Kept(*entry) for entry in kept), maxlen=self._kept.maxlen)
+        self._kept = deque(kept, maxlen=self._kept.maxlen)
         self._returns = deque(returns, maxlen=self._returns.maxlen)
 
     def _baseline(self) -> float:
@@ -94,7 +85,7 @@ class SelfImitationBuffer(Generic[Episode]):
 
     def _forget(self, step: int) -> None:
         # Steps never go back, so the oldest are at the front.
-        while self._kept and step - self._kept[0].step > self.max_age:
+        while self._kept and step - self._kept[0][2] > self.max_age:
             self._kept.popleft()
 
 

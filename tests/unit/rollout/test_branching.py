@@ -14,7 +14,7 @@ import torch
 from imagination.commands.check_train import check
 from imagination.learning.collector import CollectionPlan, ExperienceCollector, RolloutEnvironment
 from imagination.learning.metrics import turns_lost, useful_turns
-from imagination.rollout.play import Episode, Provenance
+from imagination.rollout.play import Episode
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
@@ -62,14 +62,14 @@ class Scripted(ExperienceCollector):
         return [None] * (groups * 2)  # type: ignore[list-item]
 
     async def _play(
-        self, episodes: Sequence[Episode], stamp: Provenance, longest: int, world: RolloutEnvironment | None = None
+        self, episodes: Sequence[Episode], longest: int, world: RolloutEnvironment | None = None
     ) -> list[Trajectory]:
         return [dream(self.useful + 1, UNSURE) for _ in episodes]
 
     def rounds(self, missing: int) -> list[tuple[int, int, float]]:
         played = [dream(11 - min(missing - 10 * k, 10), UNSURE) for k in range(-(-missing // 10))]
         assert turns_lost(played, 10) == missing
-        asyncio.run(self._branches(0, random.Random(0), Provenance(Source.DREAM), 10, played))
+        asyncio.run(self._branches(0, random.Random(0), 10, played))
         return self.asked
 
 
@@ -136,7 +136,7 @@ def test_equal_groups_are_replaced_only_where_they_were_dreamed(
     dreamed = 4 - round(share * 4)
     numbers = [*range(dreamed), *range(4, 4 + branches)]
     played = [replace(dream(3, LIMIT), group_id=f"0/{g}") for g in numbers for _ in range(2)]
-    asyncio.run(player._in_place_of_equal_groups(0, random.Random(0), Provenance(Source.DREAM), 10, played))
+    asyncio.run(player._in_place_of_equal_groups(0, random.Random(0), 10, played))
     assert player.asked == expected
 
 
