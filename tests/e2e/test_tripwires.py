@@ -62,6 +62,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def tripped(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in whose dreams looking pays from the first update on; so many groups must show it that it trips later."""
+    folder = Path(shutil.copytree(models, tmp_path_factory.mktemp("tripped") / "run"))
+    with planted("look", PLAIN):
+        train(settings(min_groups=10, window=8), folder)
+    return folder
+
+
 @pytest.fixture
 def run_folder(models: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(models, tmp_path / "run"))
@@ -142,34 +151,28 @@ def test_the_policy_is_again_what_it_was_before_it_learned_from_the_hack(
     assert_same_model(watched / "models" / "policy", unwatched / "models" / "policy")
 
 
-def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(run_folder: Path) -> None:
-    with planted("look", PLAIN):
-        train(settings(min_groups=10, window=8), run_folder)
-    stopped = summary_of(run_folder)["tripwires"]["stopped_by"]
+def test_a_hack_that_pays_from_the_first_update_leaves_the_clone(tripped: Path) -> None:
+    stopped = summary_of(tripped)["tripwires"]["stopped_by"]
     assert stopped["update"] >= 2
     assert (stopped["since"], stopped["policy_of_update"]) == (0, 0)
-    assert_same_model(run_folder / "models" / "policy", run_folder / "models" / "policy-clone")
+    assert_same_model(tripped / "models" / "policy", tripped / "models" / "policy-clone")
 
 
 def test_what_the_last_update_taught_is_looked_at_too(
-    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tripped: Path, run_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where a wire would have tripped at the next update, the policy is not saved because training ends before it."""
-    longer, shorter = (Path(shutil.copytree(models, tmp_path / name)) for name in ("longer", "shorter"))
-    config = settings(min_groups=10, window=8)
+    config, stopped = settings(min_groups=10, window=8), summary_of(tripped)["tripwires"]["stopped_by"]
+    config.train.updates = stopped["update"]
     with planted("look", PLAIN):
-        train(config, longer)
-        stopped = summary_of(longer)["tripwires"]["stopped_by"]
-        config.train.updates = stopped["update"]
-        capsys.readouterr()
-        train(config, shorter)
-    wires = summary_of(shorter)["tripwires"]
+        train(config, run_folder)
+    wires = summary_of(run_folder)["tripwires"]
     assert wires["stopped_by"] == {**stopped, "after_training": True}
     assert (wires["updates"], wires["last_look"]) == (config.train.updates, True)
-    assert len(metrics_of(shorter, "train")) == config.train.updates
+    assert len(metrics_of(run_folder, "train")) == config.train.updates
     assert "was taken back" in capsys.readouterr().err
-    assert all("Taken back by" in page for page in pages(shorter))
-    assert_same_model(shorter / "models" / "policy", longer / "models" / "policy")
+    assert all("Taken back by" in page for page in pages(run_folder))
+    assert_same_model(run_folder / "models" / "policy", tripped / "models" / "policy")
 
 
 def test_killed_at_the_last_look_the_run_ends_as_if_it_had_not_been(
@@ -210,16 +213,14 @@ def test_switched_off_the_hack_is_learned_and_the_report_says_that_nobody_watche
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_around_a_trip_the_run_ends_as_if_it_had_not_been(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+    tripped: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     """Before: the state of the update before it is saved, with recent policies and what was measured. After: the
     wire has tripped and the policy has not gone back yet."""
-    whole, killed = (Path(shutil.copytree(models, tmp_path / name)) for name in ("whole", "killed"))
-    config = settings(min_groups=10, window=8)
+    whole, killed, config = tripped, run_folder, settings(min_groups=10, window=8)
+    stopped = summary_of(whole)["tripwires"]["stopped_by"]
+    assert stopped["update"] >= 2
     with planted("look", PLAIN):
-        train(config, whole)
-        stopped = summary_of(whole)["tripwires"]["stopped_by"]
-        assert stopped["update"] >= 2
         with monkeypatch.context() as patch:
             if when == "before":
                 honest = RunFolder.record

@@ -30,32 +30,17 @@ FLAT = Control((0, 100, 200, 300), (0.5,) * 4, (4,) * 4, 400)
 
 def test_the_first_update_from_which_the_mean_is_as_high() -> None:
     assert list(running_mean(RISING.success)) == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert [steps_to_reach(RISING, p) for p in (0.0, 0.2, 0.21, 0.6, 0.8)] == [0, 0, 100, 200, 300]
-
-
-def test_one_lucky_update_is_not_enough() -> None:
     lucky = Control((0, 100, 200, 300, 400), (0.1, 0.9, 0.1, 0.7, 0.7), (4,) * 5, 500)  # means 0.37, 0.57, 0.5
-    assert steps_to_reach(lucky, 0.9) is None
-    assert steps_to_reach(lucky, 0.5) == 100
-
-
-def test_a_flat_curve_is_there_at_once_or_never() -> None:
-    assert steps_to_reach(FLAT, 0.5) == 0
-    assert steps_to_reach(FLAT, 0.51) is None
-
-
-def test_fewer_updates_than_the_window_have_one_mean() -> None:
-    two = Control((0, 100), (0.2, 0.6), (4, 4), 200)
-    assert steps_to_reach(two, 0.4) == 0
-    assert steps_to_reach(two, 0.5) is None
-
-
-def test_the_policy_that_training_ended_with_counts_as_well() -> None:
-    """No update shows what the last one taught."""
-    ended = Control(FLAT.steps, FLAT.success, FLAT.groups, FLAT.total, Proportion(9, 10))
-    assert steps_to_reach(ended, 0.9) == 400
-    assert steps_to_reach(ended, 0.95) is None
-    assert steps_to_reach(ended, 0.5) == 0
+    fewer_than_the_window = Control((0, 100), (0.2, 0.6), (4, 4), 200)
+    ended = Control(FLAT.steps, FLAT.success, FLAT.groups, FLAT.total, Proportion(9, 10))  # what the last update taught
+    for control, expected in (
+        (RISING, {0.0: 0, 0.2: 0, 0.21: 100, 0.6: 200, 0.8: 300}),
+        (lucky, {0.9: None, 0.5: 100}),
+        (FLAT, {0.5: 0, 0.51: None}),
+        (fewer_than_the_window, {0.4: 0, 0.5: None}),
+        (ended, {0.9: 400, 0.95: None, 0.5: 0}),
+    ):
+        assert {p: steps_to_reach(control, p) for p in expected} == expected
 
 
 # the interval
