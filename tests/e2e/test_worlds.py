@@ -14,23 +14,11 @@ SIZE = "env.options.params=numLocations=3,includeDoors=0,numDistractorItems=0"
 
 
 def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    few = [
-        "games.train=2",
-        "games.heldout=2",
-        "collect.episodes=20",
-        "collect.workers=1",
-        "fit.steps=150",
-        "clone.steps=20",
-    ]
-    few += ["train.updates=1", "train.real_share=0.5", "dream.min_confidence=0", "dream.min_outcome_confidence=0"]
+    few = ["games.train=2", "games.heldout=2", "collect.episodes=20", "collect.workers=1", "fit.steps=150"]
+    few += ["clone.steps=20", "train.updates=1", "train.real_share=0.5", "dream.min_confidence=0"]
     few += ["worldmodel.facts=4", "collect.heldout_episodes=6", "worldmodel.context=1024", "policy.context=1024"]
-    few += [
-        "evaluate.episodes=4",
-        "evaluate.tasks=1",
-        "evaluate.heldout_episodes=2",
-        "tripwires.enabled=false",
-        "dream.max_tokens=192",
-    ]
+    few += ["evaluate.episodes=4", "evaluate.tasks=1", "evaluate.heldout_episodes=2", "tripwires.enabled=false"]
+    few += ["dream.min_outcome_confidence=0", "dream.max_tokens=192"]
     assert main(["demo", "preset=tiny", "env=textworld_express", SIZE, *few, f"output={tmp_path}"]) == 0
     folder = tmp_path / "tiny"
     report = json.loads((folder / "report.json").read_text())
@@ -66,23 +54,11 @@ def test_textworld_express_goes_through_every_stage(tmp_path: Path, capsys: pyte
 
 def test_a_gymnasium_environment_goes_through_every_stage(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="pip install 'imagination[gymnasium]'")
-    few = [
-        "games.train=3",
-        "games.heldout=2",
-        "collect.episodes=12",
-        "collect.workers=1",
-        "fit.steps=150",
-        "clone.steps=20",
-    ]
+    few = ["games.train=3", "games.heldout=2", "collect.episodes=12", "collect.workers=1", "fit.steps=150"]
     few += ["train.real_share=0.5", "train.updates=1", "train.groups=2", "train.group_size=4", "dream.min_confidence=0"]
-    few += ["train.expert_share=0"]  # an expert need not have solved one of so few tasks
-    few += [
-        "dream.min_outcome_confidence=0",
-        "worldmodel.context=1024",
-        "policy.context=1024",
-        "tripwires.enabled=false",
-    ]
-    few += ["evaluate.episodes=2", "evaluate.heldout_episodes=2", "evaluate.tasks=2"]
+    few += ["clone.steps=20", "train.expert_share=0"]  # an expert need not have solved one of so few tasks
+    few += ["dream.min_outcome_confidence=0", "worldmodel.context=1024", "policy.context=1024"]
+    few += ["tripwires.enabled=false", "evaluate.episodes=2", "evaluate.heldout_episodes=2", "evaluate.tasks=2"]
     where = ["run=grid", f"output={tmp_path}"]
     assert main(["demo", "preset=tiny", "env=gymnasium", *few, *where]) == 0
     report = json.loads((tmp_path / "grid" / "report.json").read_text())
