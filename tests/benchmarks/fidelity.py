@@ -5,7 +5,7 @@
     python -m tests.benchmarks.fidelity --table
 
 Each seed has one log and one clone (BabyAI's GoToObj, ``preset=gymnasium``) and a world model for every variant of
-``fidelity_variants``: fitted to less of the log, in fewer steps, smaller, or to a log with planted errors. In each the
+``fidelity_table``: fitted to less of the log, in fewer steps, smaller, or to a log with planted errors. In each the
 same clone learns from dreams alone: no expert episodes, which would teach whatever the dreams say. Guard and tripwires
 are those of the settings, and for some variants also switched off. What is measured of a world model is what
 ``imagine audit`` says of it, once on the clone's own actions and once on those of the trained policy, and exact match
@@ -39,8 +39,19 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from real_envs.store import TrajectoryStore
-from tests.benchmarks.fidelity_table import ARMS, PART, draw, forecast_data, read_parts, table
-from tests.benchmarks.fidelity_variants import FULL, PLANTED, VARIANTS, Variant, planted
+from tests.benchmarks.fidelity_table import (
+    ARMS,
+    FULL,
+    PART,
+    PLANTED,
+    VARIANTS,
+    Variant,
+    draw,
+    forecast_data,
+    planted,
+    read_parts,
+    table,
+)
 from tests.benchmarks.study import make_parser, options_and_settings, run_once, run_parts, write_files
 
 SETTINGS = (

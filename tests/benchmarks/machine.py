@@ -127,14 +127,13 @@ def attention_products(
 
 
 def matmul_rate(
-    dtype: torch.dtype = torch.float32,
     sizes: Sequence[int] = (1024, 1536, 2048),
     seconds: float = 1.0,
 ) -> float:
     """FLOP/s of a large square matrix product, the best of several sizes: what the machine can do."""
     rates = []
     for size in sizes:
-        a, b = (torch.randn(size, size).to(dtype) for _ in range(2))
+        a, b = (torch.randn(size, size) for _ in range(2))
         rates.append(2 * size**3 / best_seconds(lambda a=a, b=b: linear(a, b), seconds))  # type: ignore[misc]
     return max(rates)
 

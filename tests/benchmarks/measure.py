@@ -206,9 +206,3 @@ def shared_prefix(a: Sequence[int], b: Sequence[int]) -> int:
         if x != y:
             return i
     return min(len(a), len(b))
-
-
-def distinct_tokens(rows: Sequence[Sequence[int]]) -> int:
-    """Tokens that are left when every prefix is counted once."""
-    ordered = sorted(map(list, rows))
-    return sum(len(b) - shared_prefix(a, b) for a, b in zip([(), *ordered], ordered, strict=False))

@@ -100,13 +100,12 @@ class _Clock(TrainerCallback):
 def make_trainer(spec: dict[str, Any], data: list[dict[str, Any]], per_device: int, clock: _Clock) -> _Replay:
     """A trainer that holds the rows as TRL's own scoring has made them."""
     micro = len(data) // per_device
-    steps = spec["updates"] * spec["epochs"] * spec["minibatches"]
     config = _config(
         spec,
         per_device,
         steps_per_generation=micro,
-        gradient_accumulation_steps=micro // spec["minibatches"],
-        max_steps=steps,
+        gradient_accumulation_steps=micro,
+        max_steps=spec["updates"] * spec["epochs"],
     )
 
     def replay(prompts: list[str], trainer: GRPOTrainer) -> dict[str, Any]:
@@ -119,7 +118,7 @@ def make_trainer(spec: dict[str, Any], data: list[dict[str, Any]], per_device: i
         }
 
     trainer = _Replay(
-        model=AutoModelForCausalLM.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"])),
+        model=AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(spec["model"], padding_side="left"),
         reward_funcs=lambda reward, **_: reward,
         args=config,
@@ -147,7 +146,7 @@ def update(spec: dict[str, Any]) -> dict[str, Any]:
         trainer.train()
         per_step = len(trainer.losses) // len(clock.seconds)
         losses = [sum(trainer.losses[i : i + per_step]) for i in range(0, len(trainer.losses), per_step)]
-        per_update = spec["epochs"] * spec["minibatches"]
+        per_update = spec["epochs"]
         seconds = [sum(clock.seconds[i : i + per_update]) for i in range(0, len(clock.seconds), per_update)]
         found["runs"][str(per_device)] = {"seconds": seconds, "losses": losses}
         found["advantages"] = [float(a) for micro in trainer.micro_batches for a in micro["advantages"]]

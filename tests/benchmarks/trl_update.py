@@ -42,11 +42,9 @@ from real_envs.trajectory import Source
 from tests.benchmarks.machine import matmul_rate
 from tests.benchmarks.measure import (
     arguments,
-    distinct_tokens,
     forward_operations,
     main_or_worker,
     run_worker,
-    shared_prefix,
 )
 from tests.benchmarks.table import Limit, table_row, write
 
@@ -195,9 +193,9 @@ def learn(
 
 def learn_from_spec(spec: dict[str, Any]) -> dict[str, Any]:
     """Our side, in a process of its own."""
-    model: Any = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=getattr(torch, spec["dtype"]))
+    model: Any = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32)
     rows = rows_to_learn_from(json.loads(Path(spec["rows"]).read_text()))
-    settings = TrainSettings(epochs=spec["epochs"], minibatches=spec["minibatches"], lr=spec["lr"])
+    settings = TrainSettings(epochs=spec["epochs"], minibatches=1, lr=spec["lr"])
     clock, records = learn(model, rows, settings, spec["updates"], bool(spec.get("gradients")))
     if spec.get("gradients"):
         torch.save(clock.gradients, spec["gradients"])
@@ -210,8 +208,6 @@ def main() -> None:
     parser = arguments(__doc__, "trl")
     parser.add_argument("--rounds", type=int, default=5, help="pairs of runs")
     parser.add_argument("--updates", type=int, default=2, help="timed in each run, after one that is not")
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--minibatches", type=int, default=1, help="optimiser steps per update")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     what = "policy-update tokens/s against TRL's GRPOTrainer"
@@ -224,28 +220,18 @@ def main() -> None:
     folder = options.out / "trl_update.work"
     folder.mkdir(parents=True, exist_ok=True)
     _make_model(folder / "model")
-    cases = {what: (">= 2", Shape()), f"{what}, only the start shared": ("report", Shape(spread=0.97))}
-    if options.quick:
-        cases = {what: (">= 2", Shape(groups=1, size=6))}
-    found: list[dict[str, Any]] = []
-    best = 0
-    tried: dict[int, float] = {}
-    for name, (target, shape) in cases.items():
-        data = _write_rows(folder, shape)
-        agreement = _agreement(folder, shape, options)
-        if not best:  # found once, for the main case
-            best, tried = _fastest(folder, shape, len(data), options)
-        ours, theirs = _race(folder, shape, data, best, options)
-        limit = _limit(folder, data, options)
-        batch = _describe(data, shape)
-        found.append(table_row(name, target, "tokens/s", ours, theirs, limit=limit, agreement=agreement, batch=batch))
+    shape = Shape(groups=1, size=6) if options.quick else Shape()
+    data = _write_rows(folder, shape)
+    agreement = _agreement(folder, shape, options)
+    best, tried = _fastest(folder, shape, len(data), options)
+    ours, theirs = _race(folder, shape, data, best, options)
+    row = table_row(what, ">= 2", "tokens/s", ours, theirs, limit=_limit(folder, data), agreement=agreement)
     write(
         "trl_update",
-        found,
+        [row],
         options,
         model=asdict(MODEL),
-        dtype=options.dtype,
-        optimiser_steps_per_update=options.minibatches,
+        batch=asdict(shape),
         updates_per_round=options.updates,
         trl_micro_batch=best,
         trl_seconds_by_micro_batch=tried,
@@ -276,9 +262,7 @@ def _spec(folder: Path, shape: Shape, options: Any, **changed: Any) -> dict[str,
         "rows": str((folder / "rows.json").resolve()),
         "scratch": str((folder / "scratch").resolve()),
         "group_size": shape.size,
-        "dtype": options.dtype,
         "epochs": 1,
-        "minibatches": options.minibatches,
         "updates": options.updates + 1,
         "lr": 1e-9,
         **changed,
@@ -286,12 +270,12 @@ def _spec(folder: Path, shape: Shape, options: Any, **changed: Any) -> dict[str,
 
 
 def _agreement(folder: Path, shape: Shape, options: Any) -> dict[str, Any]:
-    """How far the two sides' losses, advantages and gradients are apart, always in fp32.
+    """How far the two sides' losses, advantages and gradients are apart.
 
     Raises:
         RuntimeError: so far that they do not do the same work.
     """
-    common = {"dtype": "float32", "epochs": 2, "minibatches": 1, "updates": 1, "lr": 1e-3}
+    common = {"epochs": 2, "updates": 1, "lr": 1e-3}
     found, gradients = {}, {}
     for side, python in ((OURS, sys.executable), (THEIRS, options.trl_python)):
         path = folder / f"{side}.gradients.pt"
@@ -318,7 +302,7 @@ def _flat(gradient: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def _fastest(folder: Path, shape: Shape, rows: int, options: Any) -> tuple[int, dict[int, float]]:
     """The size of micro-batches that TRL is fastest with here, and the seconds of all that were tried."""
-    sizes = [s for s in (2, 4, 8, 12, 24) if rows % (s * options.minibatches) == 0]
+    sizes = [s for s in (2, 4, 8, 12, 24) if rows % s == 0]
     if options.quick:
         return sizes[0], {}
     spec = _spec(folder, shape, options, per_device=sizes, updates=2)
@@ -342,10 +326,10 @@ def _race(
     return rates
 
 
-def _limit(folder: Path, data: list[dict[str, Any]], options: Any) -> Limit:
+def _limit(folder: Path, data: list[dict[str, Any]]) -> Limit:
     """What the update would run at if this machine did nothing but its matrix products, at full rate."""
     config = AutoModelForCausalLM.from_pretrained(folder / "model").config
-    rate = matmul_rate(getattr(torch, options.dtype))
+    rate = matmul_rate()
     made = sum(sum(row["made"]) for row in data)
     operations = 3 * forward_operations(config, [row["ids"] for row in data], made)
     return Limit(
@@ -353,32 +337,6 @@ def _limit(folder: Path, data: list[dict[str, Any]], options: Any) -> Limit:
         f"{operations / 1e9:.0f} GFLOP an update (3 forward passes over distinct tokens, logits of trained tokens "
         f"only) at {rate / 1e9:.0f} GFLOP/s, the rate of a large matrix product",
     )
-
-
-def _describe(rows: list[dict[str, Any]], shape: Shape) -> dict[str, Any]:
-    ids = [row["ids"] for row in rows]
-    tokens, padded = sum(map(len, ids)), len(ids) * max(map(len, ids))
-    return {
-        **asdict(shape),
-        "rows": len(rows),
-        "tokens": tokens,
-        "tokens per row": tokens / len(rows),
-        "trained tokens": sum(sum(row["made"]) for row in rows),
-        "share of tokens that are distinct prefixes": distinct_tokens(ids) / tokens,
-        "share of padding in one rectangle": 1 - tokens / padded,
-        "turns that a row shares with another of its group": _shared_turns(rows),
-    }
-
-
-def _shared_turns(rows: list[dict[str, Any]]) -> float:
-    """Mean over rows of the first turns, action included, that some other row of the group has as well."""
-    counts = []
-    for i, row in enumerate(rows):
-        others = [other["ids"] for j, other in enumerate(rows) if j != i and other["group"] == row["group"]]
-        shared = max(shared_prefix(row["ids"], other) for other in others)
-        ends = [t + 1 for t, mine in enumerate(row["made"]) if mine and row["made"][t + 1 : t + 2] != [1]]
-        counts.append(sum(end <= shared for end in ends))
-    return sum(counts) / len(counts)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,11 @@ from transformers import LlamaConfig
 from tests.benchmarks import loop_table, rollouts, worlds
 from tests.benchmarks.dreaming import Shape as DreamShape
 from tests.benchmarks.loop_table import Curve
-from tests.benchmarks.measure import distinct_tokens, forward_operations
+from tests.benchmarks.measure import forward_operations
 from tests.benchmarks.study import DASH
 from tests.benchmarks.table import Limit, table_row
 from tests.benchmarks.worlds import HEAD, KINDS_HEAD, Part
 from worldmodel.evaluation.proportions import Proportion
-
-
-def test_prefixes_count_once() -> None:
-    assert distinct_tokens([[1, 2, 3], [1, 2, 4], [9], [1, 2]]) == 5
 
 
 def test_forward_operations_of_a_model_that_can_be_counted_by_hand() -> None:
