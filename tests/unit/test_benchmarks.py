@@ -74,23 +74,25 @@ CURVES = [
 ]
 
 
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
 def test_steps_to_a_level_are_those_of_the_first_policy_that_has_it() -> None:
     assert [one.steps_to(0.6) for one in CURVES] == [6000, None, 2000, 400, 500]
     assert CURVES[3].steps_to(0.4) == 0
 
 
 def test_the_table_compares_with_the_better_real_only_arm_seed_by_seed() -> None:
-    lines = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in loop_table.table(CURVES, [0.6]).splitlines()
-    ]
-    head, _, *rows = lines
-    assert head == ["arm", "seeds", "n", "real steps", "success", "seconds", "real steps to 0.6",
-                    "fewer than real only, 0.6"]  # fmt: skip
+    head, _, *rows = map(cells, loop_table.table(CURVES, [0.6]).splitlines())
+    assert head[:7] == ["arm", "seeds", "n", "real steps", "success", "seconds", "real steps to 0.6"]
+    assert "0.6" in head[7]
+    assert len(head) == 8
     by_arm = {row[0]: row[1:] for row in rows}
     titles = {arm.name: arm.title for arm in loop_table.ARMS}
     assert by_arm[titles["real-only"]][0:3] == ["2", "20", "6,000"]
     assert by_arm[titles["real-only"]][5:] == ["6,000, > 6,000", "–"]
-    assert loop_table.table(CURVES, [0.3]).splitlines()[-1].endswith("| without any, without any |")
+    assert loop_table.table(CURVES, [0.3]).splitlines()[-1].count("without any") == 2
     # seed 0: 2,000 against 400; of seed 1 no real-only policy came so far
     assert by_arm[titles["loop"]][0:3] == ["2", "20", "850"]
     assert by_arm[titles["loop"]][3].startswith("0.65 [")  # 5 and 8 of 10
@@ -105,26 +107,17 @@ def proportion(**tasks: tuple[int, int]) -> Proportion:
 def part(seed: int, cloned: Proportion, trained: Proportion) -> Part:
     """Real 4 steps/s and dreams 100 turns/s, so 25 times as fast."""
     share = {"value": 0.75, "n": 40, "ci95": [0.5, 0.9]}
-    return Part(
-        "scienceworld",
-        seed,
-        {
-            "policy": {"before": {"heldout_tasks": cloned.to_json()}, "after": {"heldout_tasks": trained.to_json()}},
-            "optimism_gap": {"before": 0.4, "after": 0.125},
-            "optimism_gap_ci95": {"before": None, "after": [-0.05, 0.3]},
-        },
-        {"agreement": {"plain": {"spearman": {"value": 0.5, "n": 9, "ci95": None}}}},
-        {
-            "random": proportion(sw_boil_1=(0, 1), sw_freeze_1=(0, 1)).to_json(),
-            "expert": proportion(sw_boil_1=(1, 1), sw_freeze_1=(1, 1)).to_json(),
-            "world_model": {"exact": share, "reward_precision": share, "reward_recall": {"value": None, "n": 0}},
-            "speed": {"real_steps_per_second": 4.0, "dreamed_turns_per_second": 100.0},
-        },
-    )
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    rates = {"before": {"heldout_tasks": cloned.to_json()}, "after": {"heldout_tasks": trained.to_json()}}
+    gap = {"before": 0.4, "after": 0.125}
+    summary = {"policy": rates, "optimism_gap": gap, "optimism_gap_ci95": {"before": None, "after": [-0.05, 0.3]}}
+    audit = {"agreement": {"plain": {"spearman": {"value": 0.5, "n": 9, "ci95": None}}}}
+    world = {
+        "random": proportion(sw_boil_1=(0, 1), sw_freeze_1=(0, 1)).to_json(),
+        "expert": proportion(sw_boil_1=(1, 1), sw_freeze_1=(1, 1)).to_json(),
+        "world_model": {"exact": share, "reward_precision": share, "reward_recall": {"value": None, "n": 0}},
+        "speed": {"real_steps_per_second": 4.0, "dreamed_turns_per_second": 100.0},
+    }
+    return Part("scienceworld", seed, summary, audit, world)
 
 
 def test_a_line_a_part_and_one_with_all_seeds() -> None:

@@ -10,12 +10,8 @@ from tests.benchmarks.partly_true import PartlyTrue, Truth
 from worldmodel.rules.refusals import Refusals
 from worldmodel.world_model import Prediction
 
-REAL = {
-    "go north": ("Attic", 0.0, False),
-    "look": ("Hall", 0.0, False),
-    "win": ("Won", 1.0, True),
-    "jump": ("No.", 0.0, False),
-}
+REAL = {"go north": ("Attic", 0.0, False), "look": ("Hall", 0.0, False), "win": ("Won", 1.0, True)}
+REAL["jump"] = ("No.", 0.0, False)
 
 
 class Env:

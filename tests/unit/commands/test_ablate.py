@@ -37,10 +37,9 @@ def test_the_table_shows_reality_for_every_run_and_the_means() -> None:
     assert rows[0] == "| run | n | clone | plain | changed |"
     assert rows[2] == "| a | 40 | 0.25 [0.14, 0.40] | 0.50 [0.35, 0.65] (0.90) | 0.75 [0.60, 0.86] |"
     assert rows[4] == "| **mean of 2** | | 0.38 | 0.75 | 0.50 |"
-    plain, changed, of_b = table.split("\n- ")[1].splitlines()[0], table.split("\n- ")[2], table.split("\n  - b: ")[1]
-    assert plain.startswith("plain: ")
-    assert changed.startswith("changed: `train.lr=1`")
-    in_a_line(of_b, "update 3", "'loops'")
+    *_, plain, changed, of_b = table.strip().splitlines()
+    assert (plain.partition(":")[0], changed) == ("- plain", "- changed: `train.lr=1`")
+    in_a_line(of_b, "  - b: ", "update 3", "'loops'")
 
 
 def test_an_arm_has_the_settings_of_its_run_and_its_own_on_top(tmp_path: Path) -> None:

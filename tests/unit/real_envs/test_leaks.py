@@ -77,23 +77,20 @@ async def processes_of(env: object) -> list[int]:
 
 
 @pytest.mark.parametrize("action", ["hang", "raise", "exit", "cancel", "close"])
-def test_whatever_ends_a_worker_ends_what_it_started(action: str) -> None:
-    async def run() -> list[int]:
-        async with WorkerPool(Browsing, workers=1, step_timeout=0.3) as pool:
-            env = pool.make_env()
-            pids = await processes_of(env)
-            if action == "cancel":
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
-                        await env.step("hang")
-            elif action != "close":
-                with pytest.raises(EnvFailure):
-                    await env.step(action)
-            if action != "close":
-                assert all(gone_within(pid, 1.0) for pid in pids), "while the pool goes on"
-        return pids
-
-    assert all(gone_within(pid, 1.0) for pid in asyncio.run(run()))
+async def test_whatever_ends_a_worker_ends_what_it_started(action: str) -> None:
+    async with WorkerPool(Browsing, workers=1, step_timeout=0.3) as pool:
+        env = pool.make_env()
+        pids = await processes_of(env)
+        if action == "cancel":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await env.step("hang")
+        elif action != "close":
+            with pytest.raises(EnvFailure):
+                await env.step(action)
+        if action != "close":
+            assert all(gone_within(pid, 1.0) for pid in pids), "while the pool goes on"
+    assert all(gone_within(pid, 1.0) for pid in pids)
 
 
 async def test_a_worker_that_died_between_two_episodes_leaves_nothing() -> None:

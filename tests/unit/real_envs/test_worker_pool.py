@@ -110,44 +110,38 @@ async def test_a_worker_killed_from_outside_fails_one_episode_or_none() -> None:
         assert pool.stats.crashes == 2
 
 
-def test_episodes_wait_for_a_worker_in_order_and_each_end_releases_it() -> None:
-    async def run() -> list[str]:
-        order: list[str] = []
+async def test_episodes_wait_for_a_worker_in_order_and_each_end_releases_it() -> None:
+    order: list[str] = []
 
-        async def episode(pool: WorkerPool, name: str, last: str) -> None:
-            env = pool.make_env()
-            await env.reset(Task(name), 0)
-            order.append(name)
-            for action in ("ok", "nap", last):
-                assert (await env.step(action)).observation.text.endswith(action)
-            if last == "ok":
-                await env.close()
+    async def episode(pool: WorkerPool, name: str, last: str) -> None:
+        env = pool.make_env()
+        await env.reset(Task(name), 0)
+        order.append(name)
+        for action in ("ok", "nap", last):
+            assert (await env.step(action)).observation.text.endswith(action)
+        if last == "ok":
+            await env.close()
 
-        async with WorkerPool(Moody, workers=1) as pool:
-            await asyncio.gather(
-                *(episode(pool, n, last) for n, last in zip("abcd", ("end", "cut", "ok", "end"), strict=True))
-            )
-            assert pool.stats.resets == 4
-        return order
-
-    assert asyncio.run(run()) == list("abcd")
+    async with WorkerPool(Moody, workers=1) as pool:
+        await asyncio.gather(
+            *(episode(pool, n, last) for n, last in zip("abcd", ("end", "cut", "ok", "end"), strict=True))
+        )
+        assert pool.stats.resets == 4
+    assert order == list("abcd")
 
 
-def test_the_event_loop_goes_on_while_workers_work() -> None:
-    async def run() -> float:
-        async with WorkerPool(Moody, workers=2) as pool:
-            envs = [pool.make_env(), pool.make_env()]
-            await asyncio.gather(*(env.reset(TASK, 0) for env in envs))
-            started = time.monotonic()
-            naps = asyncio.gather(*(env.step("nap") for env in envs))
-            ticks = 0
-            while not naps.done():
-                await asyncio.sleep(0.01)
-                ticks += 1
-            assert ticks > 5
-            return time.monotonic() - started
-
-    assert asyncio.run(run()) < 0.55  # two naps of 0.3 s, side by side
+async def test_the_event_loop_goes_on_while_workers_work() -> None:
+    async with WorkerPool(Moody, workers=2) as pool:
+        envs = [pool.make_env(), pool.make_env()]
+        await asyncio.gather(*(env.reset(TASK, 0) for env in envs))
+        started = time.monotonic()
+        naps = asyncio.gather(*(env.step("nap") for env in envs))
+        ticks = 0
+        while not naps.done():
+            await asyncio.sleep(0.01)
+            ticks += 1
+        assert ticks > 5
+        assert time.monotonic() - started < 0.55  # two naps of 0.3 s, side by side
 
 
 async def test_an_answer_that_came_in_time_counts_however_late_it_is_looked_at() -> None:
@@ -202,17 +196,14 @@ def test_one_pool_serves_successive_event_loops_and_forgotten_environments() -> 
         asyncio.run(start(pool.make_env()))
 
 
-def test_closing_the_pool_ends_hung_workers_too() -> None:
-    async def run() -> int:
-        async with WorkerPool(Moody, workers=1) as pool:
-            env = pool.make_env()
-            pid = pid_of(await env.reset(TASK, 0))
-            hung = asyncio.create_task(env.step("hang"))
-            await asyncio.sleep(0.05)
-            hung.cancel()
-            await asyncio.gather(hung, return_exceptions=True)
-        with pytest.raises(RuntimeError):
-            await env.step("ok")
-        return pid
-
-    assert not alive(asyncio.run(run()))
+async def test_closing_the_pool_ends_hung_workers_too() -> None:
+    async with WorkerPool(Moody, workers=1) as pool:
+        env = pool.make_env()
+        pid = pid_of(await env.reset(TASK, 0))
+        hung = asyncio.create_task(env.step("hang"))
+        await asyncio.sleep(0.05)
+        hung.cancel()
+        await asyncio.gather(hung, return_exceptions=True)
+    with pytest.raises(RuntimeError):
+        await env.step("ok")
+    assert not alive(pid)

@@ -202,6 +202,8 @@ async def test_a_step_that_is_cancelled_ends_its_episode_alone() -> None:
 def test_sessions_do_not_know_each_other() -> None:
     """Interleaved, two episodes are what each is alone."""
 
+    expected = play(["a", "c"], "hall", 1)[1:], play(["b", "d"], "cave", 2)[1:]
+
     async def run() -> tuple[list[str], list[str]]:
         sessions = Sessions(planted_world(), ServeSettings())
         one, two = await sessions.open(), await sessions.open()
@@ -211,17 +213,12 @@ def test_sessions_do_not_know_each_other() -> None:
         more = await asyncio.gather(two.step("d"), one.step("c"))
         return [answers[0].text, more[1].text], [answers[1].text, more[0].text]
 
-    one, two = asyncio.run(run())
-    assert one == [answer.text for answer in play(["a", "c"], "hall", 1)[1:]]
-    assert two == [answer.text for answer in play(["b", "d"], "cave", 2)[1:]]
+    assert asyncio.run(run()) == tuple([answer.text for answer in answers] for answers in expected)
 
 
-def test_ids_are_drawn_and_not_counted() -> None:
-    async def run() -> list[int]:
-        sessions = Sessions(planted_world(), ServeSettings(sessions=64))
-        return [int((await sessions.open()).id) for _ in range(64)]
-
-    ids = asyncio.run(run())
+async def test_ids_are_drawn_and_not_counted() -> None:
+    sessions = Sessions(planted_world(), ServeSettings(sessions=64))
+    ids = [int((await sessions.open()).id) for _ in range(64)]
     assert len(set(ids)) == 64
     assert all(0 <= id < 2**63 for id in ids)
     gaps = [abs(b - a) for a, b in pairwise(ids)]

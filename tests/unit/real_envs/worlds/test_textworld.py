@@ -142,10 +142,7 @@ def test_step_needs_a_running_game(games: list[Task]) -> None:
     game = TextWorldGame()
     with pytest.raises(RuntimeError):
         game.step("look")
-    for command in plan_of(games[0]):
-        if command == plan_of(games[0])[0]:
-            game.reset(games[0])
-        game.step(command)
+    play(game, games[0], plan_of(games[0]))
     with pytest.raises(RuntimeError):
         game.step("look")
 
