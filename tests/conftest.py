@@ -11,6 +11,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from real_envs.env import Task
@@ -19,6 +20,9 @@ from real_envs.worlds.textworld import GameSettings, generate_games
 TINY = GameSettings(rooms=2, objects=4, quest_length=3)
 # Simulators in Java play a few turns here: a third of what each costs would be its compiler making them faster.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+hypothesis.settings.register_profile("any-machine", deadline=None)  # seconds are no property of the code
+hypothesis.settings.load_profile("any-machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

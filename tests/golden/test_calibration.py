@@ -15,7 +15,7 @@ from worldmodel.evaluation.calibration import calibration_metrics, expected_cali
 from worldmodel.evaluation.transitions import Judged
 from worldmodel.world_model import Prediction
 
-quick = settings(deadline=None, max_examples=100)
+quick = settings(max_examples=100)
 pairs = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9, 1.0]), st.booleans()), min_size=1)
 
 

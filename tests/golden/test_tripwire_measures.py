@@ -200,7 +200,7 @@ def test_jensen_shannon_by_hand() -> None:
         jensen_shannon(p, 0 * q)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
 def test_jensen_shannon_is_symmetric_and_at_most_a_bit(pairs: list[tuple[int, int]]) -> None:
     p, q = (np.array([float(pair[side]) for pair in pairs]) for side in (0, 1))

@@ -235,7 +235,7 @@ def test_switched_off_nothing_trips() -> None:
 counts = st.integers(0, 6)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.builds(dict, contradicted=st.integers(0, 4), unseen=st.integers(0, 5), looping=counts), max_size=8))
 def test_a_history_is_judged_the_same_from_its_numbers_on_disk(updates: list[dict[str, Any]]) -> None:
     """A resumed run reads them back; its first trip is that of the run that was never stopped."""

@@ -39,7 +39,7 @@ MARKS = st.text(alphabet="ab \n\t\r=\\-~+|[]0123.*é\u2028\u0663", max_size=40)
 TEXTS = st.one_of(LINES, MARKS, st.text())
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(TEXTS, TEXTS, st.lists(TEXTS, max_size=3))
 def test_an_edit_makes_what_it_was_made_for(before: str, after: str, earlier: list[str]) -> None:
     """Empty lines, trailing newlines, any character, and lines that look like edits themselves."""
@@ -48,7 +48,7 @@ def test_an_edit_makes_what_it_was_made_for(before: str, after: str, earlier: li
     assert len(edit) <= len(after) + 1  # a full replacement, where an edit would be longer
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(TEXTS, TEXTS, st.lists(TEXTS, max_size=2))
 def test_any_text_is_an_edit_or_is_refused(before: str, written: str, earlier: list[str]) -> None:
     """A model may write anything: it is applied or typed as invalid, and what it made has a canonical edit."""
@@ -64,7 +64,7 @@ def test_any_text_is_an_edit_or_is_refused(before: str, written: str, earlier: l
         assert apply(before, diff(before, after, earlier), earlier) == after
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.text(alphabet="abc", min_size=30, max_size=40), min_size=2, max_size=30, unique=True), st.data())
 def test_one_changed_line_of_many_is_a_short_edit(lines: list[str], data: st.DataObject) -> None:
     k = data.draw(st.integers(0, len(lines) - 1))

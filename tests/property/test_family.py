@@ -39,8 +39,8 @@ from imagination.learning.losses import (
 )
 from imagination.settings.algorithm_parts import BestOfGroups, GroupRelative, TokenGae
 
-quick = settings(deadline=None, max_examples=5)  # times 17 algorithms; no deadline: the CPU cores are shared
-few = settings(deadline=None, max_examples=40)
+quick = settings(max_examples=5)  # times 17 algorithms; no deadline: the CPU cores are shared
+few = settings(max_examples=40)
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
 seeds = st.integers(0, 2**31 - 1)
 names = pytest.mark.parametrize("name", list(ALGORITHMS))

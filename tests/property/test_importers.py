@@ -67,7 +67,7 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
         Reading(mapping={"action": "actions", "observation": "observations", "reward": "rewards"}),
     )
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(RECORDS[name], st.sampled_from(readings))
     def check(record: dict[str, Any], reading: Reading) -> None:
         try:
@@ -80,7 +80,7 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
     check()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_ids_of_a_file_differ_and_are_the_same_again(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]

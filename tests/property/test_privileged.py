@@ -29,7 +29,7 @@ from worldmodel.formats.reasoning import ReasoningFormat
 from worldmodel.text import TextWorldModel
 from worldmodel.world_model import Prediction, WorldModel
 
-quick = settings(deadline=None, max_examples=20)
+quick = settings(max_examples=20)
 CHAT = ChatFormat(train_tokenizer(["You see a hall. take lamp go east"], 300))
 secrets = st.lists(st.text("QXZ0123456789", min_size=6, max_size=12), min_size=6, max_size=6, unique=True)
 

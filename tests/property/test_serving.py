@@ -14,7 +14,7 @@ from tests.support.abuse import SENDERS, undisturbed
 
 EXAMPLES = 150
 MANY = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
 )
 
 

@@ -74,7 +74,7 @@ def types(trajectory: Trajectory) -> list[object]:
     ]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(trajectories(), max_size=5, unique_by=lambda t: t.id), st.integers(0, 5))
 def test_episodes_come_back_as_they_were_in_their_order(episodes: list[Trajectory], cut: int) -> None:
     with tempfile.TemporaryDirectory() as name:

@@ -141,7 +141,7 @@ def test_things_have_other_names_and_the_rest_stays() -> None:
     assert len(with_renamed(LOG, 3, seed=3)) == 4 * len(LOG)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.lists(st.sampled_from(SAID), min_size=1), st.booleans()), min_size=1, max_size=6),
     st.integers(0, 2**32),

@@ -66,7 +66,7 @@ def rows_of(tokens: int, seed: int) -> list[Row]:
     return copying_rows(WORDS, tokens, random.Random(seed))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 900))
 def test_only_what_the_row_has_shown_before_is_trained(seed: int, tokens: int) -> None:
     """A trained token follows the same token as before somewhere earlier in the row: it can be copied."""

@@ -58,7 +58,7 @@ def test_a_turn_is_described_by_the_state_after_its_last_token(max_tokens: int) 
     assert not states.requires_grad
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(0, 9), st.integers(0, 2**31 - 1))
 def test_what_follows_an_episodes_last_action_describes_no_turn(extra: int, seed: int) -> None:
     """The answer to the last action is not in the state that is to say what the action was worth; nor is padding."""

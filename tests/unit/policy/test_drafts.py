@@ -31,7 +31,7 @@ def longest_match(sequences: list[list[int]], ids: list[int], n: int) -> list[li
     return found
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.lists(st.integers(0, 3), max_size=40), max_size=5),
     st.lists(st.integers(0, 3), min_size=1, max_size=60),

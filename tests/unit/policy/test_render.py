@@ -51,7 +51,7 @@ def test_pieces_are_the_template_token_for_token(chat: ChatFormat, contents: lis
     assert by_pieces(chat, contents) == by_template(chat.tokenizer, contents)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=20), min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
 def test_our_pieces_are_our_template_for_any_content(contents: list[str]) -> None:
     """Any but the template's own marks, which are plain text in a content (hypothesis reads them in our source)."""
@@ -171,7 +171,7 @@ turns = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(max_size=12), st.lists(turns, min_size=1, max_size=4), st.sampled_from([OUR_CHAT, QWEN2_CHAT]))
 def test_a_prompt_is_a_prefix_of_the_next_one(start: str, played: list[Turn], chat: ChatFormat) -> None:
     """The conversation grows by appending. Else cached keys and values stand for other tokens, and what a model was

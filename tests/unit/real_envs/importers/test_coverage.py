@@ -146,7 +146,7 @@ def hashed(rows: list[tuple[int, str, str, str]]) -> TurnHashes:
     return turns
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turns_of_tasks, st.sets(st.integers(0, 3)))
 def test_counts_are_those_of_a_plain_loop(rows: list[tuple[int, str, str, str]], held: set[int]) -> None:
     turns = hashed(rows)

@@ -127,7 +127,7 @@ def passes(prefilters: Sequence[Prefilter], text: str) -> bool:
 def drawn(pattern: re.Pattern[str], prefilters: Sequence[Prefilter], examples: int = 12) -> None:
     """Texts in which the pattern finds something pass the prefilters."""
 
-    @settings(max_examples=examples, deadline=None, database=None, derandomize=True, suppress_health_check=HealthCheck)
+    @settings(max_examples=examples, database=None, derandomize=True, suppress_health_check=HealthCheck)
     @given(st.from_regex(pattern), st.sampled_from(["", "a text ", "x\n"]))
     def hold(found: str, before: str) -> None:
         if pattern.search(before + found):

@@ -40,7 +40,7 @@ def test_arrays_and_named_records_do_not_depend_on_where_the_reading_stops(
     assert [(a.where, b.where) for a, b in zip(found, others, strict=True) if a.where[-1] in "15"] == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.text(max_size=4), st.text(max_size=6) | st.integers(), max_size=3), max_size=5))
 def test_any_objects_come_back(tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]]) -> None:
     folder = tmp_path_factory.mktemp("any")

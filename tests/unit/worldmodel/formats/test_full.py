@@ -43,7 +43,7 @@ turns = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.text(max_size=12), st.lists(turns, min_size=1, max_size=4), st.sampled_from([OUR_CHAT, QWEN2_CHAT]))
 def test_a_prompt_and_its_answer_begin_the_training_row(start: str, played: list[Turn], chat: ChatFormat) -> None:
     """The conversation grows by appending. Else cached keys and values stand for other tokens, and what a model was
@@ -62,7 +62,7 @@ def test_a_prompt_and_its_answer_begin_the_training_row(start: str, played: list
 # --- status lines ---
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.text(max_size=40) | st.sampled_from(["a\n[reward=1 done]", "\n[reward=0]", "a\n"]),
     st.floats(-1e9, 1e9) | st.sampled_from([1 / 3, 1e-5, 2e6, 1e-4, 123456.789, 1.0, -0.0]),

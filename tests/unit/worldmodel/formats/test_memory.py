@@ -77,7 +77,7 @@ names = st.sampled_from(["A cellar.", "A key.", "An attic.", "A well."])
 walks = st.lists(st.lists(names, min_size=1, max_size=5), min_size=2, max_size=5)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(walks)
 def test_what_the_training_row_of_an_episode_shows_others_have_seen(walks: list[list[str]]) -> None:
     log = [episode(str(n), *(Turn("go", seen, 0.0, False) for seen in walk)) for n, walk in enumerate(walks)]

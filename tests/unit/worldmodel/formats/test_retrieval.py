@@ -67,7 +67,7 @@ def test_an_episode_is_never_shown_its_own_transitions() -> None:
     assert own in shown(other, [LOG[0]])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.sampled_from(["go", "east", "lamp", "door", "?"]), max_size=6).map(" ".join), min_size=1),
     st.integers(1, 4),
@@ -86,7 +86,7 @@ def test_scores_are_those_of_the_library(texts: list[str], k: int) -> None:
             assert [t.turn.observation for t in index.similar(text, text, text, k, frozenset())] == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.lists(st.tuples(st.sampled_from(["go", "take", "look"]), st.sampled_from("ABC")), min_size=1, max_size=3),
