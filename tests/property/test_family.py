@@ -39,7 +39,7 @@ from imagination.learning.losses import (
 )
 from imagination.settings.algorithm_parts import BestOfGroups, GroupRelative, TokenGae
 
-quick = settings(max_examples=5)  # times 17 algorithms; no deadline: the CPU cores are shared
+quick = settings(max_examples=5)  # times 17 algorithms
 few = settings(max_examples=40)
 JUNK = st.sampled_from([math.nan, math.inf, -math.inf, 1e300])
 seeds = st.integers(0, 2**31 - 1)

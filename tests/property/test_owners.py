@@ -27,7 +27,7 @@ from real_envs.trajectory import Observation, Owner, Source, StopReason, Traject
 from worldmodel.formats.full import FullObservation, episode_tokens, status_line
 from worldmodel.objective import world_model_row
 
-quick = settings(max_examples=40)  # no deadline: the CPU cores are shared
+quick = settings(max_examples=40)
 OUTCOMES = [(reward, end) for reward in (None, 0.0, 1.0, 0.25) for end in (False, True)]
 TOKENIZER = train_tokenizer(
     ["ABBA CD. AB AB CD", "abba cd ab ab"] * 3, 300, sorted({status_line(*outcome) for outcome in OUTCOMES})

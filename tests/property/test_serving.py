@@ -13,9 +13,7 @@ pytest.importorskip("prometheus_client", reason="pip install 'imagination[serve]
 from tests.support.abuse import SENDERS, undisturbed
 
 EXAMPLES = 150
-MANY = settings(
-    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
-)
+MANY = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
 
 
 @pytest.mark.parametrize("what", SENDERS)
