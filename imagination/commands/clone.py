@@ -96,5 +96,5 @@ def imitated(log: Sequence[Trajectory], settings: CloneSettings, needed: bool = 
         return chosen
     solved = [t for t in chosen if t.solved]
     if needed and not solved:
-        raise UserError(f"none of the {len(chosen)} episodes by clone.agents solved its task")
+        raise UserError(f"clone.solved_only: none of the {len(chosen)} episodes by clone.agents solved its task")
     return solved
