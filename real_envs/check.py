@@ -144,7 +144,9 @@ def wrong_with_step(answer: object) -> list[str]:
         wrong.append(f"the reward is {_short(answer.reward)}, neither a finite number nor None")
     if answer.stop is not None:
         wrong += _wrong_with_stop(answer.stop, answer.truncated)
-    if not isinstance(answer.info, Mapping) or not all(_is_plain(*item) for item in answer.info.items()):
+    if not isinstance(answer.info, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, (float, int, str)) for name, value in answer.info.items()
+    ):
         wrong.append("info holds more than numbers, strings and bools")
     return wrong
 
@@ -175,10 +177,6 @@ def _is_finite(reward: object) -> bool:
         return math.isfinite(reward)
     except OverflowError:  # an int beyond all floats
         return False
-
-
-def _is_plain(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, (float, int, str))
 
 
 def _short(value: object) -> str:

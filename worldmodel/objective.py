@@ -161,7 +161,7 @@ def diff_f1(before: str, predicted: str, true: str) -> float:
 
         diff_f1("a\\nb", "a\\nc", "a\\nd")     # true: -b +d; predicted: -b +c; one of two each: 0.5
     """
-    old, new, real = _lines(before), _lines(predicted), _lines(true)
+    old, new, real = lines(before), lines(predicted), lines(true)
     pairs = [(new - old, real - old), (old - new, old - real)]  # added, removed
     matched = sum(sum((a & b).values()) for a, b in pairs)
     changes = sum(sum(a.values()) + sum(b.values()) for a, b in pairs)
@@ -188,5 +188,6 @@ def verifiable_reward(metric: Metric, before: str, predicted: Parsed | None, tur
     return diff_f1(before, predicted[0], turn.observation)
 
 
-def _lines(text: str) -> Counter[str]:
+def lines(text: str) -> Counter[str]:
+    """How often each line stands in a text, without white space at its ends; empty ones are none."""
     return Counter(line.strip() for line in text.splitlines() if line.strip())

@@ -128,7 +128,8 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
         FieldError: something is missing or wrong.
     """
     if not isinstance(draft.turns, list):
-        raise FieldError("turns", f"is {_shown(draft.turns)}, not a list")
+        shown = "null or missing" if draft.turns is None else repr(draft.turns)[:60]
+        raise FieldError("turns", f"is {shown}, not a list")
     turns = [dict(turn) if isinstance(turn, Mapping) else turn for turn in draft.turns]
     kept, left_out = notes(draft.extra)
     for i, turn in enumerate(turns):
@@ -197,7 +198,3 @@ def notes(extra: Mapping[str, Any]) -> tuple[dict[str, float | str | bool], tupl
         elif value is not None:
             left_out.append(str(key))
     return kept, tuple(left_out)
-
-
-def _shown(value: object) -> str:
-    return "null or missing" if value is None else repr(value)[:60]

@@ -74,7 +74,7 @@ class LogJudge:
         self.counts: Counter[str] = Counter()
 
     def judge(self, episodes: Sequence[Trajectory]) -> list[Verdict]:
-        questions = [self._question(episode) for episode in episodes]
+        questions = [self._server.question(_TASK, shown(episode, self._characters), 200) for episode in episodes]
         keys = [hashlib.sha256(json.dumps(question).encode()).hexdigest() for question in questions]
         new = {key: question for key, question in zip(keys, questions, strict=True) if key not in self._known}
         answers = dict(zip(new, self._pool.map(self._ask, new.values()), strict=True))
@@ -90,9 +90,6 @@ class LogJudge:
     def close(self) -> None:
         self._pool.shutdown()
         self._server.close()
-
-    def _question(self, episode: Trajectory) -> dict[str, Any]:
-        return self._server.question(_TASK, shown(episode, self._characters), 200)
 
     def _ask(self, question: Mapping[str, Any]) -> Verdict:
         reply = self._server.ask(question)

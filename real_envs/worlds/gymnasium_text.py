@@ -266,18 +266,14 @@ class BabyAIText:
         lines = [f"{_name(thing)}: {_where(ahead, right)}" for thing, ahead, right in self._seen()]
         grid, visible = self._env.unwrapped.gen_obs_grid()
         middle, last = grid.width // 2, grid.height - 1
-        walls = (k for k in range(1, grid.height) if visible[middle, last - k] and _is_wall(grid.get(middle, last - k)))
-        free = next(walls, None)
+        ahead = ((k, grid.get(middle, last - k)) for k in range(1, grid.height) if visible[middle, last - k])
+        free = next((k for k, thing in ahead if thing is not None and thing.type == "wall"), None)
         lines.append(f"a wall: {free} ahead" if free else "no wall ahead")
         return "\n".join([*lines, self._hands()])
 
     def _hands(self) -> str:
         carried = self._env.unwrapped.carrying
         return f"You carry {_name(carried)}." if carried else "You carry nothing."
-
-
-def _is_wall(thing: Any) -> bool:
-    return thing is not None and thing.type == "wall"
 
 
 def _name(thing: Any) -> str:

@@ -13,6 +13,7 @@ from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn, same_reward
 from worldmodel.evaluation.calibration import ece, expected_calibration_error, reliability
 from worldmodel.evaluation.intervals import SHARE, Estimate, clusters, estimate, proportion, ratio
+from worldmodel.objective import lines
 from worldmodel.world_model import InvalidReason, Prediction, PredictionInvalid, WorldModel
 
 
@@ -116,9 +117,9 @@ async def judge(
                     continue
                 predicted, reason = None, None
                 try:
-                    predicted = await model.predict(
-                        trajectory.start, trajectory.turns[:k], turn.action, _seed(trajectory.id, k), session
-                    )
+                    # with one seed for all turns, a model that samples would make the same choices everywhere
+                    seed = derive_seed(f"logged turn of {trajectory.id}", k)
+                    predicted = await model.predict(trajectory.start, trajectory.turns[:k], turn.action, seed, session)
                 except PredictionInvalid as error:
                     reason = error.reason
                 except EngineFailure:
@@ -156,18 +157,13 @@ def _situations(trajectory: Trajectory) -> list[tuple[str, ...]]:
     return [(trajectory.task_id, trajectory.start, *actions[: k + 1]) for k in range(len(actions))]
 
 
-def _seed(trajectory_id: str, turn: int) -> int:
-    """Of its own for each turn: with one for all, a model that samples would make the same choices everywhere."""
-    return derive_seed(f"logged turn of {trajectory_id}", turn)
-
-
 def changed_lines(before: str, after: str) -> int:
     """How many lines were added to or removed from the last observation, as bags, without white space at their ends.
 
     EnvSimBench finds world models right where nothing changes and wrong where much does ("state-change cliff").
     """
-    a, b = (Counter(line.strip() for line in text.splitlines() if line.strip()) for text in (before, after))
-    return sum((a - b).values()) + sum((b - a).values())
+    a, b = lines(before), lines(after)
+    return (a - b).total() + (b - a).total()
 
 
 MANY_CHANGES = 8

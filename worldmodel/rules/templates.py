@@ -127,7 +127,7 @@ def find_templates(actions: Iterable[str], least: int = 20) -> Templates:
     for action, times in counts.items():
         tokens = words(action)
         shape = _shape(tokens)
-        if not shape or _count_slots(shape) > _MOST_SLOTS:
+        if not shape or sum(part.startswith("{") for part in shape) > _MOST_SLOTS:
             continue
         shapes[shape] += times
         match = _pattern(" ".join(shape)).fullmatch(" ".join(tokens))
@@ -136,10 +136,6 @@ def find_templates(actions: Iterable[str], least: int = 20) -> Templates:
     kept = [shape for shape, times in shapes.items() if times >= max(least, total / 1000)]
     texts = {_with_constants(shape, values) for shape in kept}
     return Templates(sorted(texts, key=lambda text: (-len(_SLOT.sub("", text).split()), text)))
-
-
-def _count_slots(shape: Sequence[str]) -> int:
-    return sum(part.startswith("{") for part in shape)
 
 
 def _with_constants(shape: tuple[str, ...], values: dict[tuple[tuple[str, ...], int], Counter[str]]) -> str:

@@ -13,11 +13,6 @@ from worldmodel.rules.rule_set import RuleSet
 from worldmodel.world_model import LanguageWorldModel, Prediction, PredictionInvalid, WorldModelWrapper
 
 
-def _continues(model: LanguageWorldModel) -> bool:
-    """Whether the model can be given the words that an answer begins with (``TextWorldModel.continues``)."""
-    return bool(getattr(model, "continues", False))
-
-
 def _turn(action: str, prediction: Prediction) -> Turn:
     return Turn(action, prediction.observation, prediction.reward, prediction.terminated)
 
@@ -77,7 +72,7 @@ class RuledWorldModel(WorldModelWrapper):
             return await self.model.predict(start, history, action, seed, session)
         known = self.rules.words(start, history, action, session)
         opening = known.observation if known is not None else self.rules.opening(start, history, action, session)
-        begun: dict[str, Any] = {"opening": opening} if opening and _continues(self.model) else {}
+        begun: dict[str, Any] = {"opening": opening} if opening and getattr(self.model, "continues", False) else {}
 
         def mended(prediction: Prediction) -> tuple[Prediction, Sequence[Invariant]]:
             """The prediction with as few words changed as mend it, or with those that a rule knows; what it breaks."""
