@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagination.settings import compose
 from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
@@ -53,9 +53,19 @@ DRY_RUN = "--dry-run"
 _DOCSTRING = re.compile(r"(.+?)\.?\n\n([\s\S]+?)\n\nReads: (.+)\nWrites: (.+)\n\nExamples:\n((?: {4}.+\n?)+)")
 
 
+class StageDoc(NamedTuple):
+    """The parts of the docstring of a stage's function."""
+
+    summary: str  # one line, for ``imagine --help``
+    text: str  # what it does and why
+    reads: str  # files of the run folder that must be there
+    writes: str  # files of the run folder that it makes
+    examples: list[str]  # literal command lines
+
+
 @dataclass(frozen=True)
 class Stage:
-    """One word of the command line; what it does, reads and writes is read from the docstring of its function."""
+    """One word of the command line."""
 
     name: str  # ``fit-world-model``
     function: str  # ``module:name``, imported only when the stage runs
@@ -67,39 +77,15 @@ class Stage:
     writes_run: bool = True  # whether it works in the folder of a run, which then keeps its settings
 
     @cached_property
-    def _parts(self) -> tuple[str, ...]:
+    def doc(self) -> StageDoc:
         module, _, name = self.function.partition(":")
         path = Path(__file__).parents[1] / f"{module.replace('.', '/')}.py"
         functions = (node for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef))
         docstring = next(ast.get_docstring(node) or "" for node in functions if node.name == name)
-        parts = _DOCSTRING.match(docstring)
-        assert parts is not None, f"{self.function}: its docstring lacks Reads, Writes or Examples"
-        return parts.groups()
-
-    @property
-    def summary(self) -> str:
-        """One line for ``imagine --help``."""
-        return self._parts[0][0].lower() + self._parts[0][1:]
-
-    @property
-    def help(self) -> str:
-        """What it does and why, for ``imagine <stage> --help``."""
-        return self._parts[1]
-
-    @property
-    def reads(self) -> str:
-        """Files of the run folder that must be there."""
-        return self._parts[2]
-
-    @property
-    def writes(self) -> str:
-        """Files of the run folder that it makes."""
-        return self._parts[3]
-
-    @property
-    def examples(self) -> tuple[str, ...]:
-        """Two or three literal command lines."""
-        return tuple(line.strip() for line in self._parts[4].splitlines())
+        match = _DOCSTRING.match(docstring)
+        assert match is not None, f"{self.function}: its docstring lacks Reads, Writes or Examples"
+        summary, text, reads, writes, examples = match.groups()
+        return StageDoc(summary[0].lower() + summary[1:], text, reads, writes, textwrap.dedent(examples).splitlines())
 
 
 def _stage(name: str, place: str, *sections: str, **more: str | bool | tuple[str, ...]) -> Stage:
@@ -245,7 +231,7 @@ def plan(config: Any, folder: Path, stage: Stage) -> list[str]:
     from imagination.runs import fingerprint
 
     if stage.name != "demo":
-        named = [name for name in stage.reads.split(", ") if re.fullmatch(r"[\w./-]+(/|\.\w+)", name)]
+        named = [name for name in stage.doc.reads.split(", ") if re.fullmatch(r"[\w./-]+(/|\.\w+)", name)]
         missing = [f"missing: {name}, which an earlier stage makes" for name in named if not (folder / name).exists()]
         step = stage.name.replace("-", "_")
         return [f"{stage.name}: {_step(config, folder, step) if step in fingerprint.STEPS else 'done'}", *missing]
@@ -277,17 +263,18 @@ def _step(config: Any, folder: Path, step: str) -> str:
 def overview() -> str:
     """``imagine --help``."""
     width = max(map(len, STAGES)) + 2
-    stages = "\n".join(f"  {stage.name:<{width}}{stage.summary}" for stage in STAGES.values())
+    stages = "\n".join(f"  {stage.name:<{width}}{stage.doc.summary}" for stage in STAGES.values())
     return f"{OVERVIEW}\nstages:\n{stages}\n\n{EXAMPLES}\n{_groups_help()}\n{TRACEBACK}"
 
 
 def stage_help(stage: Stage) -> str:
     """``imagine <stage> --help``; its keys and defaults are read from the dataclasses and never out of date."""
-    examples = "\n".join(f"  {example}" for example in stage.examples)
+    doc = stage.doc
+    examples = "\n".join(f"  {example}" for example in doc.examples)
     return (
-        f"imagine {stage.name}: {stage.summary}\n\n{stage.help}\n\n"
+        f"imagine {stage.name}: {doc.summary}\n\n{doc.text}\n\n"
         f"in <output>/<run>/, by default outputs/default/\n"
-        f"  reads   {stage.reads}\n  writes  {stage.writes}, config.yaml\n\n"
+        f"  reads   {doc.reads}\n  writes  {doc.writes}, config.yaml\n\n"
         f"examples:\n{examples}\n\n{_groups_help()}\n{_keys_help(stage.sections)}"
     )
 

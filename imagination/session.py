@@ -8,18 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagination.rollout import world_models
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines, drafts_from
-from imagination.rollout.world_models import (
-    STAGE,
-    calibration_of,
-    check_form,
-    check_writes,
-    form_of,
-    guard_of,
-    member_folder,
-    rules_of,
-)
 from imagination.runs.lifecycle import need, open_run
 from imagination.runs.log import read_log, solved_at
 from imagination.runs.models import context_of, load_model, weights_version
@@ -72,9 +63,9 @@ class Session:
         self.config, self.run = config, run
 
     @classmethod
-    def open(cls, config: Config, folder: Path, stage: str = "", models: bool = True) -> Session:
-        """Opens the folder for a ``stage``, and sets torch up where it uses ``models``."""
-        return cls(config, open_run(config, folder, stage, models))
+    def open(cls, config: Config, folder: Path, stage: str = "") -> Session:
+        """Opens the folder for a ``stage``, and sets torch up."""
+        return cls(config, open_run(config, folder, stage))
 
     @cached_property
     def engines(self) -> Engines:
@@ -118,10 +109,10 @@ class Session:
             EngineUnavailable: kind=diffusion in an engine that writes from left to right.
         """
         config, run, settings, engine = self.config, self.run, self.config.worldmodel, self.config.engine.name
-        check_writes(settings)
-        need(run.model(name), STAGE)
+        world_models.check_writes(settings)
+        need(run.model(name), world_models.STAGE)
         alone = settings.members == 1 or name != "worldmodel"
-        check_form(run, settings, config.dream)
+        world_models.check_form(run, settings, config.dream)
         served = served and engine == "openai"
         if not alone and (served or engine == "vllm"):
             raise EngineCannotScore(
@@ -134,15 +125,15 @@ class Session:
                 "another worldmodel.kind"
             )
         log = self.log.train if log is None else log
-        form = form_of(settings, log)
+        form = world_models.form_of(settings, log)
         temperature = config.dream.temperature if temperature is None else temperature
-        folders = [run.model(name)] if alone else [member_folder(run, k) for k in range(settings.members)]
+        folders = [run.model(name)] if alone else [world_models.member_folder(run, k) for k in range(settings.members)]
         members = [
             self._served(folder, form, temperature) if served else self._member(folder, form, temperature, log)
             for folder in folders
         ]
         model: LanguageWorldModel = members[0] if alone else EnsembleWorldModel(members, settings.lead)
-        rules = rules_of(run) if settings.rules != "off" else None
+        rules = world_models.rules_of(run) if settings.rules != "off" else None
         if rules is not None and settings.rules != "off":
             if settings.goal.declared:  # it decides reward and end after the model, whatever the model says of them
                 rules = RuleSet(rules.language, rules.rules, [i for i in rules.invariants if i.phrase != OUTCOME])
@@ -151,7 +142,7 @@ class Session:
 
     def _served(self, folder: Path, form: TransitionFormat, temperature: float) -> TextWorldModel:
         """The model of a server, read and written by the tokenizer of ``folder``."""
-        chat = ChatFormat(load_tokenizer(need(folder, STAGE)))
+        chat = ChatFormat(load_tokenizer(need(folder, world_models.STAGE)))
         engine = OpenAIEngine(self.config.worldmodel.context, self.config.engine)
         version = f"served/{self.config.engine.served_model}"
         return TextWorldModel(engine, chat, version, self.config.dream.max_tokens, temperature, form)
@@ -160,7 +151,7 @@ class Session:
         self, folder: Path, form: TransitionFormat, temperature: float, log: Sequence[Trajectory]
     ) -> TextWorldModel:
         settings, max_tokens = self.config.worldmodel, self.config.dream.max_tokens
-        model, chat = load_model(folder, STAGE, settings)
+        model, chat = load_model(folder, world_models.STAGE, settings)
         model.requires_grad_(False)
         context = context_of(model, settings)
         if settings.kind == "diffusion":
@@ -172,11 +163,11 @@ class Session:
 
     def guard(self, ends: bool = True, name: str = "worldmodel") -> Guard:
         """When dreams of the world model ``name`` are cut; see ``guard_of``."""
-        return guard_of(self.run, self.config.worldmodel, self.config.dream, ends, name)
+        return world_models.guard_of(self.run, self.config.worldmodel, self.config.dream, ends, name)
 
     def calibration(self, needed_by: str) -> Calibration:
         """The calibration of the run's world model, which the setting ``needed_by`` needs; see ``calibration_of``."""
-        return calibration_of(self.run, self.config.worldmodel, self.config.dream, needed_by)
+        return world_models.calibration_of(self.run, self.config.worldmodel, self.config.dream, needed_by)
 
     def dreams(self, model: LanguageWorldModel, starts: Mapping[str, Start]) -> Callable[[], DreamEnv]:
         """Makes environments that dream from ``starts``, as training does: with probabilities where they are known."""
@@ -187,10 +178,8 @@ class Session:
     # the policy
 
     def policy(self, folder: str | Path = "policy-clone") -> Policy:
-        """A policy of the run: ``folder`` is that of its model, or its name under ``models/``.
-
-        Raises:
-            UserError: an earlier stage has not made it yet.
+        """A policy of the run: ``folder`` is that of its model, or its name under ``models/``. Raises ``UserError``: an
+        earlier stage has not made it yet.
         """
         path = folder if isinstance(folder, Path) else self.run.model(folder)
         model, chat = load_model(path, "clone" if path.name == "policy-clone" else "train", self.config.policy)

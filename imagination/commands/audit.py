@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from imagination.evaluation.audit import (
     LoadedPolicy,
     PlaySetup,
     PolicyCandidate,
-    RankedPolicy,
     fill_up,
     find_candidates,
     measure,
@@ -43,11 +43,11 @@ from worldmodel.world_model import LanguageWorldModel
 
 
 def audit(config: Config, folder: Path) -> None:
-    """Is the world model good enough to dream in? with reasons, intervals and examples.
+    """Audit the world model: is it good enough to train in? With reasons, intervals and examples.
 
-    Measures a world model: exact match by turn and by size of the change, rewards, calibration, refusals,
-    action sensitivity and drift; in the real games also whether it ranks policies as they really rank, and
-    how it judges the policy's own actions. Where no real game is there, the log alone is judged.
+    Measures exact match by turn and by size of the change, rewards, calibration, refusals, action sensitivity
+    and drift; in the real environment also the rank correlation of dreamed and real success of policies, and
+    all of these on the policy's own actions. Without a real environment the log alone is used.
 
     Reads: log/, models/, games/ where it is there
     Writes: audit.json, audit.html (worldmodel.kind=screen: audit-screens.json)
@@ -77,10 +77,8 @@ def audit_files(folder: Path, world_model: str) -> tuple[Path, Path]:
 
 
 def run_audit(config: Config, folder: Path) -> dict[str, Any]:
-    """Audits and writes both files; what ``audit.json`` holds.
-
-    Raises:
-        UserError: the settings cannot work, or an earlier stage is missing.
+    """Audits and writes both files; what ``audit.json`` holds. Raises ``UserError``: the settings cannot work, or an
+    earlier stage is missing.
     """
     check(config.audit)
     run = open_run(config, folder)
@@ -158,7 +156,7 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
         model=greedy,
         log=log,
         held=held,
-        policies=[_ranked_policy(session, candidate) for candidate in candidates],
+        policies={candidate.name: partial(_load, session, candidate) for candidate in candidates},
         env_setup=env_setup,
         seed=config.seed,
         horizon=config.evaluate.max_turns,
@@ -185,10 +183,8 @@ async def _audit(config: Config, run: RunFolder) -> dict[str, Any]:
 
 
 def _candidates(config: Config, run: RunFolder) -> list[PolicyCandidate]:
-    """The policies of the settings, or those of the run, the oldest first.
-
-    Raises:
-        UserError: a folder of the settings holds no model.
+    """The policies of the settings, or those of the run, the oldest first. Raises ``UserError``: a folder of the
+    settings holds no model.
     """
     settings, temperature = config.audit, config.evaluate.temperature
     if not settings.policies:
@@ -206,13 +202,10 @@ def _short(folder: Path, others: Sequence[Path]) -> str:
     return folder.name if sum(other.name == folder.name for other in others) == 1 else str(folder)
 
 
-def _ranked_policy(session: Session, candidate: PolicyCandidate) -> RankedPolicy:
-    def load() -> LoadedPolicy:
-        policy = session.policy(candidate.folder)
-        policy.model.requires_grad_(False)
-        return LoadedPolicy(session.agent(policy, candidate.temperature, candidate.name), policy.model, policy.version)
-
-    return RankedPolicy(candidate.name, load)
+def _load(session: Session, candidate: PolicyCandidate) -> LoadedPolicy:
+    policy = session.policy(candidate.folder)
+    policy.model.requires_grad_(False)
+    return LoadedPolicy(session.agent(policy, candidate.temperature, candidate.name), policy.model, policy.version)
 
 
 def _real_tasks(session: Session) -> tuple[TaskSet | None, str]:

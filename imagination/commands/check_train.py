@@ -12,10 +12,8 @@ from imagination.settings import Config, ProgressSettings, SelfImitationSettings
 
 
 def check(config: Config) -> Algorithm:
-    """The algorithm that the settings name.
-
-    Raises:
-        UserError: the settings cannot work together; the message says what to change.
+    """The algorithm that the settings name. Raises ``UserError``: the settings cannot work together; the message says
+    what to change.
     """
     algorithm = build_algorithm(config.algorithm, longest_episode(config))
     for wrong in _contradictions(config, algorithm):

@@ -8,7 +8,7 @@ from imagination.data.batches import fit_batches, fitting
 from imagination.data.examples import imitation_row
 from imagination.data.initial_model import check_texts, initial_model
 from imagination.learning.supervised import SupervisedTrainer
-from imagination.runs.lifecycle import finish, need, open_run
+from imagination.runs.lifecycle import need, run_stage
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of
 from imagination.runs.processes import leave
@@ -21,7 +21,7 @@ from real_envs.trajectory import Trajectory
 
 
 def clone(config: Config, folder: Path) -> None:
-    """Make the starting policy: imitate agents of the log, the mediocre ones by default.
+    """Clone the initial policy from agents of the log, the mediocre ones by default.
 
     Behaviour cloning: cross-entropy on the agent's tokens of the episodes by clone.agents, or only of those that
     solved their task (clone.solved_only). A policy without a checkpoint of its own starts from the world model's
@@ -35,8 +35,7 @@ def clone(config: Config, folder: Path) -> None:
         imagine clone run=mine
         imagine clone run=mine clone.agents=[expert,noisy] clone.steps=100
     """
-    run = open_run(config, folder, "clone")
-    with run.timed("clone"):
+    with run_stage(config, folder, "clone") as run:
         train, _ = read_log(run, config.collect.validation)
         extra = read_supplements(run, config.clone.supplements)
         chosen = imitated(train, config.clone, needed=not extra)
@@ -78,14 +77,11 @@ def clone(config: Config, folder: Path) -> None:
         leave()
         save_checkpoint(model, tokenizer, run.model("policy-clone"))
         run.update({"real_steps": {"clone": 0}})
-    finish(run, "clone")
 
 
 def imitated(log: Sequence[Trajectory], settings: CloneSettings, needed: bool = True) -> list[Trajectory]:
-    """The episodes of the log that ``clone.agents`` and ``clone.solved_only`` choose.
-
-    Raises:
-        UserError: there is none, although it is ``needed``.
+    """The episodes of the log that ``clone.agents`` and ``clone.solved_only`` choose. Raises ``UserError``: there is
+    none, although it is ``needed``.
     """
     chosen = [t for t in log if t.agent.startswith(tuple(settings.agents))]
     if needed and not chosen:

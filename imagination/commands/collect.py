@@ -5,7 +5,7 @@ from pathlib import Path
 
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import open_store
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -20,10 +20,10 @@ from real_envs.world import find_world
 
 
 def collect(config: Config, folder: Path) -> None:
-    """Generate the games and log scripted agents of many skills in them.
+    """Generate tasks and log scripted agents in the real environment.
 
-    Makes tasks of the chosen world, a training and a held-out set, and plays them for real with an expert,
-    noisy, careless and random agents. Every episode goes into the log; all later training starts from it.
+    Makes a training and a held-out set of tasks, and plays them with expert, noisy, careless and random
+    agents. Every episode goes into the log, from which all later training starts.
 
     Reads: nothing
     Writes: games/, log/
@@ -32,20 +32,14 @@ def collect(config: Config, folder: Path) -> None:
         imagine collect run=mine
         imagine collect run=mine env=textworld_express env.options.game=twc
     """
-    run = open_run(config, folder, "collect", models=False)
-    check_world(run, config.env)
-    with run.timed("collect"):
+    with run_stage(config, folder, "collect", models=False) as run:
+        check_world(run, config.env)
         generate_tasks(config, run)
         asyncio.run(_collect(config, run))
-    finish(run, "collect")
 
 
 def generate_tasks(config: Config, run: RunFolder) -> None:
-    """Tasks of both splits, in ``games/``.
-
-    Raises:
-        UserError: the world has not so many different ones.
-    """
+    """Tasks of both splits, in ``games/``. Raises ``UserError``: the world has not so many different ones."""
     counts = {"train": config.games.train, "heldout": config.games.heldout}
     settings = world_settings(config.env, config.games)
     with Bar("generate games", sum(counts.values())) as bar:

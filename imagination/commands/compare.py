@@ -18,14 +18,13 @@ from imagination.commands.screens import compare_screens
 from imagination.evaluation.compare.free_play import free_play
 from imagination.evaluation.compare.pairs import Pair, consistency, pair_json, statistics
 from imagination.evaluation.compare.play import ComparisonPlayer, Ledger
-from imagination.evaluation.compare.signals import LogParts, signal_table
+from imagination.evaluation.compare.signals import signal_table
 from imagination.evaluation.costs import real_costs
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.compare_page import render_page
 from imagination.report.compare_text import diverging, pair_view, summary_table
-from imagination.rollout.dream_env import NO_GUARD, Start, starts_from_log
+from imagination.rollout.dream_env import NO_GUARD, starts_from_log
 from imagination.runs.lifecycle import open_run
-from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import can_play
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -40,13 +39,12 @@ from real_envs.worker_pool import real_interaction
 
 
 def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> None:
-    """Put dreams beside reality, turn by turn, and show where they part.
+    """Compare dreams with the real environment, turn by turn.
 
-    Lets the policy dream, replays its dreamed actions in the real games, dreams logged episodes again with
-    their own actions, and aligns both sides turn by turn: where do they part first, and in what? Then the
-    same policy free in both worlds: success, length, actions, tokens and cost. Logs of worlds that this
-    program cannot play are compared as far as they go. compare.html is one file to search, filter and
-    share; compare.show=<id> prints one pair and plays nothing.
+    Replays the actions of dreamed episodes in the real environment, dreams logged episodes again with their
+    own actions, and aligns each pair: where do they differ first, and in what? Then compares the policy in
+    both worlds: success, length, actions, tokens and cost. Without a real environment only the log is used.
+    compare.html is one file to search, filter and share; compare.show=<id> prints one pair and plays nothing.
 
     Reads: models/, and games/ or log/ (compare.show: compare.json)
     Writes: compare.html, compare.json (worldmodel.kind=screen: compare-screens.html and .json)
@@ -75,7 +73,7 @@ def compare(config: Config, folder: Path, reality: TaskSet | None = None) -> Non
     run.forget("compare")
     before = real_interaction()
     with run.timed("compare"):
-        comparison = asyncio.run(_compare(config, run, reality))
+        comparison = asyncio.run(_compare(Session(config, run), reality))
     spent = real_interaction() - before
     spent.steps = int(sum(comparison["cost"]["real_steps"].values()))  # also of worlds without worker processes
     run.update(real_costs("compare", spent, config.env.price))
@@ -97,37 +95,25 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
     return dict(pairs[wanted])
 
 
-async def _compare(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
-    own = None
-    if reality is None and can_play(run, config.env):
-        own = reality = Session(config, run).tasks()
+async def _compare(session: Session, reality: TaskSet | None) -> dict[str, Any]:
+    own = session.tasks() if reality is None and can_play(session.run, session.config.env) else None
     try:
-        return await _play(config, run, reality)
+        return await _play(session, own if reality is None else reality)
     finally:
         if own is not None:
             await own.close()
 
 
-async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict[str, Any]:
+async def _play(session: Session, reality: TaskSet | None) -> dict[str, Any]:
+    config, run = session.config, session.run
     store = TrajectoryStore.open(run.log) if (run.log / "manifest.json").exists() else None
     notes: list[str] = []
     splits = _splits(config, store, reality)
-    session = Session(config, run)
     ledger = Ledger(session.engines)
-    train, held = session.log if store else ([], [])
+    train = session.log.train if store else []
     world = session.world_model(train)
     guard = session.guard() if config.compare.guard else NO_GUARD
-    player = ComparisonPlayer(
-        config.compare.episodes,
-        config.evaluate.max_turns,
-        config.seed,
-        world,
-        guard,
-        reality,
-        *_policy(session),
-        ledger,
-        session.solved_at,
-    )
+    player = ComparisonPlayer(session, world, guard, reality, *_policy(session), ledger)
     if reality is None:
         notes.append("This world cannot be played for real: only logged episodes are paired.")
     if config.engine.name == "openai":
@@ -140,11 +126,13 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
         of_split: list[Pair] = []
         if player.agent is not None and config.compare.episodes:
             starts = {start.task_id: start for start in starts_from_log(log, branch=False).values()}
-            tasks = _tasks(reality, split, starts)[: config.evaluate.tasks or None]
+            tasks = [Task(task_id) for task_id in sorted(starts)] if reality is None else reality.tasks(split)
+            tasks = tasks[: config.evaluate.tasks or None]
             dreams, reals, of_split = await player.policy(split, tasks, starts)
             played = free_play(dreams, reals, player.agent.chat.encode, config.seed)
             if reals is not None:
-                played |= consistency(of_split, _beside(of_split, reals))
+                free_of = {(real.task_id, real.seed): real for real in reals}
+                played |= consistency(of_split, [free_of[pair.real.task_id, pair.real.seed] for pair in of_split])
             free.append({"split": split, **played})
         if config.compare.logged:
             chosen = _choose(log, config.compare.logged, config.evaluate.tasks or None)
@@ -158,9 +146,7 @@ async def _play(config: Config, run: RunFolder, reality: TaskSet | None) -> dict
     signals: list[dict[str, Any]] = []
     if config.compare.signals and train:
         unseen = heldout_tasks(run)
-        shown = world.excluding(unseen)
-        log_parts = LogParts(train, held, unseen)
-        signals = await signal_table(pairs, run, config.worldmodel, shown, log_parts, config.seed)
+        signals = await signal_table(session, pairs, unseen, world.excluding(unseen))
     return {
         "format": "imagination-comparison",
         "version": 1,
@@ -194,10 +180,8 @@ def _policy(session: Session) -> tuple[LanguageModelAgent | None, str | None]:
 
 
 def _splits(config: Config, store: TrajectoryStore | None, reality: TaskSet | None) -> list[str]:
-    """The splits to compare: those that were asked for, or all of the log and the games.
-
-    Raises:
-        UserError: there is no such split, or nothing to compare.
+    """The splits to compare: those that were asked for, or all of the log and the games. Raises ``UserError``: there is
+    no such split, or nothing to compare.
     """
     known = list(store.splits) if store else []
     if not known and reality is not None:
@@ -210,12 +194,6 @@ def _splits(config: Config, store: TrajectoryStore | None, reality: TaskSet | No
         if split not in known:
             raise UserError(f"compare.splits names '{split}'; {nearest(split, known)}")
     return config.compare.splits or known
-
-
-def _tasks(reality: TaskSet | None, split: str, starts: dict[str, Start]) -> Sequence[Task]:
-    if reality is None:
-        return [Task(task_id) for task_id in sorted(starts)]
-    return reality.tasks(split)
 
 
 def _unseen(session: Session, store: TrajectoryStore | None, split: str) -> list[Trajectory]:
@@ -235,9 +213,3 @@ def _choose(log: Sequence[Trajectory], per_task: int, tasks: int | None) -> list
     for episode in sorted(log, key=lambda t: hashlib.sha256(t.id.encode()).digest()):
         chosen.setdefault(episode.task_id, []).append(episode)
     return [episode for task in sorted(chosen)[:tasks] for episode in chosen[task][:per_task]]
-
-
-def _beside(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> list[Trajectory]:
-    """The free play of each pair's task and seed."""
-    free = {(real.task_id, real.seed): real for real in reals}
-    return [free[pair.real.task_id, pair.real.seed] for pair in pairs]

@@ -10,7 +10,7 @@ from typing import Any
 from imagination.evaluation.costs import real_costs
 from imagination.rollout.dream_env import DreamEnv, Start
 from imagination.rollout.play import Episode, Provenance, judge_with_bar, plan, play_with_bar, replay_all
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world
 from imagination.session import Session
@@ -27,10 +27,10 @@ SAMPLES = 6  # episodes of each kind that go into rollouts.jsonl per task
 
 
 def evaluate(config: Config, folder: Path) -> None:
-    """The verdict: the policy before and after, in the real games and in the dream.
+    """Evaluate the policy before and after training, in the real environment and in dreams.
 
-    Plays training and held-out games for real and in dreams, replays dreams in the real games, and measures
-    the world model on the policy's own actions.
+    Plays training and held-out tasks for real and training tasks in dreams, replays dreams in the real
+    environment, and evaluates the world model on the policy's own actions.
 
     Reads: games/, models/
     Writes: rollouts.jsonl, summary.json
@@ -39,12 +39,10 @@ def evaluate(config: Config, folder: Path) -> None:
         imagine evaluate run=mine
         imagine evaluate run=mine evaluate.episodes=100
     """
-    run = open_run(config, folder)
-    check_world(run, config.env)
-    run.forget("evaluate")
-    with run.timed("evaluate"):
+    with run_stage(config, folder, "evaluate") as run:
+        check_world(run, config.env)
+        run.forget("evaluate")
         asyncio.run(_evaluate(config, run))
-    finish(run, "evaluate")
 
 
 async def _evaluate(config: Config, run: RunFolder) -> None:

@@ -8,19 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from imagination.commands.check_train import longest_episode
+from imagination.learning import critic
 from imagination.learning.algorithms import Algorithm, build_algorithm
-from imagination.learning.critic import (
-    NAME,
-    fit_value_head,
-    logged_rows,
-    logged_transitions,
-    made_for,
-    save_critic,
-    squared_errors,
-    with_returns,
-)
 from imagination.learning.reward_shaping import RewardShaping, check_tiers
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import read_log
 from imagination.runs.models import context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
@@ -35,12 +26,12 @@ SYNTHER = "synther"  # of the folder under models/
 
 
 def fit_critic(config: Config, folder: Path) -> None:
-    """Optional: a critic that knows what the log earned, before PPO dreams.
+    """Optional: pre-train the value head on logged returns, for algorithms with a critic.
 
-    Fits the value head on the clone's hidden states to the returns of logged episodes; `train` with a
-    critic (algorithm=ppo and its kin) then starts from it instead of from values of 0. With
-    critic.synther.ratio=0.5, half of each batch is synthetic: transitions of a diffusion model that is
-    fitted to the log first (SynthER); pip install 'imagination[diffusion]' brings what it needs.
+    Fits the value head, on the clone's hidden states, to the returns of logged episodes. `train` then starts
+    from it instead of from values of 0. With critic.synther.ratio=0.5, half of each batch is synthetic:
+    transitions of a diffusion model that is fitted to the log first (SynthER; needs
+    pip install 'imagination[diffusion]').
 
     Reads: log/, models/policy-clone/
     Writes: models/critic/; models/synther/ with critic.synther.ratio
@@ -59,8 +50,7 @@ def fit_critic(config: Config, folder: Path) -> None:
         raise UserError(wrong)
     if settings.synther.ratio:
         need_diffusers("critic.synther.ratio")
-    run = open_run(config, folder, "fit_critic")
-    with run.timed("fit_critic"):
+    with run_stage(config, folder, "fit_critic") as run:
         model, chat = load_model(run.model("policy-clone"), "clone", config.policy)
         train, held = read_log(run, config.collect.validation)
         train = [t for t in train if t.agent.startswith(tuple(settings.agents))] if settings.agents else train
@@ -75,16 +65,17 @@ def fit_critic(config: Config, folder: Path) -> None:
         if settings.synther.ratio:
             synthetic, made = _upsample(run, config, real, None if kept_back is None else kept_back[0])
             measured["synther"] = made
-        head = fit_value_head(real, settings, seed, synthetic)
-        save_critic(head, run.model(NAME), made_for(weights_version(model), algorithm, config.train))
-        measured["error"] = float(squared_errors(head, real).mean())
+        head = critic.fit_value_head(real, settings, seed, synthetic)
+        critic.save_critic(
+            head, run.model(critic.NAME), critic.made_for(weights_version(model), algorithm, config.train)
+        )
+        measured["error"] = float(critic.squared_errors(head, real).mean())
         if kept_back is not None:
             other = kept_back[0]
-            measured["kept_back_error"] = float(squared_errors(head, other).mean())
+            measured["kept_back_error"] = float(critic.squared_errors(head, other).mean())
             measured["kept_back_error_of_the_mean"] = float((other.returns - real.returns.mean()).square().mean())
         run.update({"critic": measured, "real_steps": {"fit_critic": 0}})
     print(f"critic: {_line(measured)}", file=sys.stderr)
-    finish(run, "fit_critic")
 
 
 def transitions_of(
@@ -93,14 +84,18 @@ def transitions_of(
     """What these episodes teach a critic, see ``logged_transitions``; ``None`` where no episode fits the context."""
     pay = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
     relabelled = config.worldmodel.goal.relabel_log(episodes)
-    rows = logged_rows(chat, relabelled, pay, context_of(model, config.policy))
+    rows = critic.logged_rows(chat, relabelled, pay, context_of(model, config.policy))
     if len(rows) < len(episodes):
         print(
             f"note: {len(episodes) - len(rows)} of {len(episodes)} episodes are longer than "
             f"policy.context={config.policy.context} tokens and were left out",
             file=sys.stderr,
         )
-    return logged_transitions(with_returns(rows, algorithm), model, config.train.micro_tokens) if rows else None
+    return (
+        critic.logged_transitions(critic.with_returns(rows, algorithm), model, config.train.micro_tokens)
+        if rows
+        else None
+    )
 
 
 def _upsample(

@@ -15,18 +15,8 @@ from imagination.data.examples import WorldModelExamples
 from imagination.data.initial_model import check_texts, chosen_model, initial_model
 from imagination.evaluation.world_model_eval import heldout_tasks, language_metrics, measure
 from imagination.learning.supervised import NextToken, Objective, SupervisedTrainer
-from imagination.rollout.world_models import (
-    UNFINISHED,
-    check_room,
-    check_thoughts,
-    form_of,
-    member_folder,
-    note_unended,
-    thoughts_of,
-    trained_as,
-)
-from imagination.runs.lifecycle import finish, open_run
-from imagination.runs.log import read_log, solved_at
+from imagination.rollout import world_models
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.models import context_of
 from imagination.runs.processes import leave
 from imagination.session import Session
@@ -50,10 +40,9 @@ _ASKED = 4  # batches
 
 
 def fit_world_model(config: Config, folder: Path) -> None:
-    """Learn from the log what the world answers to an action.
+    """Train the world model on the log: the next observation, reward and termination, given an action.
 
-    Trains the world model on what the environment said in real episodes, never on its own dreams, and
-    measures it on episodes it has not seen.
+    It learns from real episodes alone, never from dreams, and is evaluated on held-out episodes.
 
     Reads: log/
     Writes: tokenizer/, models/worldmodel/ (worldmodel-1/, ... for further members), or models/screen/
@@ -66,17 +55,17 @@ def fit_world_model(config: Config, folder: Path) -> None:
     if config.worldmodel.kind == "screen":
         fit_screens(config, folder)
         return
-    run = open_run(config, folder, "fit_world_model")
-    with run.timed("fit_world_model"):
-        check_room(config.worldmodel, config.dream)
-        train, held = read_log(run, config.collect.validation)
+    with run_stage(config, folder, "fit_world_model") as run:
+        world_models.check_room(config.worldmodel, config.dream)
+        session = Session(config, run)
+        train, held = session.log
         chosen = chosen_model(run, config.worldmodel, config.vocab_size, train)
         settings = replace(config.worldmodel, model=chosen)
-        form, thoughts = form_of(settings, train), thoughts_of(config.worldmodel, train)
+        form, thoughts = world_models.form_of(settings, train), world_models.thoughts_of(config.worldmodel, train)
         if all(turn.reward is None for t in train for turn in t.turns):
             raise UserError(f"{run.log}: no turn has a reward; a dream could pay for nothing. Add rewards to the log")
         examples = WorldModelExamples.of(train, form, settings, config.fit, config.seed)
-        run.update({"world_model_form": UNFINISHED})
+        run.update({"world_model_form": world_models.UNFINISHED})
         fit = config.fit.decided(from_scratch=not settings.model)
         order = derive_seed("fit", config.seed)  # of all members
         rows: list[Row] = []
@@ -90,7 +79,7 @@ def fit_world_model(config: Config, folder: Path) -> None:
                 answers = [answer for t in examples.episodes for answer in form.answers(t.start, t.turns)]
                 check_texts("answers", answers, chat, "dream", config.dream.max_tokens)
                 context = context_of(model, settings)
-                check_thoughts(config.dream.max_tokens, thoughts, examples.episodes, chat, form, context)
+                world_models.check_thoughts(config.dream.max_tokens, thoughts, examples.episodes, chat, form, context)
                 rows = [row for of_episode in examples.rows(chat) for row in of_episode]
                 rows = fitting(rows, context, "worldmodel.context")
             objective, copying = _objective(settings, model, chat, context), None
@@ -105,19 +94,17 @@ def fit_world_model(config: Config, folder: Path) -> None:
             SupervisedTrainer(run, name, fit_settings, seed, objective).train(model, tokenizer, batches)
             if diffusion:
                 mark(model, settings.diffusion)
-            save_checkpoint(model, tokenizer, member_folder(run, member))
+            save_checkpoint(model, tokenizer, world_models.member_folder(run, member))
         leave()
         if settings.rules != "off":
             print(rules_sentence(find_rules(run, settings.goal, train, held)[1]), file=sys.stderr, flush=True)
-        threshold = solved_at(run, config.worldmodel.goal)
-        worth = 1.0 if threshold is None else threshold
+        worth = 1.0 if session.solved_at is None else session.solved_at
         best = max([worth, *(t.total_reward for t in train)])  # a solved task has that much, and no dream can have more
-        run.update({"world_model_form": trained_as(settings), "best_return": best})
-        measured = {**measure(Session(config, run), train, held), "unchanged_share": examples.unchanged_share}
+        run.update({"world_model_form": world_models.trained_as(settings), "best_return": best})
+        measured = {**measure(session), "unchanged_share": examples.unchanged_share}
         run.update({"real_steps": {"fit_world_model": 0}, "world_model": measured})
         run.update({"language": language_metrics(chat, train, heldout_tasks(run), form)})
-        note_unended(measured, config.worldmodel.reasoning_tokens)
-    finish(run, "fit_world_model")
+        world_models.note_unended(measured, config.worldmodel.reasoning_tokens)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagination.commands.label_outcomes import OutcomeLabels
 from imagination.evaluation.retrieval_baseline import CHARACTERS, looked_up, tasks_to_look_at
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from real_envs.files import write_atomically
@@ -21,7 +21,7 @@ from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import AUTO, Imported, LogFile, RejectedRecord, log_files, read
 from real_envs.importers.masking import Masking
 from real_envs.importers.outcomes import with_outcome
-from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks, heldout_tasks
+from real_envs.importers.splits import HELDOUT, TRAIN, heldout_tasks
 from real_envs.importers.tables import COLUMNS, Tables
 from real_envs.store import MANIFEST, Staging, TrajectoryStore
 from real_envs.trajectory import Trajectory
@@ -35,7 +35,7 @@ _LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a contex
 
 
 def import_logs(config: Config, folder: Path) -> None:
-    """Logs of your own, in whatever format, in place of collect.
+    """Import logged episodes of your own, in place of collect.
 
     usage: imagine import <format> <file or folder> ... run=<name>
 
@@ -77,18 +77,17 @@ def import_logs(config: Config, folder: Path) -> None:
     files = [file for file in listed if isinstance(file, LogFile)]
     if settings.mapping and (strange := set(settings.mapping) - set(COLUMNS)):
         raise UserError(f"imports.mapping names '{min(strange)}'; known are {', '.join(COLUMNS)}")
-    run = open_run(config, folder, "import", models=False)
     for file in files[:_SHOWN_FILES]:
         print(f"{file.path}: {file.format.name}, as {file.reason}")
     if more := Counter(file.format.name for file in files[_SHOWN_FILES:]):
         print(f"and {more.total()} more: {', '.join(f'{count} {name}' for name, count in more.most_common())}")
-    with run.timed("import"), closing(OutcomeLabels(settings, run.path)) as labels:
+    opened = run_stage(config, folder, "import", models=False)
+    with opened as run, closing(OutcomeLabels(settings, run.path)) as labels:
         importing = _Import(config, run, files, labels)
         try:
             report, coverage, written = importing.run([file for file in listed if isinstance(file, RejectedRecord)])
         finally:
             importing.incoming.discard()
-    finish(run, "import")
     lines = (*report.lines(coverage), *labels.lines(), *coverage_lines(coverage, written))
     print(*lines, *next_commands(config, coverage), sep="\n")
 
@@ -152,7 +151,7 @@ class _Import:
         settings, labels = self._settings, self._labels
         meta = {"imported": True, "solved_at": settings.solved_at, "masked": settings.mask, "judged_by": labels.by}
         earlier = _earlier_log(self._run, meta)
-        coverage = Coverage(solved_at=_threshold(meta))
+        coverage = Coverage(solved_at=1.0 if settings.solved_at is None else settings.solved_at)
         if earlier is not None and earlier.ids():
             for episode in earlier.read(require_actions=False):
                 coverage.count(episode)
@@ -246,11 +245,7 @@ class _Import:
 
 
 def _earlier_log(run: RunFolder, meta: Mapping[str, object]) -> TrajectoryStore | None:
-    """The run's log, where it has one.
-
-    Raises:
-        UserError: it was not imported, or with other settings.
-    """
+    """The run's log, where it has one. Raises ``UserError``: it was not imported, or with other settings."""
     if not (run.log / MANIFEST).exists():
         return None
     log = TrajectoryStore.open(run.log)
@@ -274,16 +269,6 @@ def _mask_key(run: RunFolder) -> bytes:
     return path.read_bytes()
 
 
-def cover_log(folder: Path, store: TrajectoryStore, starts: SimilarTasks) -> tuple[Coverage, dict[str, Any]]:
-    """Counts a whole log, and writes its ``coverage.json``; ``starts`` may know how tasks begin."""
-    coverage = Coverage(solved_at=_threshold(store.meta), starts=starts)
-    coverage.split_of = {task: split for split, tasks in store.splits.items() for task in tasks}
-    for episode in store.read(require_actions=False):
-        coverage.starts.add(episode.task_id, episode.start)
-        coverage.count(episode)
-    return coverage, write_coverage(folder, store, coverage)
-
-
 def write_coverage(
     folder: Path, store: TrajectoryStore, coverage: Coverage, outcomes: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -300,12 +285,6 @@ def write_coverage(
     written = coverage.to_json() | {"looked_up": baseline, "judge": outcomes}
     write_atomically(folder / COVERAGE, json.dumps(written, indent=1) + "\n")
     return written
-
-
-def _threshold(meta: Mapping[str, object]) -> float:
-    """The total reward that solves an episode of a log."""
-    solved_at = meta.get("solved_at")
-    return float(solved_at) if isinstance(solved_at, int | float) else 1.0
 
 
 def coverage_lines(coverage: Coverage, written: Mapping[str, Any]) -> list[str]:

@@ -23,12 +23,6 @@ VERDICTS = "judge.jsonl"
 BY = f"{LOG}judged_by"  # note of the last turn
 
 
-def is_unknown(episode: Trajectory) -> bool:
-    """Whether the episode has turns, but states neither success nor a reward."""
-    rewarded = any(turn.reward is not None for turn in episode.turns)
-    return episode.success is None and not rewarded and not episode.stop.is_failure and bool(episode.turns)
-
-
 @dataclass(slots=True)
 class Agreement:
     """Verdicts beside outcomes that are known; failures are no verdicts and count in none of the shares."""
@@ -99,11 +93,7 @@ class OutcomeLabels:
             del self._known[heapq.heappop(self._drawn)[1]]
 
     def check(self) -> None:
-        """Measures the agreement on the drawn episodes.
-
-        Raises:
-            UserError: none of the known episodes got an answer.
-        """
+        """Measures the agreement on the drawn episodes. Raises ``UserError``: none of them got an answer."""
         known = [self._known[name] for _, name in sorted(self._drawn)]
         verdicts = self._verdicts([replace(episode, success=None) for episode in known])
         for episode, verdict in zip(known, verdicts, strict=True):
@@ -113,7 +103,10 @@ class OutcomeLabels:
 
     def label(self, episodes: Sequence[Trajectory]) -> Iterator[Trajectory]:
         """The episodes, those of unknown success with a label; those without an answer are left out."""
-        unknown = [episode for episode in episodes if self.by is not None and is_unknown(episode)]
+        unknown = []
+        if self.by is not None:  # episodes that state neither success nor a reward
+            whole = [e for e in episodes if e.turns and not e.stop.is_failure and e.success is None]
+            unknown = [e for e in whole if all(turn.reward is None for turn in e.turns)]
         verdicts = {episode.id: verdict for episode, verdict in zip(unknown, self._verdicts(unknown), strict=True)}
         for episode in episodes:
             verdict = verdicts.get(episode.id)

@@ -34,11 +34,11 @@ class RunInfo:
 
 
 def list_runs(config: Config, folder: Path) -> None:
-    """The runs under the output folder: settings, stages done, results.
+    """List the runs under the output folder: settings, stages done, results.
 
-    Lists every run with the settings that were chosen for it, the stages that are done with them, real
-    success on the training tasks before and after training, and what the audit says. listing.format=json
-    prints the same for programs, with every setting that is not the default.
+    Shows each run with its chosen settings, the stages done with them, real success on the training tasks
+    before and after training, and the verdict of the audit. listing.format=json prints the same for programs,
+    with every setting that is not the default.
 
     Reads: of every run: config.yaml, overrides.json, summary.json, audit.json
     Writes: nothing

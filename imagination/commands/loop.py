@@ -31,7 +31,7 @@ from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.world_model_eval import measure
 from imagination.learning.collector import NothingToLearn
 from imagination.learning.experience import RecordedGroups
-from imagination.loop.acting import Budget, Limits, own_episodes, play_round, policy_folder
+from imagination.loop.acting import limits_of, own_episodes, play_round, policy_folder
 from imagination.loop.choice import choose_tasks
 from imagination.loop.journal import Journal
 from imagination.loop.origin import begin, copy_folder, of_new_tasks, roots
@@ -54,14 +54,13 @@ _SHORTEST = 2  # turns of an audited horizon
 
 
 def loop(config: Config, folder: Path) -> None:
-    """Act a little for real where it teaches most, refit, dream, improve; every real step is counted.
+    """Run the Dyna loop: collect real episodes within a budget, refit the world model, train in its dreams.
 
-    Rounds of five steps, until loop.budget real steps are spent: choose tasks by what log and dreams say of
-    them, play the policy there for real, fit the world model on to all real transitions, promote the result
-    only where it is no worse on held-back real episodes, and improve the policy in its dreams. Without a
-    log scripted agents play first, within the budget; a world model and a clone that are missing are made.
-    Stopped at any point, even killed, it goes on where it was; a larger loop.budget goes on with a finished
-    one. The run's log and world model grow; a copy of its folder keeps what they were.
+    Each round has five steps, until loop.budget real steps are spent: choose tasks, collect episodes of the
+    policy, refit the world model to all real transitions, promote it if it is no worse on held-out real
+    episodes, and train the policy in its dreams. Without a log, scripted agents play first, within the budget.
+    A missing world model or clone is trained. A stopped or killed loop resumes; a larger loop.budget continues
+    a finished one. The loop changes the run's log and world model; copy the folder to keep them.
 
     Reads: nothing, or what the stages above write
     Writes: games/, log/, models/, loop/, metrics.jsonl, summary.json
@@ -86,21 +85,11 @@ def loop(config: Config, folder: Path) -> None:
             first = {"origin": config.loop.origin, "cold": cold, "round": 0, "step": step, "charged": 0, "best": None}
             run.update({"loop": {**first, "chosen": [], "scores": [], "versions": [], "rounds": []}})
             run.update(real_costs("loop", PoolStats(), config.env.price))
-        while (step := run.summary["loop"]["step"]) != "choose" or left(session):
+        while (step := run.summary["loop"]["step"]) != "choose" or limits_of(session).left():
             STEPS[step](Session(config, run))  # a new one: its log and models are of before the step
             give_back_memory()
     run.update({"done": {"loop": run.settings}})
     print(f"{run.summary['loop']['charged']} real steps spent; the policy is in {run.model('policy')}")
-
-
-def budget_of(config: Config) -> Budget:
-    return Budget(config.loop.budget, config.loop.seconds, config.loop.price, config.env.price)
-
-
-def left(session: Session) -> int:
-    """Real steps that the budget still has."""
-    run = session.run
-    return budget_of(session.config).left(run.summary["loop"]["charged"], spent_before(run, "loop").seconds)
 
 
 def check(config: Config) -> None:
@@ -139,28 +128,15 @@ def _begin(session: Session) -> None:
 
 
 def _choose(session: Session) -> None:
-    chosen, scores = choose_tasks(session, session.run.summary["loop"]["round"])
+    chosen, scores = choose_tasks(session)
     step = "play" if session.config.loop.overlap else "act"
     session.run.update({"loop": {"chosen": chosen, "scores": scores, "step": step}})
 
 
 def _act(session: Session) -> None:
     """Plays real episodes into the log. What was spent and that it is done is one write."""
-    _charge(session, _played(session), "fit" if session.run.summary["loop"]["round"] == 0 else "refit")
-
-
-def _played(session: Session) -> Journal:
-    config, run = session.config, session.run
-    state, seconds = run.summary["loop"], spent_before(run, "loop").seconds
-    limits = Limits(
-        budget_of(config),
-        state["charged"],
-        seconds,
-        config.collect.max_turns,
-        config.collect.workers,
-        config.loop.patience,
-    )
-    return asyncio.run(play_round(Session(config, run), state["round"], state["chosen"], limits))
+    journal = asyncio.run(play_round(session))
+    _charge(session, journal, "fit" if session.run.summary["loop"]["round"] == 0 else "refit")
 
 
 def _charge(session: Session, journal: Journal, step: str, **more: Any) -> None:
@@ -196,16 +172,15 @@ def _fit(session: Session) -> None:
 
 
 def _refit(session: Session) -> None:
-    state = session.run.summary["loop"]
-    verdict = refit_round(session, state["round"], state["versions"])
-    session.run.update({"loop": {"versions": [*state["versions"], verdict], "step": "promote"}})
+    versions = [*session.run.summary["loop"]["versions"], refit_round(session)]
+    session.run.update({"loop": {"versions": versions, "step": "promote"}})
 
 
 def _promote(session: Session) -> None:
     config, run = session.config, session.run
     changed: dict[str, Any] = {"step": "close" if config.loop.overlap else "improve"}
     if run.summary["loop"]["versions"][-1]["promoted"]:
-        promote(run, config.worldmodel.members, run.path / "loop" / "candidate")
+        promote(run, config.worldmodel.members)
         if config.loop.horizon == "audited":
             changed["true_turns"] = true_turns(session)
     shutil.rmtree(run.path / "loop" / "candidate", ignore_errors=True)
@@ -224,7 +199,7 @@ def _play(session: Session) -> None:
 
         def act() -> Journal:
             with count_apart():  # training in dreams proves that it takes no real step
-                return _played(session)
+                return asyncio.run(play_round(Session(session.config, session.run)))
 
         acting = beside.submit(contextvars.Context().run, act)
         learned = train_round(session)
@@ -260,7 +235,7 @@ def _close(session: Session) -> None:
     line: dict[str, Any] = {
         "round": number,
         "charged": state["charged"],
-        "left": left(session),
+        "left": limits_of(session).left(),
         "tasks": state["chosen"],
         "scores": state["scores"],
         "version": [v["version"] for v in state["versions"] if v["promoted"]][-1],
@@ -283,17 +258,8 @@ def _real_success(session: Session, number: int) -> dict[str, Any] | None:
     return summarise(played).success.to_json() if played else None
 
 
-STEPS: dict[str, Callable[[Session], None]] = {
-    "begin": _begin,
-    "choose": _choose,
-    "act": _act,
-    "fit": _fit,
-    "refit": _refit,
-    "promote": _promote,
-    "improve": _improve,
-    "play": _play,
-    "close": _close,
-}
+_OF_A_ROUND = (_begin, _choose, _act, _fit, _refit, _promote, _improve, _play, _close)
+STEPS: dict[str, Callable[[Session], None]] = {step.__name__[1:]: step for step in _OF_A_ROUND}
 
 
 def train_round(session: Session) -> dict[str, Any]:
@@ -360,7 +326,7 @@ def _train(
     dream, process = config.dream, config.train.process
     calibrated = dream.min_probability > 0 or dream.on_doubt == "downweight" or process.endswith("probability")
     if calibrated and run.summary["loop"]["versions"][-1]["version"]:  # version 0 was measured when fitted
-        measure(session, log.train, log.held)
+        measure(session)
     starts: Mapping[str, Start] | None = None
     if run.origin.exists():  # the run's own tasks: states of the log and, where there is none yet, what resets showed
         own = config.worldmodel.goal.relabel_log(of_new_tasks(log.train))

@@ -14,23 +14,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from imagination.data import corpus
 from imagination.data.batches import SupervisedBatches, copying_first, copying_rows, pad_of
-from imagination.data.corpus import (
-    Counts,
-    declare_corpus,
-    held_out_starts,
-    known_worlds,
-    load_corpus,
-    make_corpus,
-    play_shard,
-)
 from imagination.learning.supervised import SupervisedTrainer
-from imagination.runs.lifecycle import finish, need, open_run
+from imagination.runs.lifecycle import need, run_stage
 from imagination.runs.machine import cores
 from imagination.runs.models import weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
-from imagination.settings.models import CorpusWorld, PretrainSettings
+from imagination.settings.models import CorpusWorld
 from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
 from policy.lm.induction import plant_induction
 from policy.lm.tokenizer import plain_tokens, train_tokenizer
@@ -44,12 +36,12 @@ _COMMON = 0.02  # of the turns of the sample: reward lines that are one token
 
 
 def pretrain(config: Config, folder: Path) -> None:
-    """A base model that has read many worlds, for runs to start from.
+    """Pre-train a base model on episodes of many environments, for runs to start from.
 
-    Scripted agents of all skills play training tasks of many worlds, with sizes drawn anew; then a model
-    that starts from nothing reads them, as world model and as policy. Stopped, it goes on where it was.
-    pretrain.corpus=<run> reads the corpus of another run, on a GPU, say, with no world installed.
-    Other runs start from it by worldmodel.model=<run>/models/base.
+    Scripted agents of all skills play training tasks whose options are sampled anew. A model from scratch is
+    trained on the episodes, as world model and as policy. A stopped run resumes. pretrain.corpus=<run> reads
+    the corpus of another run, such as on a GPU machine without environments. Other runs start from the model
+    by worldmodel.model=<run>/models/base.
 
     Reads: nothing
     Writes: models/base, tokenizer/, corpus/
@@ -61,25 +53,24 @@ def pretrain(config: Config, folder: Path) -> None:
     Raises:
         UserError: no world of the corpus can be played, one gives no episodes, or ``pretrain.corpus`` has no shards.
     """
-    run = open_run(config, folder, "pretrain")
     settings = config.pretrain
     if not settings.worlds:
         raise UserError("pretrain.worlds is empty: take preset=base, or declare pretrain.worlds.<name>.env=...")
-    with run.timed("pretrain"):
+    with run_stage(config, folder, "pretrain") as run:
         if settings.corpus:  # of another run, or from another machine
             worlds = {name: world for name, world in settings.worlds.items() if world.share}
             home = Path(settings.corpus)
             tokenizer = load_tokenizer(need(home / "tokenizer", "pretrain"))
         else:
-            worlds, home = known_worlds(settings.worlds), run.path
-            left_out = held_out_starts(settings.leave_out)
-            declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
+            worlds, home = corpus.known_worlds(settings.worlds), run.path
+            left_out = corpus.held_out_starts(settings.leave_out)
+            corpus.declare_corpus(settings, worlds, home / "corpus", config.seed, config.vocab_size)
             makers = settings.makers or cores()
             with ProcessPoolExecutor(makers, mp_context=multiprocessing.get_context("spawn")) as executor:
                 tokenizer = _tokenizer(config, run, home / "tokenizer", worlds, executor)
                 place = home / "corpus"
-                make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
-        rows, counts = load_corpus(home / "corpus", worlds)
+                corpus.make_corpus(settings, worlds, home / "tokenizer", place, config.seed, executor, left_out)
+        rows, counts = corpus.load_corpus(home / "corpus", worlds)
         if lost := {name: count for name, count in counts["broken"].items() if count}:
             print(f"note: episodes that a world broke, which nobody reads: {lost}", file=sys.stderr)
         if not settings.corpus:
@@ -91,8 +82,8 @@ def pretrain(config: Config, folder: Path) -> None:
         rng = random.Random(derive_seed("copying", config.seed))
         copying_tokens = int(settings.copying_share * sum(counts["tokens"].values()))
         rows += copying_rows(plain_tokens(tokenizer), copying_tokens, rng)
-        corpus = SupervisedBatches(rows, settings.batch_tokens, order, pad_of(tokenizer))
-        batches = copying_first(corpus, tokenizer, settings, order, rng)
+        supervised = SupervisedBatches(rows, settings.batch_tokens, order, pad_of(tokenizer))
+        batches = copying_first(supervised, tokenizer, settings, order, rng)
         fit = replace(settings.decided(from_scratch=True), steps=settings.copying_steps + settings.steps)
         trainer = SupervisedTrainer(
             run, "pretrain", fit, order, save_every=settings.save_every, seconds=60 * settings.minutes
@@ -100,11 +91,10 @@ def pretrain(config: Config, folder: Path) -> None:
         done = trainer.train(model, tokenizer, batches)
         model.to(getattr(torch, settings.model.dtype))
         save_checkpoint(model, tokenizer, run.model("base"))
-        epochs = corpus.epochs(max(0, done - settings.copying_steps))
-        card = _card(settings, worlds, counts, epochs, model, config.seed)
+        epochs = supervised.epochs(max(0, done - settings.copying_steps))
+        card = _card(config, worlds, counts, epochs, model)
         write_atomically(run.model("base") / "README.md", card)
         run.update({"base": {"parameters": model.num_parameters(), "epochs": epochs, **counts}})
-    finish(run, "pretrain")
 
 
 _CARD = """---
@@ -127,10 +117,9 @@ Made by `imagine pretrain` of this package, seed {seed}; weights {version}.
 """
 
 
-def _card(
-    settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], counts: Counts, epochs: float, model: Any, seed: int
-) -> str:
-    """The model card: which worlds and folds, how much of each, made how."""
+def _card(config: Config, worlds: Mapping[str, CorpusWorld], counts: corpus.Counts, epochs: float, model: Any) -> str:
+    """The model card: which worlds, how much of each, made how."""
+    settings = config.pretrain
     rows = []
     for name, world in worlds.items():
         options = ", ".join(f"{key}={value}" for key, value in world.options.items())
@@ -145,7 +134,7 @@ def _card(
         left_out=f"Episodes that begin as a held-out task of {len(settings.leave_out)} runs were left out: "
         f"{sum(counts['left_out'].values()):,}.",
         rows="\n".join(rows),
-        seed=seed,
+        seed=config.seed,
         version=weights_version(model),
     )
 
@@ -156,7 +145,7 @@ def _tokenizer(
     """Trained on a sample of the corpus; made once."""
     if not (place / "tokenizer.json").exists():
         larger = replace(config.pretrain, shard_characters=_SAMPLE * config.pretrain.shard_characters)
-        play = partial(play_shard, larger, worlds, config.seed, number=-1)
+        play = partial(corpus.play_shard, larger, worlds, config.seed, number=-1)
         sample = [future.result() for future in [executor.submit(play, name=name) for name in worlds]]
         run.update({"sample_steps": sum(played.real_steps for played in sample)})
         episodes = [episode for played in sample for episode in played.episodes]

@@ -27,7 +27,7 @@ from imagination.learning.trainer import StepStream, make_trainer
 from imagination.rollout.engines import drafts_from
 from imagination.rollout.schedules import added_episodes
 from imagination.rollout.world_models import check_form, form_of
-from imagination.runs.lifecycle import finish, resume_from
+from imagination.runs.lifecycle import resume_from, run_stage
 from imagination.runs.models import adapted, context_of, load_model
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -49,11 +49,11 @@ CANDIDATE, BEFORE = "worldmodel-refined", "worldmodel-before"
 
 
 def refine_world_model(config: Config, folder: Path) -> None:
-    """Optional: RL of the world model on how right its answers to logged actions are.
+    """Optional: refine the world model by RL, with the correctness of its predictions as reward.
 
-    Answers logged actions several times, checks each answer against the log, and makes the right ones
-    likelier (GRPO). The result takes the model's place only if it is no worse on held-out episodes. Run it
-    before `clone`, whose policy starts from the world model.
+    Samples several predictions per logged action, compares them with the log, and updates the model by GRPO.
+    The result replaces the world model only if it is no worse on held-out episodes. Run it before `clone`,
+    whose policy starts from the world model.
 
     Reads: log/, models/worldmodel/
     Writes: models/worldmodel/, models/worldmodel-before/, or models/worldmodel-refined/ where it is worse
@@ -66,16 +66,13 @@ def refine_world_model(config: Config, folder: Path) -> None:
         UserError: settings that cannot work, no held-out episode to judge by, or an earlier stage is missing.
     """
     algorithm = check(config)
-    session = Session.open(config, folder)
-    run = session.run
-    with run.timed(NAME):
-        train, held = session.log
-        if not held:
+    with run_stage(config, folder, NAME) as run:
+        session = Session(config, run)
+        if not session.log.held:
             raise UserError("nothing is held out to judge the refined model by: raise collect.validation")
         check_form(run, config.worldmodel, config.dream)
         _train(session, algorithm)
-        before = measure(session, train, held)
-        after = measure(session, train, held, CANDIDATE)
+        before, after = measure(session), measure(session, CANDIDATE)
         better = no_worse(before, after)
         measured = {"before": before["exact_match"], "after": after["exact_match"], "promoted": better, "n": after["n"]}
         if better:
@@ -87,7 +84,6 @@ def refine_world_model(config: Config, folder: Path) -> None:
         f"exact match on {after['n']} held-out turns: {before['exact_match']:.3f} before, {after['exact_match']:.3f} "
         f"after: the refined world model {verdict}"
     )
-    finish(run, NAME)
 
 
 def no_worse(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

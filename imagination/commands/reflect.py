@@ -10,7 +10,7 @@ from pathlib import Path
 
 from imagination.data.augmentation import REFLECTIONS, contrasts, with_reflections, write_supplement
 from imagination.rollout.dream_env import Guard
-from imagination.runs.lifecycle import finish
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.progress_bar import Bar
 from imagination.session import Session
 from imagination.settings import Config, UserError
@@ -24,11 +24,11 @@ Propose = Callable[[Trajectory, int], Awaitable[Sequence[str]]]
 
 
 def reflect(config: Config, folder: Path) -> None:
-    """Optional: other actions than the expert's, tried in the world model, as thoughts for the clone.
+    """Optional: write reflections, alternatives to the expert's actions with their predicted outcomes.
 
-    Tries other actions at every turn of the log's experts: those of other episodes of the task, or those of
-    reflect.proposer. Outcomes that the world model is sure of are told before the expert's action.
-    clone.supplements=[reflections] imitates both; the policy then thinks, within max_action_tokens.
+    Tries alternatives at every expert turn in the world model: actions of other episodes of the task, or those
+    of reflect.proposer. Confident outcomes become reasoning before the expert's action.
+    clone.supplements=[reflections] imitates both; the policy then reasons, within max_action_tokens.
 
     Reads: log/, models/worldmodel/
     Writes: supplements/reflections/
@@ -40,11 +40,11 @@ def reflect(config: Config, folder: Path) -> None:
     Raises:
         UserError: no expert in the log, no outcome that the world model is sure of, or an earlier stage is missing.
     """
-    session = Session.open(config, folder, "reflect")
-    run = session.run
-    with run.timed("reflect"):
+    with run_stage(config, folder, "reflect") as run:
+        session = Session(config, run)
         train = session.log.train
-        experts = [episode for episode in train if _is_expert(episode, config.reflect.agents)]
+        named = tuple(config.reflect.agents)
+        experts = [t for t in train if (t.agent.startswith(named) if named else t.source is Source.EXPERT)]
         if not experts:
             agents = sorted({episode.agent for episode in train})
             raise UserError(f"no episode of the log is by an expert; name some in reflect.agents, it has {agents}")
@@ -60,11 +60,6 @@ def reflect(config: Config, folder: Path) -> None:
             raise UserError(f"no other action has an outcome to tell of, {counts}; lower reflect.min_confidence")
         place = write_supplement(run, REFLECTIONS, episodes)
     print(f"{counts['told']} of {counts['tried']} tried actions are told of, {counts}: {place}", file=sys.stderr)
-    finish(run, "reflect")
-
-
-def _is_expert(episode: Trajectory, agents: Sequence[str]) -> bool:
-    return episode.agent.startswith(tuple(agents)) if agents else episode.source is Source.EXPERT
 
 
 def _logged(config: Config, log: Sequence[Trajectory]) -> Propose:

@@ -4,16 +4,16 @@ import sys
 from pathlib import Path
 
 from imagination.data.augmentation import HINDSIGHT, failed, relabelled, write_supplement
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import read_log
 from imagination.settings import Config, UserError
 
 
 def relabel(config: Config, folder: Path) -> None:
-    """Optional: failed episodes of the log, retold with a goal that they did reach.
+    """Optional: relabel failed episodes of the log with a goal that they did reach (hindsight).
 
-    hindsight.goals declares what the world's words say was reached. A failed episode up to the last such
-    turn becomes one of an expert with that goal. clone.supplements=[hindsight] imitates them.
+    hindsight.goals declares which observations mean which goal. A failed episode, up to the last such turn,
+    becomes an expert episode of that goal. clone.supplements=[hindsight] imitates them.
 
     Reads: log/
     Writes: supplements/hindsight/
@@ -30,8 +30,7 @@ def relabel(config: Config, folder: Path) -> None:
             "hindsight.goals declares no goal of this world: write pairs of a pattern over an observation and the goal "
             r'that it says was reached, such as hindsight.goals=[["You open the (\\w+)","Open the \\1."]]'
         )
-    run = open_run(config, folder, "relabel")
-    with run.timed("relabel"):
+    with run_stage(config, folder, "relabel") as run:
         train, _ = read_log(run, config.collect.validation)
         missed = [episode for episode in train if failed(episode)]
         retold = [relabelled(episode, config.hindsight, config.worldmodel.refusals) for episode in missed]
@@ -42,4 +41,3 @@ def relabel(config: Config, folder: Path) -> None:
         place = write_supplement(run, HINDSIGHT, episodes)
         run.update({"relabelled": {"failed": len(missed), "episodes": len(episodes)}})
     print(f"{summary}: {place}", file=sys.stderr)
-    finish(run, "relabel")

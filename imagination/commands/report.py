@@ -14,10 +14,10 @@ from imagination.settings import Config, UserError
 
 
 def report(config: Config, folder: Path, partial: bool = True) -> None:
-    """Put the results of a run on one page: imagined against real.
+    """Write the report of a run: dreamed and real success on one page.
 
     Reads what the other stages wrote and draws the curves. It trains nothing and may be run at any time.
-    Beside a control/ in the run folder it says what the same success costs without dreams.
+    With a control/ in the run folder it also estimates what the same success costs without dreams.
 
     Reads: summary.json, metrics.jsonl, rollouts.jsonl, control/ (where there is one)
     Writes: report.html, report.md, report.json

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from imagination.runs.lifecycle import finish, open_run
+from imagination.runs.lifecycle import run_stage
 from imagination.runs.log import read_log
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
@@ -19,13 +19,13 @@ from worldmodel.rules.rule_set import FILE, RuleSet, check_rules
 
 
 def rules(config: Config, folder: Path) -> None:
-    """What the world answers by rule: mined from the log, each with its evidence.
+    """Mine rules from the log: observations that follow from the action, each with its evidence.
 
-    Finds by counting when an action is refused and what its answer repeats, in the words of the episode
-    itself, and keeps what is right on at least 99 % of the turns of other tasks (the lower end of the 95 %
-    interval). `fit-world-model` does the same; here a run from before there were rules gets them. Dreams
-    then answer by rule what a rule knows and ask the model for the rest (worldmodel.rules).
-    With rules.url and rules.model a language model proposes further ones, which must pass the same test.
+    A rule says when an action is refused, or what its observation repeats. It is kept where it is right on at
+    least 99 % of the turns of other tasks (lower end of the 95 % interval). Dreams answer by rule where one
+    applies, and by the model elsewhere (worldmodel.rules). `fit-world-model` mines rules as well; this command
+    adds them to older runs. With rules.url and rules.model a language model proposes further rules, which
+    must pass the same test.
 
     Reads: log/
     Writes: models/rules.json
@@ -34,8 +34,7 @@ def rules(config: Config, folder: Path) -> None:
         imagine rules run=mine
         imagine rules run=mine rules.url=http://localhost:8000/v1 rules.model=qwen
     """
-    run = open_run(config, folder, "rules")
-    with run.timed("rules"):
+    with run_stage(config, folder, "rules") as run:
         train, held = read_log(run, config.collect.validation)
         mined, measured = find_rules(run, config.worldmodel.goal, train, held, config.rules, config.seed)
     for number, rule in enumerate(mined.rules, start=1):
@@ -44,7 +43,6 @@ def rules(config: Config, folder: Path) -> None:
         print(f"{number:3}. {invariant}")
     print(rules_sentence(measured))
     print(f"written to {run.path / 'models' / FILE}; worldmodel.rules=off dreams without them")
-    finish(run, "rules")
 
 
 def find_rules(

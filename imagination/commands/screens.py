@@ -16,7 +16,7 @@ from rich.console import Console
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.report.screens_page import audit_table, render_screens
 from imagination.rollout.world_models import as_trained
-from imagination.runs.lifecycle import finish, need, open_run, resume_from
+from imagination.runs.lifecycle import need, resume_from, run_stage
 from imagination.runs.log import read_log
 from imagination.runs.models import weights_version
 from imagination.runs.progress_bar import Bar
@@ -52,9 +52,8 @@ def fit_screens(config: Config, folder: Path) -> None:
     from imagination.learning.trainer import StepStream, WeightAverage, make_trainer
     from worldmodel.extras.screen.model import ScreenModel
 
-    run = open_run(config, folder, STAGE)
     settings, fit = config.worldmodel.screen, config.fit
-    with run.timed(STAGE):
+    with run_stage(config, folder, STAGE) as run:
         train, _ = read_log(run, config.collect.validation)
         turns, frames = screenshots(run, train, settings.shrink)
         torch.manual_seed(derive_seed("screen model weights", config.seed))
@@ -92,14 +91,11 @@ def fit_screens(config: Config, folder: Path) -> None:
                 f"note: no turn of {run.log} says where its action went, so the model only reads the action's words; "
                 "logs of this version do say it"
             )
-    finish(run, STAGE)
 
 
 def screenshots(run: RunFolder, episodes: list[Trajectory], shrink: int) -> tuple[list[ScreenTransition], Frames]:
-    """The turns of these episodes that have screenshots, and those.
-
-    Raises:
-        UserError: there are none, a file is missing, or they have several sizes.
+    """The turns of these episodes that have screenshots, and those. Raises ``UserError``: there are none, a file is
+    missing, or they have several sizes.
     """
     from worldmodel.extras.screen.data import Frames, transitions_of
 
@@ -114,11 +110,7 @@ def screenshots(run: RunFolder, episodes: list[Trajectory], shrink: int) -> tupl
 
 
 def load_screen_model(run: RunFolder) -> ScreenModel:
-    """The run's model of screens.
-
-    Raises:
-        UserError: it is not fitted yet, or cannot be opened.
-    """
+    """The run's model of screens. Raises ``UserError``: it is not fitted yet, or cannot be opened."""
     need_diffusers("worldmodel.kind=screen")
     from worldmodel.extras.screen.model import ScreenModel
 
@@ -130,7 +122,7 @@ def audit_screens(config: Config, folder: Path) -> None:
     """Measures the model of screens on held-out turns. Writes ``audit-screens.json`` and prints it as a table."""
     session = Session.open(config, folder)
     run, model = session.run, load_screen_model(session.run)
-    from imagination.evaluation.screens import Screens, alikeness, dream_episodes, dream_turns, probed, sensitivity
+    from imagination.evaluation import screens
 
     begin = time.monotonic()
     settings, seed = config.worldmodel.screen, derive_seed("audit screens", config.seed)
@@ -142,25 +134,28 @@ def audit_screens(config: Config, folder: Path) -> None:
     world = _text_world(session, model)
     drawn_from = [turn for (turn,) in _with_dreamed_pages(world, held, [[turn] for turn in turns], seed)]
     with Bar("dream held-out turns", len(turns)) as bar:
-        dreamed = dream_turns(model, drawn_from, before, settings.steps, seed, lambda done: bar.advance(done))
-    episodes = _episodes(turns)
-    loops = dream_episodes(model, _with_dreamed_pages(world, held, episodes, seed), frames, settings.steps, seed)
+        dreamed = screens.dream_turns(model, drawn_from, before, settings.steps, seed, lambda done: bar.advance(done))
+    episodes = list(screens.by_episode(turns).values())
+    loops = screens.dream_episodes(
+        model, _with_dreamed_pages(world, held, episodes, seed), frames, settings.steps, seed
+    )
     open_loop = [turn for episode in episodes for turn in episode]
+    pages_right = sum(a.answer == b.answer for a, b in zip(drawn_from, turns, strict=True))
     result = {
         **_header("imagination-screens-audit", config, model),
-        "one_turn": alikeness(turns, before, after, dreamed, seed),
-        "open_loop": alikeness(
+        "one_turn": screens.alikeness(turns, before, after, dreamed, seed),
+        "open_loop": screens.alikeness(
             open_loop, *_screens(frames, open_loop), [screen for loop in loops for screen in loop], seed
         ),
-        "sensitivity": sensitivity(turns, after, dreamed),
-        "probe": probed(
-            Screens(train_turns, *_screens(train_frames, train_turns), settings.shrink),
-            Screens(turns, before, after, settings.shrink),
+        "sensitivity": screens.sensitivity(turns, after, dreamed),
+        "probe": screens.probed(
+            screens.Screens(train_turns, *_screens(train_frames, train_turns), settings.shrink),
+            screens.Screens(turns, before, after, settings.shrink),
             dreamed,
             seed,
         ),
         "speed": _speed(model, turns, before, settings.steps),
-        "pages_right": _share_right(drawn_from, turns) if world else None,
+        "pages_right": pages_right / len(turns) if world else None,
         "notes": ["LPIPS was not measured: no package brings its weights along."],
     }
     result["seconds"] = round(time.monotonic() - begin, 1)
@@ -174,7 +169,7 @@ def compare_screens(config: Config, folder: Path) -> None:
     """Dreams held-out episodes again with their own actions. Writes ``compare-screens.html`` and its numbers."""
     session = Session.open(config, folder)
     run, model = session.run, load_screen_model(session.run)
-    from imagination.evaluation.screens import compared, dream_episodes, dream_turns
+    from imagination.evaluation.screens import by_episode, compared, dream_episodes, dream_turns
 
     settings, seed = config.worldmodel.screen, derive_seed("audit screens", config.seed)
     held = _held_out(session)
@@ -182,7 +177,7 @@ def compare_screens(config: Config, folder: Path) -> None:
     _check_fits(config.worldmodel.screen, model, frames, run)
     world = _text_world(session, model)
     chosen: dict[str, list[list[ScreenTransition]]] = {}
-    for episode in _episodes(turns):
+    for episode in by_episode(turns).values():
         chosen.setdefault(episode[0].task_id, []).append(episode)
     most = config.evaluate.tasks or None
     episodes = [e for task in list(chosen)[:most] for e in chosen[task][: max(1, config.compare.logged)]]
@@ -192,7 +187,11 @@ def compare_screens(config: Config, folder: Path) -> None:
     for episode in episodes:
         some = [turn for _ in episode for turn in next(alone)]
         ahead.append(dream_turns(model, some, [frames[turn.before] for turn in episode], settings.steps, seed))
-    compared_episodes = compared(episodes, loops, ahead, frames, lambda screen: _keep(screen, folder / DREAMED))
+
+    def keep_screen(screen: Tensor) -> str:
+        return keep(screen.permute(1, 2, 0).contiguous().numpy(), folder / DREAMED)
+
+    compared_episodes = compared(episodes, loops, ahead, frames, keep_screen)
     result = {
         **_header("imagination-screens-comparison", config, model),
         "size": list(frames.size),
@@ -212,10 +211,8 @@ def _header(kind: str, config: Config, model: ScreenModel) -> dict[str, Any]:
 
 
 def _held_out(session: Session) -> list[Trajectory]:
-    """Logged episodes of held-out tasks, or else those held out for validation.
-
-    Raises:
-        UserError: there are neither.
+    """Logged episodes of held-out tasks, or else those held out for validation. Raises ``UserError``: there are
+    neither.
     """
     held = heldout_tasks(session.run) or session.log.held
     if not held:
@@ -227,10 +224,8 @@ def _held_out(session: Session) -> list[Trajectory]:
 
 
 def _text_world(session: Session, model: ScreenModel) -> WorldModel | None:
-    """The world model of text that says what screens are drawn from; ``None`` where they are drawn without.
-
-    Raises:
-        UserError: the run has none.
+    """The world model of text that says what screens are drawn from; ``None`` where they are drawn without. Raises
+    ``UserError``: the run has none.
     """
     if not model.shape.page_words:
         return None
@@ -251,15 +246,9 @@ def _with_dreamed_pages(
     return asyncio.run(dream_pages(world, {t.id: t for t in held}, groups, seed))
 
 
-def _share_right(dreamed: list[ScreenTransition], turns: list[ScreenTransition]) -> float:
-    return sum(a.answer == b.answer for a, b in zip(dreamed, turns, strict=True)) / len(turns)
-
-
 def _check_fits(settings: ScreenSettings, model: ScreenModel, frames: Frames, run: RunFolder) -> None:
-    """Checks that the model can draw these screens.
-
-    Raises:
-        UserError: the model was fitted to screens of another size, or to fewer steps.
+    """Checks that the model can draw these screens. Raises ``UserError``: the model was fitted to screens of another
+    size, or to fewer steps.
     """
     if settings.steps > model.shape.finest:
         raise UserError(
@@ -278,16 +267,6 @@ def _check_fits(settings: ScreenSettings, model: ScreenModel, frames: Frames, ru
 def _screens(frames: Frames, turns: list[ScreenTransition]) -> tuple[list[Tensor], list[Tensor]]:
     """The real screens before and after these turns."""
     return [frames[turn.before] for turn in turns], [frames[turn.after] for turn in turns]
-
-
-def _episodes(turns: list[ScreenTransition]) -> list[list[ScreenTransition]]:
-    from imagination.evaluation.screens import by_episode
-
-    return list(by_episode(turns).values())
-
-
-def _keep(screen: Tensor, folder: Path) -> str:
-    return keep(screen.permute(1, 2, 0).contiguous().numpy(), folder)
 
 
 def _speed(model: ScreenModel, turns: list[ScreenTransition], before: list[Tensor], steps: int) -> dict[str, Any]:

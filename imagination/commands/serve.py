@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from worldmodel.formats.retrieval import TransitionIndex
 
 
 def serve(config: Config, folder: Path) -> None:
-    """The world model as an environment server: OpenEnv, AgentGym, and a page to play in it by hand.
+    """Serve the world model as an environment: OpenEnv, AgentGym, and a page to play by hand.
 
     Answers clients of two protocols until Ctrl-C. An episode begins at a state of the log, chosen by task
-    and seed; every step is dreamed, and says how sure the world model is and whether the guard trusts it.
+    and seed; every step is dreamed, and has the world model's confidence and the guard's verdict.
 
       OpenEnv     ws://127.0.0.1:8000: reset(seed=0) or reset(seed=0, task=...), step({'message': 'look'})
       AgentGym    http://127.0.0.1:8000/agentgym: a task's number is data_idx
@@ -35,33 +36,30 @@ def serve(config: Config, folder: Path) -> None:
         imagine serve run=mine serve.branch=true dream.temperature=0
 
     Raises:
-        ImportError: the packages of ``imagination[serve]`` are not there.
-        UserError: there is no fitted world model, nothing can listen there, or other machines would need no token.
+        UserError: the packages of ``imagination[serve]`` are missing, there is no fitted world model, nothing can
+            listen there, or other machines would need no token.
     """
     try:
-        from imagination.serving.app import Server, listen, make_app, run_server
+        from imagination.serving.app import Server, listen, make_app
         from imagination.serving.http import Gate
     except ImportError as error:
-        raise ServingUnavailable(f"{error}; run `pip install 'imagination[serve]'`") from error
+        raise UserError(f"{error}; run `pip install 'imagination[serve]'`") from error
     settings = config.serve
     token = os.environ.get(settings.token, "")
     gate = Gate(settings, token)
     world = open_world(config, folder)
     app, listening = make_app(world, gate), listen(settings.host, settings.port)
-    address = f"{_in_url(settings.host)}:{listening.getsockname()[1]}"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address = f"{host}:{listening.getsockname()[1]}"
     connect = how_to_connect(world, address, bool(token), settings.token)
-    run_server(Server(app, settings.message_bytes, on_start=lambda: print(connect, flush=True)), listening)
-
-
-class ServingUnavailable(UserError):
-    """A package of the optional group is missing."""
+    with listening:  # until the process is told to stop; then all is closed, and Ctrl-C is a KeyboardInterrupt
+        server = Server(app, settings.message_bytes, on_start=lambda: print(connect, flush=True))
+        asyncio.run(server.serve(sockets=[listening]))
 
 
 def open_world(config: Config, folder: Path) -> DreamWorld:
-    """The dreams of the run in ``folder``, as its guard and its settings have them.
-
-    Raises:
-        UserError: it is no run, or its world model is not fitted.
+    """The dreams of the run in ``folder``, as its guard and its settings have them. Raises ``UserError``: it is no run,
+    or its world model is not fitted.
     """
     need(need(folder, "fit-world-model") / "models", "fit-world-model")
     session = Session.open(config, folder, "serve")
@@ -96,7 +94,3 @@ def how_to_connect(world: DreamWorld, address: str, locked: bool, variable: str)
         f"AgentGym:      http://{user}{address}/agentgym\n"
         f"measured:      http://{address}/metrics"
     )
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -31,7 +31,7 @@ from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
-from imagination.runs.lifecycle import finish, open_run, resume_from
+from imagination.runs.lifecycle import resume_from, run_stage
 from imagination.runs.models import adapted
 from imagination.runs.processes import from_first, leave
 from imagination.runs.progress_bar import Bar
@@ -47,11 +47,11 @@ from real_envs.worker_pool import PoolStats, real_interaction
 def train(
     config: Config, folder: Path, recorded: RecordedGroups | None = None, starts: Mapping[str, Start] | None = None
 ) -> None:
-    """Improve the policy in dreams, without a real step.
+    """Train the policy in dreamed rollouts, without a real step.
 
-    Plays groups of episodes inside the world model with the current policy, judges them by the chosen
-    algorithm and updates the policy; expert episodes of the log are mixed in. Stopped, the same command
-    goes on from the last checkpoint. train.world=real plays the same updates in the real games, as a control.
+    Each update samples groups of episodes from policy and world model, estimates advantages and updates the
+    policy; expert episodes of the log are mixed in. The same command resumes a stopped training from its last
+    checkpoint. train.world=real samples the rollouts in the real environment, as a control.
 
     Reads: log/, models/worldmodel/, models/policy-clone/
     Writes: models/policy/, checkpoints/, metrics.jsonl, rollouts.jsonl
@@ -70,10 +70,8 @@ def train(
         UserError: settings contradict each other, or an earlier stage is missing.
     """
     algorithm = check(config)
-    run = open_run(config, folder, "train")
-    with run.timed("train"):
+    with run_stage(config, folder, "train") as run:
         _train(Session(config, run), algorithm, recorded, starts)
-    finish(run, "train")
 
 
 def _train(
@@ -89,13 +87,17 @@ def _train(
     # build: what is learned from, the policy, the worlds that it plays in, and what watches it
     data = _Data.of(session, seed, starts)
     policy, reference, value = _policy(session, algorithm)
-    probe = Probe(run, config.tripwires, session.tasks, seed, config.dream.max_turns, config.env.price)
-    real_steps = _RealSteps(run, probe, config.env.price, fresh=not done, dreamed=data.dreamed)
+    probe = Probe(session, seed)
+    real_steps = _RealSteps(session, probe, fresh=not done, dreamed=data.dreamed)
     worlds = _worlds(session, data, recorded)
     # vLLM is not exact anyway and claims its memory for itself, so that one engine plays in both worlds
     own_engine = len(worlds) > 1 and config.engine.name != "vllm"
     watch = _watch(session, policy, data, probe, state)
-    best = _best_policy(policy, data, settings.validate_every, seed)
+    best = None
+    if data.validation:
+        tasks = [data.starts[name].task_id for name in data.validation]
+        best = BestPolicy(policy.model, data.validation, tasks, settings.validate_every, seed)
+    shaping = RewardShaping(tuple((threshold, reward) for threshold, reward in settings.reward_tiers))
     replays = Replays(settings.self_imitation, seed) if settings.self_imitation.share else None
     bar = Bar("train", settings.updates, "turns")
     collector = ExperienceCollector(
@@ -113,7 +115,7 @@ def _train(
         watch=watch,
         replays=replays,
         on_turn=bar.count,
-        worst=_worst_returns(config, data.log),
+        worst=worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in data.log], config.dream.max_turns),
         best=best,
     )
 
@@ -124,17 +126,21 @@ def _train(
     callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
     trainer = make_trainer(run, "train", bar, module.done, settings.checkpoint_every, callbacks=callbacks)
     device = policy.model.device
-    if not _stopped(watch):
+
+    def stopped() -> bool:
+        return watch is not None and watch.tripped is not None
+
+    if not stopped():
         trainer.fit(
             module, StepStream(last, module.done, from_first(collector.update)), ckpt_path=state, weights_only=True
         )
     leave()
 
     # look at the last policy, and save the one to keep
-    if not _stopped(watch):
+    if not stopped():
         policy.model.to(device)  # Lightning leaves it on the CPU
         collector.last_look()
-    if best is not None and not _stopped(watch):
+    if best is not None and not stopped():
         best.restore()
         run.update({"best_policy": best.best})
     if watch is not None:
@@ -142,8 +148,8 @@ def _train(
     for world in worlds:
         if world.close is not None:
             asyncio.run(world.close())
-    if data.dreamed and len(worlds) == 1:
-        real_steps.expect_none()
+    if data.dreamed and len(worlds) == 1 and (used := real_steps.used.steps):
+        raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
     save(run.model("policy"))
     real_steps.write()
     _summarise(run, collector, watch, data.dreamed)
@@ -212,36 +218,22 @@ def _worlds(session: Session, data: _Data, recorded: RecordedGroups | None) -> l
 
 
 def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: str | None) -> TripwireMonitor | None:
-    config, run = session.config, session.run
+    config = session.config
     if not data.dreamed or not config.tripwires.enabled:
         return None
-    updates, rules = config.train.updates, rules_of(run)
     log = LogReference(data.log, 1.0 if session.solved_at is None else session.solved_at)
-    watch = TripwireMonitor(config.tripwires, updates, policy.model, log, probe, rules)
+    rules = rules_of(session.run)
+    watch = TripwireMonitor(config.tripwires, config.train.updates, policy.model, log, probe, rules)
     if state is not None:
         watch.resume(state)
     return watch
 
 
-def _stopped(watch: TripwireMonitor | None) -> bool:
-    return watch is not None and watch.tripped is not None
-
-
-def _best_policy(policy: Policy, data: _Data, every: int, seed: int) -> BestPolicy | None:
-    tasks = [data.starts[name].task_id for name in data.validation]
-    return BestPolicy(policy.model, data.validation, tasks, every, seed) if data.validation else None
-
-
-def _worst_returns(config: Config, log: Sequence[Trajectory]) -> tuple[float, ...]:
-    """What an uncertain turn costs in a dream, by the rewards of the log."""
-    shaping = RewardShaping(tuple((threshold, reward) for threshold, reward in config.train.reward_tiers))
-    return worst_returns([shaping.rewards(t)[t.prefix_turns :] for t in log], config.dream.max_turns)
-
-
 class _RealSteps:
     """Counts what this training did in the real world in the run's summary; what probes did stands apart."""
 
-    def __init__(self, run: RunFolder, probe: Probe, price: float, fresh: bool, dreamed: bool) -> None:
+    def __init__(self, session: Session, probe: Probe, fresh: bool, dreamed: bool) -> None:
+        run, price = session.run, session.config.env.price
         if fresh:
             for stage in ("train", "probe") if dreamed else ("train",):
                 run.update(real_costs(stage, PoolStats(), price))
@@ -256,22 +248,13 @@ class _RealSteps:
     def write(self) -> None:
         self._run.update(real_costs("train", self._earlier + self.used, self._price))
 
-    def expect_none(self) -> None:
-        """Raises ``RuntimeError``: training in dreams took a real step."""
-        if used := self.used.steps:
-            raise RuntimeError(f"training in dreams took {used} real step{'s' * (used != 1)}")
-
 
 def _summarise(run: RunFolder, collector: ExperienceCollector, watch: TripwireMonitor | None, dreamed: bool) -> None:
     lines = [*run.metrics("train"), *run.metrics("last_look")]
     turns = sum(line.get("turns", 0) for line in lines) if dreamed else 0
-    run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": _overlap(run)})
+    both = run.metrics(OVERLAP)  # of updates that played in both worlds: seconds in each, and in both at once
+    overlap = {key: round(sum(line[key] for line in both), 2) for key in OVERLAP_SECONDS} if both else None
+    run.update({"dreamed_turns": int(turns), "speed": collector.speed(), "overlap": overlap})
     if dreamed:
         off = {"enabled": False, "updates": 0, "last_look": False, "blind": [], "stopped_by": None}
         run.update({"tripwires": watch.summary() if watch is not None else off})
-
-
-def _overlap(run: RunFolder) -> dict[str, float] | None:
-    """Seconds of all updates that played in both worlds: in the dreams, in the real one, and in both at once."""
-    lines = run.metrics(OVERLAP)
-    return {key: round(sum(line[key] for line in lines), 2) for key in OVERLAP_SECONDS} if lines else None

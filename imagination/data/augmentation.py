@@ -230,13 +230,11 @@ def _words(text: str) -> set[str]:
 def _made_up_word(known: set[str], rng: random.Random) -> str:
     """One to three syllables that are no word of the episode."""
 
-    def open_syllable() -> str:
-        return rng.choice(_CONSONANTS) + rng.choice(_VOWELS)
-
-    def closed_syllable() -> str:
-        return open_syllable() + rng.choice(_CONSONANTS)
+    def syllable() -> str:
+        closed = rng.choice((False, True))
+        return rng.choice(_CONSONANTS) + rng.choice(_VOWELS) + (rng.choice(_CONSONANTS) if closed else "")
 
     while True:
-        word = "".join(rng.choice((open_syllable, closed_syllable))() for _ in range(rng.randint(1, 3)))
+        word = "".join(syllable() for _ in range(rng.randint(1, 3)))
         if word not in known:
             return word

@@ -39,10 +39,8 @@ def truncate(row: Row, limit: int) -> Row:
 
 
 def fitting(rows: Sequence[Row], limit: int, key: str) -> list[Row]:
-    """The rows, truncated to the context; those with nothing left to learn are dropped.
-
-    Raises:
-        UserError: nothing is left at all; it names ``key``, the setting that is the limit.
+    """The rows, truncated to the context; those with nothing left to learn are dropped. Raises ``UserError``: nothing
+    is left at all; it names ``key``, the setting that is the limit.
     """
     kept = [truncate(row, limit) for row in rows]
     kept = [row for row in kept if row.ce_weight.any()]
@@ -106,13 +104,9 @@ def fit_batches(
     copying: CopyingRows | None = None,
 ) -> tuple[Batches, Settings]:
     """The batches of a fit: copying alone for ``copying_steps``, then ``first_steps`` on the rows ``first``, then
-    ``rows``; copying rows are also mixed into the latter two.
+    ``rows``; copying rows, which ``copying`` makes, are also mixed into the latter two.
 
-    Args:
-        copying: makes copying rows; by default ``copying_rows``.
-
-    Returns:
-        ``(batches, settings)``; ``settings.steps`` counts all steps.
+    ``steps`` of the settings that are returned counts all steps.
     """
     repeats: list[Row] = []
     copying = copying or copying_rows

@@ -163,10 +163,8 @@ def _play_world(world: CorpusWorld, characters: float, seed: int, left_out: Coll
 
 
 def _play_tasks(world: CorpusWorld, options: Mapping[str, Any], seed: int) -> list[Trajectory]:
-    """A few training tasks with the same options, each played by a few agents.
-
-    Raises:
-        ValueError: there are not so many different tasks.
+    """A few training tasks with the same options, each played by a few agents. Raises ``ValueError``: there are not so
+    many different tasks.
     """
     env = find_world(world.env)
     settings = build(env.settings, dict(options), "pretrain.worlds.options")
@@ -274,10 +272,8 @@ def make_shard(
 def declare_corpus(
     settings: PretrainSettings, worlds: Mapping[str, CorpusWorld], folder: Path, seed: int, vocab_size: int
 ) -> None:
-    """Writes down in ``folder/corpus.json`` by which settings its tokenizer and its shards are made.
-
-    Raises:
-        UserError: what is there was made by others.
+    """Writes down in ``folder/corpus.json`` by which settings its tokenizer and its shards are made. Raises
+    ``UserError``: what is there was made by others.
     """
     made_by = {
         "seed": seed,
@@ -327,10 +323,8 @@ def make_corpus(
 
 
 def load_corpus(folder: Path, worlds: Mapping[str, CorpusWorld]) -> tuple[list[Row], Counts]:
-    """All rows of these environments, and what was counted of each, of those with shards.
-
-    Raises:
-        UserError: there is no shard, or one is torn.
+    """All rows of these environments, and what was counted of each, of those with shards. Raises ``UserError``: there
+    is no shard, or one is torn.
     """
     rows: list[Row] = []
     counts: Counts = {what: {} for what in COUNTED}

@@ -69,13 +69,7 @@ class WorldModelExamples:
         fit: FitSettings,
         seed: int,
     ) -> WorldModelExamples:
-        """
-        Args:
-            form: how the world model writes, with all that is known.
-
-        Raises:
-            UserError: the log has no turn of a kind that should get a share.
-        """
+        """``form`` writes all that is known. Raises ``UserError``: the log has no turn that should get a share."""
         same = [unchanging(trajectory, settings.refusals) for trajectory in log]
         try:
             weights = balanced(transition_weights(log, settings.rarity), same, settings.unchanged_share)

@@ -84,7 +84,8 @@ class AuditInput:
     model: WorldModel  # predicts greedily
     log: Sequence[Trajectory]  # real episodes that it was fitted to; what refuses and answers is learned from them
     held: Sequence[Trajectory]  # real episodes that it was not fitted to
-    policies: Sequence[RankedPolicy]  # oldest first; the last is the one whose own actions are judged apart
+    # loads each policy that is ranked, by name, oldest first; the last is the one whose own actions are judged apart
+    policies: dict[str, Callable[[], LoadedPolicy]]
     env_setup: PlaySetup | None  # where they play; ``None`` without a real environment
     seed: int  # of the run
     horizon: int  # turns of an episode
@@ -110,14 +111,14 @@ async def measure(
 
     played: dict[str, PolicyEpisodes] = {}
     frozen: LoadedPolicy | None = None
-    for number, policy in enumerate(audit_input.policies, start=1):
+    for number, (policy, load) in enumerate(audit_input.policies.items(), start=1):
         last = number == len(audit_input.policies)
         if audit_input.env_setup is None and not last:
             continue
-        loaded = policy.load()
+        loaded = load()
         if audit_input.env_setup is not None:
-            progress(f"policy {number} of {len(audit_input.policies)}: {policy.name}")
-            played[policy.name] = await play_three_ways(audit_input.env_setup, policy.name, loaded)
+            progress(f"policy {number} of {len(audit_input.policies)}: {policy}")
+            played[policy] = await play_three_ways(audit_input.env_setup, policy, loaded)
         frozen = loaded if last else None
         del loaded
         gc.collect()  # engines and their caches hang in cycles, and ten of them do not fit a laptop
@@ -128,7 +129,7 @@ async def measure(
         sets[name] = await _section(audit_input, episodes, refusals, known, frozen, fresh=name == "held_out")
         if sets[name]["failed"]:
             notes.append(f"Generation broke at {sets[name]['failed']} turns of {name}; they are left out.")
-        sets[name]["about"] = ABOUT[name].format(policy=audit_input.policies[-1].name if audit_input.policies else "")
+        sets[name]["about"] = ABOUT[name].format(policy=next(reversed(audit_input.policies), ""))
 
     progress("pairs of actions")
     pairs = action_pairs(audit_input.log, audit_input.held, audit_input.seed, settings.pairs)
@@ -166,7 +167,7 @@ def _sets(audit_input: AuditInput, played: dict[str, PolicyEpisodes], limit: int
     if played:
         everything = [t for each in played.values() for t in each.real if t.turns and not t.stop.is_failure]
         step = max(1, -(-len(everything) // max(1, limit)))
-        last = played[audit_input.policies[-1].name].real
+        last = next(reversed(played.values())).real
         sets["on_policy"] = [t for t in last if t.turns and not t.stop.is_failure]
         sets["on_policies"] = everything[::step]
     return sets
@@ -216,14 +217,6 @@ class LoadedPolicy:
     agent: LanguageModelAgent
     model: Any
     version: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankedPolicy:
-    """A policy to be ranked; ``load`` is called once and what it gives is dropped when it has played."""
-
-    name: str
-    load: Callable[[], LoadedPolicy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +295,11 @@ async def play_three_ways(env_setup: PlaySetup, name: str, loaded: LoadedPolicy)
         guarded = await dreams("guarded", env_setup.guard)
     real = await play("real", env_setup.make_env, Provenance(Source.REAL, loaded.version), 64)
     replays = await _replay(env_setup, dreamed, name)
-    return PolicyEpisodes(
-        [_triple(name, *four) for four in zip(dreamed, replays, real, guarded, strict=True)], real, dreamed
-    )
+    triples = [
+        Triple(name, four[0].task_id, four[0].seed, *map(_solved, four))
+        for four in zip(dreamed, replays, real, guarded, strict=True)
+    ]
+    return PolicyEpisodes(triples, real, dreamed)
 
 
 async def _replay(env_setup: PlaySetup, dreamed: Sequence[Trajectory], name: str) -> list[Trajectory | None]:
@@ -320,12 +315,6 @@ async def _replay(env_setup: PlaySetup, dreamed: Sequence[Trajectory], name: str
 def _plan(env_setup: PlaySetup, prefix: str) -> list[Episode]:
     tasks = [replace(task, spec={**task.spec, "start": task.id}) for task in env_setup.tasks]
     return plan(tasks, env_setup.episodes, prefix, env_setup.seed)
-
-
-def _triple(
-    name: str, dream: Trajectory, replay: Trajectory | None, real: Trajectory, guarded: Trajectory | None
-) -> Triple:
-    return Triple(name, dream.task_id, dream.seed, _solved(dream), _solved(replay), _solved(real), _solved(guarded))
 
 
 def _solved(episode: Trajectory | None) -> bool | None:

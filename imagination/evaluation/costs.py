@@ -169,23 +169,23 @@ def read_control(metrics: Sequence[Row], rollouts: Sequence[Row], after: Proport
     return Control(steps, success, played, spent, after)
 
 
-def running_mean(success: ArrayLike, window: int = WINDOW) -> np.ndarray:
-    """Of ``window`` updates, each and those after it: ``[..., updates]`` to ``[..., updates - window + 1]``.
+def running_mean(success: ArrayLike) -> np.ndarray:
+    """Of ``WINDOW`` updates, each and those after it: ``[..., updates]`` to ``[..., updates - WINDOW + 1]``.
 
     Fewer updates than that have one mean, of them all.
     """
     success = np.asarray(success, dtype=float)
-    return sliding_window_view(success, min(window, success.shape[-1]), axis=-1).mean(-1)
+    return sliding_window_view(success, min(WINDOW, success.shape[-1]), axis=-1).mean(-1)
 
 
-def steps_to_reach(control: Control, success: float, window: int = WINDOW) -> int | None:
+def steps_to_reach(control: Control, success: float) -> int | None:
     """Real steps before the first update from which the running mean is at least ``success``.
 
     What comes later in the window counts for the control and its steps do not: it looks cheaper than it is, not dearer.
     Where no window reaches it and the policy at the end does, it took all steps; ``None`` where neither does.
     """
     after = np.array([math.nan if control.after is None or control.after.rate is None else control.after.rate])
-    return _whole(_first(control, np.array([control.success]), after, np.array([success]), window)[0])
+    return _whole(_first(control, np.array([control.success]), after, np.array([success]))[0])
 
 
 def steps_interval(
@@ -206,17 +206,14 @@ def steps_interval(
     normal = NormalDist()
     z = np.array([normal.inv_cdf((k + 0.5) / RESAMPLES) for k in range(RESAMPLES)]) / Z95
     wanted = success + np.where(z < 0, z * (success - ci95[0]), z * (ci95[1] - success))
-    steps = _first(control, drawn, after, wanted.clip(0, 1), WINDOW)
-    return (
-        _whole(np.quantile(steps, 0.025, method="lower")),
-        _whole(np.quantile(steps, 0.975, method="higher")),
-    )
+    steps = _first(control, drawn, after, wanted.clip(0, 1))
+    return (_whole(np.quantile(steps, 0.025, method="lower")), _whole(np.quantile(steps, 0.975, method="higher")))
 
 
-def _first(control: Control, success: np.ndarray, after: np.ndarray, wanted: np.ndarray, window: int) -> np.ndarray:
+def _first(control: Control, success: np.ndarray, after: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Steps until ``wanted [resamples]``, by ``success [resamples, updates]``; infinite where it is not reached."""
     least = wanted - 1e-9  # a mean of 0.6 that is stored as 0.5999... is 0.6
-    reached = running_mean(success, window) >= least[:, None]
+    reached = running_mean(success) >= least[:, None]
     steps = np.array(control.steps, dtype=float)[reached.argmax(-1)]
     return np.where(reached.any(-1), steps, np.where(after >= least, float(control.total), math.inf))
 

@@ -20,7 +20,7 @@ from worldmodel.world_model import Prediction
 
 EPISODES = 2000  # of a log that are looked at, or fewer where these are long:
 CHARACTERS = 16_000_000  # what stands before and after each of their actions, which is what the index is made of
-TURNS = 400  # that are asked
+TURNS = 400  # that are asked, at most, chosen by chance, always the same ones
 
 
 def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> frozenset[str]:
@@ -39,7 +39,7 @@ def tasks_to_look_at(episodes: Mapping[str, int], most: int = EPISODES) -> froze
 
 
 def looked_up(
-    log: Sequence[Trajectory], groups: Iterable[frozenset[str]], turns: int = TURNS, sampled: bool = False
+    log: Sequence[Trajectory], groups: Iterable[frozenset[str]], sampled: bool = False
 ) -> dict[str, Any] | None:
     """What looking up would get right, as estimates of an audit with intervals over groups of tasks.
 
@@ -49,7 +49,6 @@ def looked_up(
         log: episodes of training tasks.
         groups: tasks that begin nearly alike, none of which answers for another. One that holds more than half of
             the tasks is no group: its tasks answer for each other.
-        turns: at most so many are asked, chosen by chance, always the same ones.
         sampled: the log is a sample of a larger one, in which more could be looked up.
     """
     log = [t for t in log if t.turns and not t.stop.is_failure]
@@ -61,7 +60,7 @@ def looked_up(
     asked = sorted(
         ((t, k) for t in log for k, turn in enumerate(t.turns) if turn.reward is not None),
         key=lambda one: derive_seed(f"looked up: {one[0].id}", one[1]),
-    )[:turns]
+    )[:TURNS]
     if len(set(of.values())) < 2 or not asked:
         return None
     index = TransitionIndex(log)

@@ -45,19 +45,14 @@ def dream_turns(
     """The screens after these turns, uint8 ``[3, height, width]`` each, given those before them."""
     dreamed: list[Tensor] = []
     for first in range(0, len(turns), BATCH):
-        rows = slice(first, first + BATCH)
-        some = turns[rows]
-        conditions = model.conditions(before[rows], some)
-        seeds = [seed_of(turn, seed) for turn in some]
+        some = turns[first : first + BATCH]
+        conditions = model.conditions(before[first : first + BATCH], some)
+        # the same noise for a turn wherever it is dreamed
+        seeds = [derive_seed(f"dreamed screen/{turn.episode}", seed, turn.turn) for turn in some]
         device = next(model.parameters()).device
         dreamed += list(model.dream(conditions.to(device), steps, seeds).cpu())
         on_done(len(dreamed))
     return dreamed
-
-
-def seed_of(turn: ScreenTransition, seed: int) -> int:
-    """The same noise for a turn wherever it is dreamed."""
-    return derive_seed(f"dreamed screen/{turn.episode}", seed, turn.turn)
 
 
 def dream_episodes(

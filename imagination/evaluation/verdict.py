@@ -51,12 +51,6 @@ def targets(audit: Mapping[str, Any], settings: AuditSettings) -> list[dict[str,
     ]
 
 
-def ranks_nobody(audit: Mapping[str, Any]) -> bool:
-    """All policies fare alike in the dream and not in reality: no rank correlation is defined, and none is there."""
-    dreamed, real = ({p[side]["value"] for p in audit["policies"]} - {None} for side in ("dream", "real"))
-    return len(dreamed) == 1 < len(real)
-
-
 def _met(
     key: str, bound: str, target: float, estimate: Mapping[str, Any], audit: Mapping[str, Any], settings: AuditSettings
 ) -> bool | None:
@@ -65,8 +59,10 @@ def _met(
         few = plain is None or plain["policies"] < settings.min_policies
         if few or plain["episodes_each"] < settings.min_coverage * plain["planned"]:
             return None
-    if key == "spearman" and ranks_nobody(audit):
-        return False
+    if key == "spearman":
+        dreamed, real = ({p[side]["value"] for p in audit["policies"]} - {None} for side in ("dream", "real"))
+        if len(dreamed) == 1 < len(real):  # all fare alike in the dream only: no rank correlation is defined
+            return False
     value = estimate["value"]
     # of gaps and ranks n is the number of policies
     if value is None or (key not in ("gap", "spearman") and estimate["n"] < settings.least_n):
@@ -95,7 +91,11 @@ def verdict(audit: Mapping[str, Any], settings: AuditSettings) -> dict[str, Any]
     if trust == "partly" and not missed:
         headline = "What was measured is good enough, but not everything was measured."
     reasons = [
-        *_missed(missed),
+        *(
+            f"{row['title']}: {show(row['estimate'], digits=digits_of(row))}, wanted "
+            f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_perhaps_chance(row)}."
+            for row in missed
+        ),
         *_horizon(audit, settings),
         *_rewards(audit, settings),
         *_confidence(audit, settings),
@@ -124,14 +124,6 @@ def digits_of(row: Mapping[str, Any]) -> int:
     """Two, or more where a missed target would look met: 0.052 is not at most 0.05."""
     value = row["estimate"]["value"]
     return next((n for n in (2, 3) if number(value, n) != number(row["target"], n)), 4)
-
-
-def _missed(missed: list[dict[str, Any]]) -> list[str]:
-    return [
-        f"{row['title']}: {show(row['estimate'], digits=digits_of(row))}, wanted "
-        f"{'at least' if row['bound'] == '>=' else 'at most'} {row['target']:g}{_perhaps_chance(row)}."
-        for row in missed
-    ]
 
 
 def _perhaps_chance(row: Mapping[str, Any]) -> str:

@@ -20,9 +20,7 @@ from worldmodel.formats.full import FullObservation, TransitionFormat
 from worldmodel.world_model import LanguageWorldModel
 
 
-def measure(
-    session: Session, train: Sequence[Trajectory], held: Sequence[Trajectory], name: str = "worldmodel"
-) -> dict[str, Any]:
+def measure(session: Session, name: str = "worldmodel") -> dict[str, Any]:
     """The audit on episodes of the training games that the model has not seen, and on the held-out games.
 
     ``new`` of it are the turns that no training episode has. A model that reads facts is also judged on the last
@@ -30,7 +28,7 @@ def measure(
     predictions, so it also says what they should have paid. Writes the calibration beside the model. ``name``: of the
     folder under ``models/``.
     """
-    run, settings = session.run, session.config.worldmodel
+    run, settings, train = session.run, session.config.worldmodel, session.log.train
     goal = settings.goal
 
     def judged_on(
@@ -40,7 +38,7 @@ def measure(
         judged = asyncio.run(judge_with_bar(title, model.excluding(log), log, failed))
         return judged, {**audit_metrics(judged), "failed": len(failed)}
 
-    held = goal.relabel_log(held)
+    held = goal.relabel_log(session.log.held)
     world_model = session.world_model(train, temperature=0.0, served=False, name=name)
     judged, metrics = judged_on("judge kept-back episodes", world_model, held)
     metrics["new"] = audit_metrics(in_new_situations(judged, held, train))
@@ -70,11 +68,7 @@ def heldout_tasks(run: RunFolder) -> list[Trajectory]:
 
 
 def few_episodes(log: Sequence[Trajectory], most: int) -> list[Trajectory]:
-    """The first episodes of each task, at most so many; 0 is all.
-
-    Raises:
-        UserError: there are none at all.
-    """
+    """The first episodes of each task, at most so many; 0 is all. Raises ``UserError``: there are none at all."""
     if not log:
         raise UserError("the log has no episode of a held-out task; log some: collect.heldout_episodes=20")
     return [episode for episodes in _by_task(log) for episode in episodes[: most or None]]
@@ -114,7 +108,9 @@ def language_metrics(
     """
     form = form or FullObservation()
     turns = [turn for episode in log for turn in episode.turns]
-    read = {word for e in log for text in (e.start, *_texts(e)) for word in _words(text)}
+    read = set().union(
+        *(_words(f"{turn.action}\n{turn.observation}") for turn in turns), *(_words(e.start) for e in log)
+    )
     there = [turn.observation for episode in elsewhere for turn in episode.turns]
     lengths: dict[str, int] = {}
 
@@ -124,21 +120,17 @@ def language_metrics(
         return lengths[text]
 
     return {
-        "tokens_per_action": _mean([tokens(turn.action) for turn in turns]),
-        "tokens_per_observation": _mean([tokens(turn.observation) for turn in turns]),
-        "tokens_per_prediction": _mean([tokens(text) for e in log for text in form.answers(e.start, e.turns)]),
-        "unread_words": _mean([not _words(text) <= read for text in there]),
+        "tokens_per_action": mean([tokens(turn.action) for turn in turns]),
+        "tokens_per_observation": mean([tokens(turn.observation) for turn in turns]),
+        "tokens_per_prediction": mean([tokens(text) for e in log for text in form.answers(e.start, e.turns)]),
+        "unread_words": mean([not _words(text) <= read for text in there]),
         "n": len(there),
     }
-
-
-def _texts(episode: Trajectory) -> list[str]:
-    return [text for turn in episode.turns for text in (turn.action, turn.observation)]
 
 
 def _words(text: str) -> set[str]:
     return set(_WORD.findall(text.lower()))
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from imagination.evaluation.costs import spent_before
 from imagination.loop.journal import Journal, JournalEnv
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
 from imagination.runs.log import open_store
@@ -77,6 +78,23 @@ class Limits:
     workers: int  # episodes at a time
     patience: float = 0.0  # seconds to wait in all for a world that does not answer
 
+    def left(self, charged: int = 0, seconds: float = 0.0) -> int:
+        """Real steps that may still be taken after these of this round."""
+        return self.budget.left(self.charged + charged, self.seconds + seconds)
+
+
+def limits_of(session: Session) -> Limits:
+    """What the settings say, and what the rounds so far have spent."""
+    config, run, loop = session.config, session.run, session.config.loop
+    return Limits(
+        Budget(loop.budget, loop.seconds, loop.price, config.env.price),
+        run.summary["loop"]["charged"],
+        spent_before(run, "loop").seconds,
+        config.collect.max_turns,
+        config.collect.workers,
+        loop.patience,
+    )
+
 
 async def act(
     what: str,
@@ -104,7 +122,7 @@ async def act(
             bar.advance(len(journal.played))
 
         while True:
-            left = limits.budget.left(limits.charged + journal.charged, limits.seconds + journal.spent.seconds)
+            left = limits.left(journal.charged, journal.spent.seconds)
             waiting = [e.id for e in episodes if e.id not in journal.played and tries[e.id] < _TRIES]
             turns = wave(waiting, left, limits.max_turns, at_once)
             if not turns:
@@ -153,12 +171,14 @@ def wave(waiting: Sequence[str], left: int, longest: int, most: int | None = Non
     return limits
 
 
-async def play_round(session: Session, number: int, chosen: Sequence[str], limits: Limits) -> Journal:
+async def play_round(session: Session) -> Journal:
     """Plays the real episodes of a round and puts them into the log; those of a killed process are not played again.
 
     No tasks are chosen in round 0, which scripted agents play as ``collect`` would.
     """
-    config, run, scripted = session.config, session.run, number == 0
+    config, run = session.config, session.run
+    number, chosen = (run.summary["loop"][key] for key in ("round", "chosen"))
+    scripted = number == 0
     tasks = session.tasks(scripted)
     try:
         store = open_store(run, config.env.name, tasks)
@@ -186,7 +206,7 @@ async def play_round(session: Session, number: int, chosen: Sequence[str], limit
             agent = agents[episode.id]
             return agent, Provenance(Source.EXPERT if agent.name == "expert" else Source.REAL, version)
 
-        await act(f"act, round {number}", journal, episodes, tasks, player_of, limits)
+        await act(f"act, round {number}", journal, episodes, tasks, player_of, limits_of(session))
     finally:
         await tasks.close()
     if journal.charged:

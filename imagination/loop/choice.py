@@ -85,12 +85,8 @@ def thinness(known: TaskStats) -> float:
     return 1 / math.sqrt(1 + known.logged)
 
 
-PARTS: Mapping[str, Callable[[TaskStats], float | None]] = {
-    "doubt": doubt,
-    "gap": gap,
-    "variance": variance,
-    "thinness": thinness,
-}
+_PARTS: tuple[Callable[[TaskStats], float | None], ...] = (doubt, gap, variance, thinness)
+PARTS: Mapping[str, Callable[[TaskStats], float | None]] = {part.__name__: part for part in _PARTS}
 
 
 def score(known: TaskStats, weights: ChoiceWeights) -> float:
@@ -131,9 +127,10 @@ def _rate(counts: tuple[int, int]) -> float | None:
     return counts[0] / counts[1] if counts[1] else None
 
 
-def choose_tasks(session: Session, number: int) -> tuple[list[str], list[float]]:
-    """The tasks that a round plays for real, with their scores; a function of seed, round, models and log."""
+def choose_tasks(session: Session) -> tuple[list[str], list[float]]:
+    """The tasks that this round plays for real, with their scores; a function of seed, round, models and log."""
     tasks, loop, seed = session.tasks(), session.config.loop, session.config.seed
+    number = session.run.summary["loop"]["round"]
     known = {task.id: task for task in tasks.tasks("train")}
     asyncio.run(tasks.close())
     names = list(known)

@@ -39,17 +39,21 @@ def begin(session: Session) -> None:
         finally:
             await tasks.close()
 
-    take_over(run, config.loop.origin, config.loop.policy, config.env.name, Path(config.output))
+    take_over(session)
     asyncio.run(look())
 
 
-def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) -> None:
-    """Copies the models and the log of the run ``name``, its ``policy`` as ``policy-clone``; can be done again.
+def take_over(session: Session) -> None:
+    """Copies the models and the log of ``loop.origin``, its ``loop.policy`` as ``policy-clone``; can be done again.
 
-    Raises:
-        UserError: there is no such run, it lacks a model, or its log is of another world.
+    Raises ``UserError``: there is no such run, it lacks a model, or its log is of another world.
     """
-    source = RunFolder(find(name, output), 0)
+    run, world, name = session.run, session.config.env.name, session.config.loop.origin
+    policy, output = session.config.loop.policy, Path(session.config.output)
+    found = next((folder for folder in (output / name, Path(name)) if (folder / "summary.json").exists()), None)
+    if found is None:
+        raise UserError(f"loop.origin={name} is no run: neither {output / name} nor {name} has a summary.json")
+    source = RunFolder(found, 0)
     need(source.model("worldmodel"), "fit-world-model")
     need(source.model(policy), "clone")
     try:
@@ -59,32 +63,16 @@ def take_over(run: RunFolder, name: str, policy: str, world: str, output: Path) 
     if logged != world:
         raise UserError(f"loop.origin={name} is a run of {logged}, and env={world} is played")
     for folder in (*source.model("worldmodel").parent.glob("worldmodel*"), source.model(policy)):
-        target = run.model("policy-clone" if folder.name == policy else folder.name)
-        copy_folder(folder, target)
+        copy_folder(folder, run.model("policy-clone" if folder.name == policy else folder.name))
     if source.model(FILE).exists():
         shutil.copy(source.model(FILE), run.model(FILE))
     copy_folder(source.log, run.origin)
     run.update({key: source.summary[key] for key in ("world_model_form", "best_return") if key in source.summary})
 
 
-def find(name: str, output: Path) -> Path:
-    """The folder of a run that is named as ``run=`` is, or by its path.
-
-    Raises:
-        UserError: it is no run.
-    """
-    for folder in (output / name, Path(name)):
-        if (folder / "summary.json").exists():
-            return folder
-    raise UserError(f"loop.origin={name} is no run: neither {output / name} nor {name} has a summary.json")
-
-
 async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
-    """Writes what a reset of each training task shows; no step is taken.
-
-    Raises:
-        UserError: a task is one of those that the origin has logged.
-        EnvFailure: the world does not answer.
+    """Writes what a reset of each training task shows; no step is taken. Raises ``UserError``: a task is one of those
+    that the origin has logged; ``EnvFailure``: the world does not answer.
     """
     known = set(TrajectoryStore.open(run.origin).tasks("train"))
     played = tasks.tasks("train")

@@ -27,7 +27,6 @@ from imagination.rollout.world_models import form_of, member_folder
 from imagination.runs.models import adapted, context_of, load_model, weights_version
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
-from imagination.settings import WorldModelSettings
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import by_length, collate
 from policy.lm.forward import hidden_before, token_logits
@@ -44,22 +43,20 @@ _JUDGED = 64  # held-back episodes of a kind that a version is asked about: twic
 _FEWEST = 10  # episodes that an audited horizon is believed from
 
 
-def refit(session: Session, own: Collection[str], number: int, candidates: Path) -> None:
-    """Fits each member on and writes it to ``candidates``/<member>; what is there is done, half of one is gone on with.
+def refit(session: Session, own: Collection[str]) -> None:
+    """Fits each member on, into ``loop/candidate/<member>``; what is there is done, half of one is gone on with.
 
-    Length and rate are those of the loop; all else is as the first version was fitted.
-
-    Args:
-        own: ids of episodes that the policy has played in the loop; ``loop.own_share`` of what is read are of them.
+    Length and rate are those of the loop; all else is as the first version was fitted. ``loop.own_share`` of what is
+    read are episodes with ids in ``own``, which the policy has played in the loop.
     """
     config, run, log, seed = session.config, session.run, session.log.train, session.config.seed
-    settings, fit, loop = config.worldmodel, config.fit, config.loop
+    settings, fit, loop, number = config.worldmodel, config.fit, config.loop, run.summary["loop"]["round"]
     examples = WorldModelExamples.of(log, form_of(settings, log), settings, fit, seed)
     is_own = [t.id in own for t in examples.episodes]
     steps = loop.fit_steps
     fit = replace(fit, steps=steps, lr=loop.fit_lr, warmup=min(fit.warmup, steps // 10)).decided(from_scratch=False)
     for member in range(settings.members):
-        folder, name = candidates / str(member), f"loop_fit-{number}-{member}"
+        folder, name = candidate_folder(run, member), f"loop_fit-{number}-{member}"
         if folder.exists():
             continue
         model, chat = load_model(member_folder(run, member), "fit-world-model", settings)
@@ -94,15 +91,14 @@ def shares(own: Sequence[bool], share: float, read: int, rng: random.Random) -> 
     return sorted(drawn) + repeated * times
 
 
-def scores_of(
-    folders: Sequence[Path],
-    settings: WorldModelSettings,
-    log: Sequence[Trajectory],
-    held: dict[str, list[Trajectory]],
-    micro_tokens: int,
-) -> Scores:
+def candidate_folder(run: RunFolder, member: int) -> Path:
+    return run.path / "loop" / "candidate" / str(member)
+
+
+def scores_of(session: Session, folders: Sequence[Path], held: dict[str, list[Trajectory]]) -> Scores:
     """Log-likelihood of a turn by kind of held-back episode, the mean over the members of a version."""
-    form, likelihoods = form_of(settings, log), list[dict[str, float | None]]()
+    settings, micro_tokens = session.config.worldmodel, session.config.fit.micro_tokens
+    form, likelihoods = form_of(settings, session.log.train), list[dict[str, float | None]]()
     for folder in folders:
         model, chat = load_model(folder, "fit-world-model", settings)
         context = context_of(model, settings)
@@ -114,10 +110,10 @@ def scores_of(
     return means
 
 
-def promote(run: RunFolder, members: int, candidates: Path) -> None:
+def promote(run: RunFolder, members: int) -> None:
     """The candidates take the place of the run's world model; cut off anywhere, it can be done again."""
     for member in range(members):
-        candidate, folder = candidates / str(member), member_folder(run, member)
+        candidate, folder = candidate_folder(run, member), member_folder(run, member)
         if candidate.exists():
             shutil.rmtree(folder, ignore_errors=True)
             candidate.rename(folder)
@@ -170,9 +166,10 @@ def no_worse(before: Scores, after: Scores, tolerance: float) -> bool:
     return bool(pairs) and all(a >= b - tolerance for b, a in pairs)
 
 
-def refit_round(session: Session, number: int, versions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def refit_round(session: Session) -> dict[str, Any]:
     """Fits a new version into ``loop/candidate`` and judges it; what ``summary.json`` says of it."""
     config, run, (train, held) = session.config, session.run, session.log
+    number, versions = (run.summary["loop"][key] for key in ("round", "versions"))
     last = max(v["round"] for v in versions if v["promoted"])
 
     def is_new(episode: Trajectory) -> bool:
@@ -190,21 +187,20 @@ def refit_round(session: Session, number: int, versions: Sequence[dict[str, Any]
         return {**version, "promoted": False, "why": FROZEN}
     if not any(round_of(t) == number for t in train):
         return {**version, "promoted": False, "why": NOTHING_NEW}
-    candidates, settings = run.path / "loop" / "candidate", config.worldmodel
     own = {t.id for t in train if round_of(t) is not None and t.agent == POLICY}
-    refit(session, own, number, candidates)
+    refit(session, own)
     kinds = {
         "old": _some([t for t in held if not is_new(t)], config.seed),
         "new": _some([t for t in held if is_new(t)], config.seed),
     }
-    members, limit = range(settings.members), config.fit.micro_tokens
-    before = scores_of([member_folder(run, m) for m in members], settings, train, kinds, limit)
-    after = scores_of([candidates / str(m) for m in members], settings, train, kinds, limit)
+    candidates = [candidate_folder(run, member) for member in range(config.worldmodel.members)]
+    before = scores_of(session, [member_folder(run, member) for member in range(len(candidates))], kinds)
+    after = scores_of(session, candidates, kinds)
     promoted = no_worse(before, after, config.loop.tolerance)
     why = "no worse on held-back episodes" if promoted else "not promoted: worse on held-back episodes"
     if not held:
         why = "not promoted: no episode is held back (collect.validation)"
-    weights = [weights_version(load_model(candidates / str(m), "loop", settings)[0]) for m in members]
+    weights = [weights_version(load_model(folder, "loop", config.worldmodel)[0]) for folder in candidates]
     return {
         **version,
         "held": {kind: len(episodes) for kind, episodes in kinds.items()},

@@ -21,11 +21,7 @@ KINDS_SHOWN = (NEVER, "wording", "state", "reward", "end", "invalid")
 
 
 def render_page(comparison: Mapping[str, Any], screens: Sequence[Path] = ()) -> str:
-    """The page of a ``compare.json``.
-
-    Args:
-        screens: folders where the pictures that it names may be; those that are there are in the page.
-    """
+    """The page of a ``compare.json``, with the pictures that it names as far as the folders ``screens`` have them."""
     longest = max((len(row["still_true"]) - 1 for row in comparison["aligned"]), default=0)
     return render(
         "compare.html",

@@ -8,6 +8,7 @@ from typing import Any
 from imagination.evaluation.compare.alignment import AlignedTurn, ReplayedPair, Row, TurnClass, word_diff
 from worldmodel.evaluation.proportions import count
 
+TASKS = 3  # of which real episodes are shown, before and after
 EARLIER = 3  # agreeing turns shown before the first difference; twice as many and more fold
 LATER = 2  # turns shown after it; more than these fold
 PARTING = {
@@ -61,7 +62,7 @@ def _turn(k: int, turn: AlignedTurn, first: int | None, prefix: int) -> dict[str
     }
 
 
-def chosen_episodes(rollouts: Sequence[Row], limit: int = 3) -> list[Row]:
+def chosen_episodes(rollouts: Sequence[Row]) -> list[Row]:
     """A few tasks as the policy played them for real before and after: one gained, one lost, one unsolved, if any."""
     played: dict[tuple[str, str], Row] = {}
     for row in rollouts:
@@ -72,8 +73,8 @@ def chosen_episodes(rollouts: Sequence[Row], limit: int = 3) -> list[Row]:
         if which == "after" and (before := played.get((task, "before"))):
             by_change.setdefault((bool(before.get("solved")), bool(row.get("solved"))), [before, row])
     order = [(False, True), (True, False), (False, False), (True, True)]
-    pairs = [by_change[change] for change in order if change in by_change][:limit]
-    return [row for pair in pairs for row in pair] or list(played.values())[:limit]  # a partial run: what there is
+    pairs = [by_change[change] for change in order if change in by_change][:TASKS]
+    return [row for pair in pairs for row in pair] or list(played.values())[:TASKS]  # a partial run: what there is
 
 
 def choose(pairs: Sequence[ReplayedPair], limit: int = 4) -> list[tuple[str, ReplayedPair]]:

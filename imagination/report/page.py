@@ -120,11 +120,7 @@ def embed_json(value: Any) -> Markup:
 
 
 class Pictures:
-    """PNG files as ``data:`` addresses, each once.
-
-    Args:
-        folders: where they may be.
-    """
+    """PNG files of some folders as ``data:`` addresses, each once."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
@@ -147,11 +143,7 @@ class Pictures:
 
 
 def render_play_page(run: str, action_chars: int) -> str:
-    """The page to play in a dream by hand. It asks nobody but the server that it comes from.
-
-    Args:
-        action_chars: the longest action that the server takes.
-    """
+    """The page to play in a dream by hand. It sends requests to no server but its own."""
     title = f"{run} · play in the dream"
     facts = {"run": run, "action_chars": action_chars}
     return render("play.html", title, css="play.css", scripts=["play.js"], policy="connect-src 'self'", **facts)

@@ -61,11 +61,8 @@ class RunData:
 
 
 def load_run(run_folder: Path | str) -> RunData:
-    """Reads a run folder.
-
-    Raises:
-        ReportError: there is no such folder, or a line is no JSON object (a torn last line of a run that was killed
-            is skipped).
+    """Reads a run folder. Raises ``ReportError``: there is no such folder, or a line is no JSON object (a torn last
+    line of a run that was killed is skipped).
     """
     folder = Path(run_folder)
     if not folder.is_dir():
@@ -201,11 +198,7 @@ def _check(report: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _value(path: str, value: Any, kind: str) -> Any:
-    """The value, NaN as null.
-
-    Raises:
-        ReportError: it is not of its kind.
-    """
+    """The value, NaN as null. Raises ``ReportError``: it is not of its kind."""
     if value is None or kind == "any":
         return value
     if kind == "seconds":

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from imagination.evaluation.compare.alignment import Row, replayed_pairs
+from imagination.report import run_text
 from imagination.report.costs import cost_view
 from imagination.report.episodes import choose, chosen_episodes, pair_view
 from imagination.report.page import render
 from imagination.report.run_data import build_report, load_run
 from imagination.report.run_plots import draw_curves, loop_curve
-from imagination.report.run_text import (
-    audit_sentences,
-    audit_table,
-    loop_view,
-    render_markdown,
-    rules_sentence,
-    tripwire_note,
-    verdict,
-)
 from real_envs.files import write_atomically
 
 MEASURES = {
@@ -36,8 +28,8 @@ def render_html(
 ) -> str:
     """The page of the run ``name``, from what ``build_report`` made and the run's own files."""
     headline, *reasons = report["verdict"]
-    columns, rows = audit_table(report)
-    rounds, rules = loop_view(report), report.get("answered_by_rule")
+    columns, rows = run_text.audit_table(report)
+    rounds, rules = run_text.loop_view(report), report.get("answered_by_rule")
     return render(
         "report.html",
         f"{name} · imagination",
@@ -45,13 +37,13 @@ def render_html(
         report=report,
         headline=headline,
         reasons=reasons,
-        tripwires=tripwire_note(report),
+        tripwires=run_text.tripwire_note(report),
         measures=MEASURES,
         curves=draw_curves(metrics, report),
         rounds=rounds and {**rounds, "curve": loop_curve(report)},
         cost=cost_view(report),
-        audit={"columns": columns, "rows": rows, "sentences": audit_sentences(report)},
-        rules=rules and {**rules, "sentence": rules_sentence(rules)},
+        audit={"columns": columns, "rows": rows, "sentences": run_text.audit_sentences(report)},
+        rules=rules and {**rules, "sentence": run_text.rules_sentence(rules)},
         pairs=[pair_view(kind, pair) for kind, pair in choose(replayed_pairs(rollouts))],
         episodes=chosen_episodes(rollouts),
         config=config,
@@ -61,19 +53,14 @@ def render_html(
 def write_report(run_folder: Path | str, *, partial: bool = False, machine_price: float = 0.0) -> Path:
     """Writes ``report.json``, ``report.md`` and ``report.html`` into the run folder; returns the path of the page.
 
-    Args:
-        partial: also of a run that is not finished.
-        machine_price: of an hour of this machine; 0 is none.
-
-    Raises:
-        ReportError: see ``load_run`` and ``build_report``; nothing is written then.
+    Raises ``ReportError`` as ``load_run`` and ``build_report`` do; nothing is written then.
     """
     run = load_run(run_folder)
     numbers = build_report(run, partial=partial, machine_price=machine_price)
-    report = {"verdict": verdict(numbers), **numbers}
+    report = {"verdict": run_text.verdict(numbers), **numbers}
     files = {
         "report.json": json.dumps(report, indent=2, allow_nan=False) + "\n",
-        "report.md": render_markdown(run.folder.name, report, run.rollouts),
+        "report.md": run_text.render_markdown(run.folder.name, report, run.rollouts),
         "report.html": render_html(run.folder.name, report, run.metrics, run.rollouts, run.config),
     }
     for name, text in files.items():

@@ -73,13 +73,13 @@ def binned(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     return [(sum(x for x, _ in c) / len(c), sum(y for _, y in c) / len(c)) for c in chunks]
 
 
-def trend(points: Sequence[Point], window: int = 9) -> list[Point]:
-    """Running mean of many points, centred; at both ends of what there is of the window. Few points as they are."""
+def trend(points: Sequence[Point]) -> list[Point]:
+    """Running mean of nine points, centred; at both ends of what there is of the window. Few points as they are."""
     if len(points) <= MANY_POINTS:
         return list(points)
     result = []
     for i, (x, _) in enumerate(points):
-        part = points[max(i - window // 2, 0) : i + window // 2 + 1]
+        part = points[max(i - 4, 0) : i + 5]
         result.append((x, sum(y for _, y in part) / len(part)))
     return result
 
@@ -190,7 +190,7 @@ def control_curve(report: Mapping[str, Any]) -> Plot | None:
     if control is None or len(control["curve"]) < 2:
         return None
     steps, success = zip(*control["curve"], strict=True)
-    mean, end = running_mean(success, control["window"]), control["within"]
+    mean, end = running_mean(success), control["within"]
     axes = new_axes("real steps of the control", "share of episodes solved", wide=True)
     axes.axhspan(*control["ci95"], color=DREAM, alpha=0.12, linewidth=0)
     axes.plot(steps, success, color=REAL, alpha=0.3, linewidth=1.2)

@@ -23,11 +23,7 @@ ALIKE = {
 
 
 def render_screens(comparison: Mapping[str, Any], screens: Sequence[Path]) -> str:
-    """The page of a ``compare-screens.json``.
-
-    Args:
-        screens: folders where the pictures that it names are; those that are missing are left blank.
-    """
+    """The page of a ``compare-screens.json``; its pictures are in the folders ``screens``, missing ones are blank."""
     return render(
         "screens.html",
         f"{comparison['run']} · dreamed screens",

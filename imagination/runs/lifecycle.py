@@ -7,7 +7,8 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,15 @@ def open_run(config: Config, folder: Path, stage: str = "", models: bool = True)
     if models:
         _set_up_torch(config.seed)
     return RunFolder(folder, config.seed, fingerprint(config, stage), config.logger)
+
+
+@contextmanager
+def run_stage(config: Config, folder: Path, stage: str, models: bool = True) -> Iterator[RunFolder]:
+    """See ``open_run``. The block is timed, and the stage is done where it ends without an error."""
+    run = open_run(config, folder, stage, models)
+    with run.timed(stage):
+        yield run
+    _finish(run, stage)
 
 
 def _set_up_torch(seed: int) -> None:
@@ -73,7 +83,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     return str(path), int(state["steps_done"])
 
 
-def finish(run: RunFolder, stage: str) -> None:
+def _finish(run: RunFolder, stage: str) -> None:
     """Marks a stage as done. Its training state is not needed any more, and those of later stages are out of date."""
     before = ("import", "collect", "fit_world_model", "refine_world_model", "reflect", "relabel")
     order = (*before, "clone", "rules", "fit_critic", "train", "evaluate", "pretrain")

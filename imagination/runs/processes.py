@@ -79,10 +79,8 @@ def own(items: Iterable[T]) -> Iterator[T]:
 
 
 def from_first(make: Callable[P, T]) -> Callable[P, T]:
-    """``make``, which only the first process calls; all get what it returns.
-
-    Raises:
-        SystemExit: it raised in the first process.
+    """``make``, which only the first process calls; all get what it returns. Raises ``SystemExit``: it raised in the
+    first process.
     """
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -16,10 +16,7 @@ from real_envs.worlds.textworld import TextWorld
 
 def world_settings(settings: EnvSettings, games: GamesSettings) -> Any:
     """``env.options`` as the dataclass that the world declares; the size of TextWorld's games stands in ``games``.
-
-    Raises:
-        UnknownWorld: there is no such world here.
-        ConfigError: it has no such option, or not that value.
+    Raises ``UnknownWorld``: there is no such world here; ``ConfigError``: it has no such option, or not that value.
     """
     sizes = {"rooms": games.rooms, "objects": games.objects, "quest_length": games.quest_length}
     known = sizes if settings.name == TextWorld.name else {}
@@ -48,11 +45,8 @@ def check_world(run: RunFolder, settings: EnvSettings) -> None:
 
 
 def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: bool = False) -> TaskSet:
-    """The run's tasks and environments to play them in; the caller closes them.
-
-    Raises:
-        UserError: ``collect`` has not made them, or the log is of another world.
-        UnknownWorld: the world is not installed here.
+    """The run's tasks and environments to play them in; the caller closes them. Raises ``UserError``: ``collect`` has
+    not made them, or the log is of another world; ``UnknownWorld``: the world is not installed here.
     """
     need(run.games / FILE, "collect")
     check_world(run, settings)

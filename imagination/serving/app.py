@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -32,17 +33,25 @@ _SHUTDOWN_SECONDS = 5  # for steps under way, after Ctrl-C
 def make_app(world: DreamWorld, gate: Gate) -> ASGIApp:
     """The application; it has to run on one event loop, that of the world's engine."""
     sessions = Sessions(world, gate.settings)
-    metrics = ServerMetrics(sessions, gate)
+    registry = CollectorRegistry()  # its own: a process may have several servers
+    registry.register(ServerMetrics(sessions, gate))
+    about = f"dreams of the world model {world.version} of run {world.name}, {len(world.tasks)} tasks"
+    page = render_play_page(world.name, gate.settings.action_chars)
+
+    async def play_page(request: Request) -> Response:
+        return HTMLResponse(page)
 
     async def health(request: Request) -> Response:
         return json_response({"status": "healthy"})
 
     async def prometheus(request: Request) -> Response:
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def metadata(request: Request) -> Response:
-        description = f"dreams of the world model {world.version} of run {world.name}, {len(world.tasks)} tasks"
-        return json_response({"name": world.name, "description": description, "version": world.version})
+        return json_response({"name": world.name, "description": about, "version": world.version})
+
+    async def tasks(request: Request) -> Response:
+        return json_response({"tasks": world.tasks})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -54,7 +63,9 @@ def make_app(world: DreamWorld, gate: Gate) -> ASGIApp:
             await sessions.close_all()
 
     routes = [
-        *PlayPage(sessions).routes(),
+        Route("/", play_page),  # it uses OpenEnv's socket, and the next two
+        Route("/tasks", tasks),
+        Route("/nearest", endpoint(partial(_nearest, sessions), sessions.counts.refused, status=400), methods=["POST"]),
         Route("/health", health),
         Route("/metrics", prometheus),
         Route("/metadata", metadata),
@@ -72,53 +83,17 @@ async def _sweep(sessions: Sessions) -> None:
         await sessions.expire()
 
 
-class PlayPage:
-    """The page to play by hand at ``/``, which uses OpenEnv's socket, and its queries ``/tasks`` and ``/nearest``."""
-
-    def __init__(self, sessions: Sessions) -> None:
-        self._sessions = sessions
-        self._page = render_play_page(sessions.world.name, sessions.settings.action_chars)
-
-    def routes(self) -> list[Route]:
-        return [
-            Route("/", self._show, methods=["GET"]),
-            Route("/tasks", self._served(self._tasks), methods=["GET"]),
-            Route("/nearest", self._served(self._nearest), methods=["POST"]),
-        ]
-
-    def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-        return endpoint(work, self._sessions.counts.refused, status=400)
-
-    async def _show(self, request: Request) -> Response:
-        return HTMLResponse(self._page)
-
-    async def _tasks(self, request: Request) -> object:
-        return {"tasks": self._sessions.world.tasks}
-
-    async def _nearest(self, request: Request) -> object:
-        query = read_object(await read_body(request, self._sessions.settings.message_bytes))
-        start, seen, action = (_text(query, name) for name in ("start", "seen", "action"))
-        transitions = self._sessions.world.nearest(start, seen, action, _NEAREST)
-        return {
-            "transitions": [
-                {
-                    "seen": near.seen,
-                    "action": near.turn.action,
-                    "observation": near.turn.observation,
-                    "reward": near.turn.reward,
-                    "terminated": near.turn.terminated,
-                }
-                for near in transitions
-            ]
-        }
-
-
-def _text(query: Mapping[str, object], name: str) -> str:
-    """Raises ``Refused``: it is missing, or no text."""
-    value = query.get(name)
-    if not isinstance(value, str):
-        raise Refused(Refusal.INVALID, f"{name} wants a text")
-    return value[:_QUERY_CHARS]
+async def _nearest(sessions: Sessions, request: Request) -> object:
+    """The logged transitions most like the asked one. Raises ``Refused``: a part of the query is no text."""
+    query = read_object(await read_body(request, sessions.settings.message_bytes))
+    for name in ("start", "seen", "action"):
+        if not isinstance(query.get(name), str):
+            raise Refused(Refusal.INVALID, f"{name} wants a text")
+    start, seen, action = (query[name][:_QUERY_CHARS] for name in ("start", "seen", "action"))
+    keys = ("action", "observation", "reward", "terminated")
+    index = sessions.world.index
+    transitions = [] if index is None else index.similar(start, seen, action, _NEAREST, frozenset())
+    return {"transitions": [{"seen": t.seen, **{key: getattr(t.turn, key) for key in keys}} for t in transitions]}
 
 
 class AgentGymServer:
@@ -133,16 +108,10 @@ class AgentGymServer:
         self._sessions = sessions
 
     def routes(self) -> list[Route]:
-        return [
-            Route("/create", self._served(self._create), methods=["POST"]),
-            Route("/reset", self._served(self._reset), methods=["POST"]),
-            Route("/step", self._served(self._step), methods=["POST"]),
-            Route("/observation", self._served(self._observe), methods=["GET"]),
-            Route("/close", self._served(self._close), methods=["POST"]),
-        ]
-
-    def _served(self, work: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
-        return endpoint(work, self._sessions.counts.refused, status=200)
+        posted = {"/create": self._create, "/reset": self._reset, "/step": self._step, "/close": self._close}
+        refused = self._sessions.counts.refused
+        routes = [Route(path, endpoint(work, refused, status=200), methods=["POST"]) for path, work in posted.items()]
+        return [*routes, Route("/observation", endpoint(self._observe, refused, status=200))]
 
     async def _create(self, request: Request) -> object:
         await self._read(request, empty=True)
@@ -194,11 +163,6 @@ class ServerMetrics(Collector):
 
     def __init__(self, sessions: Sessions, gate: Gate) -> None:
         self._sessions, self._gate = sessions, gate
-        self._registry = CollectorRegistry()  # its own: a process may have several servers
-        self._registry.register(self)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         counts = self._sessions.counts
@@ -253,9 +217,3 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self._on_start()
-
-
-def run_server(server: Server, listening: socket.socket) -> None:
-    """Serves until the process is told to stop; then all is closed, and Ctrl-C is a ``KeyboardInterrupt``."""
-    with listening:
-        asyncio.run(server.serve(sockets=[listening]))

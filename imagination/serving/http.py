@@ -45,9 +45,7 @@ def is_local(host: str) -> bool:
 
 class Gate:
     """ASGI middleware in front of everything: checks host, origin and token (if any), bounds concurrent requests.
-
-    Raises:
-        UserError: other machines would reach a server without a token.
+    Raises ``UserError``: other machines would reach a server without a token.
     """
 
     def __init__(self, settings: ServeSettings, token: str) -> None:
@@ -153,9 +151,7 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 async def logged_errors(work: Awaitable[T], refused: Counter[str]) -> T:
     """The result of ``work``. An internal error is logged and becomes a refusal, so that clients see no traceback.
-
-    Raises:
-        Refused: by ``work``, or in place of what else it raised; counted by kind in ``refused``.
+    Raises ``Refused``: by ``work``, or in place of what else it raised; counted by kind in ``refused``.
     """
     try:
         return await work

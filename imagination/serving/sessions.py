@@ -18,7 +18,7 @@ from imagination.settings.dreams import ServeSettings
 from real_envs.env import Env, EnvFailure, StepResult, Task
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Observation, StopReason
-from worldmodel.formats.retrieval import LoggedTransition, TransitionIndex
+from worldmodel.formats.retrieval import TransitionIndex
 
 # Sixty-three bits: too many to guess, and still an integer in every language, as AgentGym's handles are.
 _ID_BITS = 63
@@ -28,18 +28,14 @@ _DRAWN_SEEDS = 2**31
 
 @dataclass(frozen=True)
 class DreamWorld:
-    """The dreams of a run's world model.
-
-    Raises:
-        ValueError: there is no start state.
-    """
+    """The dreams of a run's world model. Raises ``ValueError``: there is no start state."""
 
     name: str  # of the run
     version: str  # of the world model's weights
     make_env: Callable[[], Env]  # an environment for one session, such as a ``DreamEnv`` over ``starts``
     starts: Mapping[str, Start]  # start states by name; a task may have several, which a seed chooses among
     max_turns: int  # of an episode, its logged beginning aside; the dream is then truncated
-    # the logged transitions, for ``nearest``; ``None`` where the log has none with a reward
+    # the logged transitions, which the play page shows; ``None`` where the log has none with a reward
     index: TransitionIndex | None = None
     _by_task: dict[str, list[str]] = field(init=False, repr=False, default_factory=dict)
 
@@ -56,19 +52,11 @@ class DreamWorld:
 
     def task(self, task_id: str | None, seed: int) -> Task:
         """Where the episode of this task and seed begins; without a task, the seed's remainder is the task's place.
-
-        Raises:
-            KeyError: there is no such task.
+        Raises ``KeyError``: there is no such task.
         """
         chosen = self.tasks[seed % len(self.tasks)] if task_id is None else task_id
         names = self._by_task[chosen]
         return Task(chosen, {"start": names[derive_seed("served start", seed) % len(names)]})
-
-    def nearest(self, start: str, seen: str, action: str, count: int) -> list[LoggedTransition]:
-        """The logged transitions most like this one, the most similar first."""
-        if self.index is None:
-            return []
-        return self.index.similar(start, seen, action, count, frozenset())
 
 
 def opening(observation: Observation) -> str:
@@ -295,11 +283,7 @@ class Sessions:
         return session
 
     def get(self, id: str) -> DreamSession:
-        """The session, which has thereby been used.
-
-        Raises:
-            Refused: there is none of this id.
-        """
+        """The session, which has thereby been used. Raises ``Refused``: there is none of this id."""
         session = self._open.get(id)
         if session is None:
             raise Refused(Refusal.UNKNOWN_SESSION, "there is no such session: it was closed, or idle for too long")

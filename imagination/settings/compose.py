@@ -146,9 +146,7 @@ def to_yaml(config: Any) -> str:
 
 def saved_config(folder: Path, schema: type[C]) -> C:
     """The configuration that a run was last used with; keys that its schema did not have yet have their defaults.
-
-    Raises:
-        ConfigError: it has a key that is not known any more, or was edited by hand into something wrong.
+    Raises ``ConfigError``: it has a key that is not known any more, or was edited by hand into something wrong.
     """
     from omegaconf import OmegaConf
 

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from imagination.settings.schema import require
 from real_envs.errors import UserError
 from worldmodel.goal import Goal
 
@@ -58,17 +59,11 @@ class ChatServerSettings:
     retries: int = 2  #: further attempts where the server does not answer
 
     def __post_init__(self) -> None:
-        if self.retries < 0 or self.timeout <= 0:
-            raise ValueError("retries is 0 or more, timeout above 0")
+        require(self, "0 or more", "retries")
+        require(self, "above 0", "timeout")
 
     def open(self, section: str) -> ChatServer:
-        """
-        Args:
-            section: of these settings, for messages.
-
-        Raises:
-            UserError: the model or its key is missing.
-        """
+        """Raises ``UserError``: the model or its key is missing, which belongs into ``section``."""
         from real_envs.chat_server import ChatServer
 
         if not self.model:
@@ -89,8 +84,10 @@ class JudgeSettings(ChatServerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.checked < 0 or self.at_once < 1 or self.characters < 100:
-            raise ValueError("checked is 0 or more, at_once 1, characters 100 or more")
+        require(self, "0 or more", "checked")
+        require(self, "1 or more", "at_once")
+        if self.characters < 100:
+            raise ValueError(f"characters must be 100 or more, got {self.characters}")
 
 
 @dataclass
@@ -101,8 +98,7 @@ class RulesSettings(ChatServerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.questions < 1:
-            raise ValueError("questions is 1 or more")
+        require(self, "1 or more", "questions")
 
 
 @dataclass
@@ -132,7 +128,6 @@ class ImportSettings:
     names: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.heldout < 1:
-            raise ValueError(f"heldout is a share of the tasks, 0 or more and below 1, got {self.heldout}")
+        require(self, "in [0, 1)", "heldout")
         if self.solved_at is not None and not math.isfinite(self.solved_at):
             raise ValueError(f"solved_at is a finite number or null, got {self.solved_at}")

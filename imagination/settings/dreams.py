@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from imagination.settings.schema import require
+
 
 @dataclass
 class DreamSettings:
@@ -97,7 +99,6 @@ class ServeSettings:
             raise ValueError(f"host must not be empty and port is 0 to 65535, got {self.host!r} and {self.port}")
         if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.token):  # not repeated here: it may be the token itself
             raise ValueError("token is the name of an environment variable, in capitals; the token itself stands there")
-        if min(self.sessions, self.action_chars, self.message_bytes, self.requests) < 1 or self.max_turns < 0:
-            raise ValueError("sessions, action_chars, message_bytes and requests must be at least 1, max_turns 0")
-        if not self.idle_seconds > 0:
-            raise ValueError(f"idle_seconds must be more than 0, got {self.idle_seconds}")
+        require(self, "1 or more", "sessions", "action_chars", "message_bytes", "requests")
+        require(self, "0 or more", "max_turns")
+        require(self, "above 0", "idle_seconds")

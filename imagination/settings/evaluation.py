@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from imagination.settings.schema import require
+
 
 @dataclass
 class EvaluateSettings:
@@ -29,8 +31,7 @@ class FewShotSettings:
     control: bool = True
 
     def __post_init__(self) -> None:
-        if self.episodes < 1 or self.updates < 1:
-            raise ValueError("few_shot.episodes and few_shot.updates must be at least 1")
+        require(self, "1 or more", "episodes", "updates")
 
 
 @dataclass

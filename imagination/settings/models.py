@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
+from imagination.settings.schema import require
 from policy.lm.settings import AUTO, ModelSettings
 from worldmodel.diffusion.settings import DiffusionSettings
 from worldmodel.extras.screen.settings import ScreenSettings
@@ -52,21 +53,16 @@ class WorldModelSettings(ModelSettings):
     screen: ScreenSettings = field(default_factory=ScreenSettings)  #: the model of screenshots, for kind=screen
 
     def __post_init__(self) -> None:
-        if self.members < 1 or self.neighbours < 1:
-            raise ValueError("members and neighbours must be at least 1")
-        if self.facts < 0 or not 0 <= self.facts_share <= 1:
-            raise ValueError("facts must be 0 (off) or more, and facts_share lie in [0, 1]")
-        if self.reasoning_tokens < 0:
-            raise ValueError(f"reasoning_tokens must be 0 (off) or more, got {self.reasoning_tokens}")
+        require(self, "1 or more", "members", "neighbours")
+        require(self, "0 or more", "facts", "reasoning_tokens", "rarity")
+        require(self, "in [0, 1]", "facts_share")
+        if self.unchanged_share is not None:
+            require(self, "in [0, 1)", "unchanged_share")
         if self.kind == "diffusion" and (self.members > 1 or self.reasoning_tokens):
             raise ValueError(
                 "worldmodel.kind=diffusion has no log-probs of given tokens, which ensembles and reasoning need: set "
                 "worldmodel.members=1 and worldmodel.reasoning_tokens=0"
             )
-        if self.rarity < 0:
-            raise ValueError(f"rarity must be 0 or more, got {self.rarity}")
-        if self.unchanged_share is not None and not 0 <= self.unchanged_share < 1:
-            raise ValueError(f"unchanged_share must lie in [0, 1), or be null, got {self.unchanged_share}")
         if self.members > 1 and self.model not in ("", AUTO) and not self.lora.rank:
             raise ValueError(
                 "members that start from the same checkpoint and train all its weights would be the same model: set "
@@ -104,12 +100,8 @@ class FitSettings:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.copying_steps < 0 or self.copying_share < 0:
-            raise ValueError("copying_steps and copying_share must be 0 (off) or more")
-        if self.renamed < 0:
-            raise ValueError(f"renamed must be 0 (off) or more, got {self.renamed}")
-        if not 0 <= self.average < 1:
-            raise ValueError(f"average must lie in [0, 1); 0 keeps the last weights, got {self.average}")
+        require(self, "0 or more", "copying_steps", "copying_share", "renamed")
+        require(self, "in [0, 1)", "average")
 
     def decided(self, from_scratch: bool) -> Self:
         """These settings for a model whose weights are random or not: what ``optimizer=auto`` is, and only a random one
@@ -153,10 +145,8 @@ class ReflectSettings:
     words: int = 8  #: of an outcome in a reflection, at most
 
     def __post_init__(self) -> None:
-        if self.alternatives < 1 or self.words < 1:
-            raise ValueError("alternatives and words must be at least 1")
-        if not 0 <= self.min_confidence <= 1:
-            raise ValueError(f"min_confidence must lie in [0, 1], got {self.min_confidence}")
+        require(self, "1 or more", "alternatives", "words")
+        require(self, "in [0, 1]", "min_confidence")
 
 
 @dataclass
@@ -172,8 +162,7 @@ class HindsightSettings:
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.goals):
             raise ValueError(f"goals are pairs of a pattern and a goal, got {self.goals}")
-        if self.max_turns < 0:
-            raise ValueError(f"max_turns must be 0 (without bound) or more, got {self.max_turns}")
+        require(self, "0 or more", "max_turns")
         try:
             for pattern, goal in self.goals:
                 re.compile(rf"(?:{pattern})|").match("").expand(goal)  # type: ignore[union-attr]  # matches always
@@ -208,8 +197,7 @@ class CloneSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.world_steps < 0 or self.observation_weight < 0:
-            raise ValueError("world_steps and observation_weight must be 0 (off) or more")
+        require(self, "0 or more", "world_steps", "observation_weight")
 
 
 @dataclass
@@ -228,8 +216,8 @@ class CorpusWorld:
     def __post_init__(self) -> None:
         if not 0 <= self.share < float("inf"):
             raise ValueError(f"share must be 0 or more, got {self.share}")
-        if self.tasks < 1 or self.episodes < 1 or self.max_turns < 1 or self.facts < 0:
-            raise ValueError("tasks, episodes and max_turns must be at least 1, and facts 0 or more")
+        require(self, "0 or more", "facts")
+        require(self, "1 or more", "tasks", "episodes", "max_turns")
 
 
 @dataclass
@@ -254,9 +242,6 @@ class PretrainSettings(FitSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if min(self.shards, self.shard_characters, self.save_every) < 1 or min(self.makers, self.minutes) < 0:
-            raise ValueError(
-                "shards, shard_characters and save_every must be at least 1, and makers and minutes 0 or more"
-            )
-        if not 0 <= self.renamed_share <= 1:
-            raise ValueError(f"renamed_share must lie in [0, 1], got {self.renamed_share}")
+        require(self, "1 or more", "shards", "shard_characters", "save_every")
+        require(self, "0 or more", "makers", "minutes")
+        require(self, "in [0, 1]", "renamed_share")

@@ -11,7 +11,7 @@ import difflib
 import re
 import sys
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache, reduce
 from inspect import cleandoc
@@ -71,6 +71,22 @@ def _hint(best: Sequence[str], valid: Sequence[str]) -> str:
     if best:
         return f"did you mean {' or '.join(repr(name) for name in best)}?"
     return f"valid: {', '.join(valid) or 'none'}"
+
+
+BOUNDS: Mapping[str, Callable[[float], bool]] = {
+    "0 or more": lambda value: value >= 0,
+    "1 or more": lambda value: value >= 1,
+    "above 0": lambda value: value > 0,
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+    "in [0, 1)": lambda value: 0 <= value < 1,
+}
+
+
+def require(section: object, bound: str, *names: str) -> None:
+    """Raises ``ValueError``: a field of a section is not within a bound, one of ``BOUNDS``."""
+    for name in names:
+        if not BOUNDS[bound](value := getattr(section, name)):
+            raise ValueError(f"{name} must be {bound}, got {value}")
 
 
 def field_types(schema: type) -> dict[str, Any]:

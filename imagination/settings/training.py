@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from imagination.settings.schema import require
 from worldmodel.extras.synther.settings import SyntherSettings
 
 
@@ -87,10 +88,9 @@ class CriticSettings:
     synther: SyntherSettings = field(default_factory=SyntherSettings)
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.batch < 1:
-            raise ValueError("critic.steps and .batch must be at least 1")
-        if self.lr <= 0 or self.weight_decay < 0:
-            raise ValueError("critic.lr must be above 0 and critic.weight_decay 0 or more")
+        require(self, "1 or more", "steps", "batch")
+        require(self, "above 0", "lr")
+        require(self, "0 or more", "weight_decay")
 
 
 @dataclass
@@ -148,19 +148,12 @@ class LoopSettings:
     keep: bool = False  #: keep the policy of each round, in models/kept/loop-<round>
 
     def __post_init__(self) -> None:
-        least = (self.budget, self.seconds, self.price, self.patience, self.candidates, self.tolerance)
-        if min(*least, self.fit_steps, self.first_updates) < 0:
-            raise ValueError(
-                "budget, seconds, price, patience, candidates, tolerance, fit_steps and first_updates must be 0 or more"
-            )
-        if min(self.first_episodes, self.tasks, self.group_size, self.looks, self.updates) < 1:
-            raise ValueError("first_episodes, tasks, group_size, looks and updates must be 1 or more")
-        if not 0 <= self.epsilon <= 1:
-            raise ValueError(f"epsilon must lie in [0, 1], got {self.epsilon}")
-        if not 0 < self.own_share < 1:
-            raise ValueError(f"own_share must lie between 0 and 1, got {self.own_share}")
-        if self.fit_lr <= 0:
-            raise ValueError("fit_lr must be above 0")
+        require(self, "0 or more", "budget", "seconds", "price", "patience", "candidates", "tolerance")
+        require(self, "0 or more", "fit_steps", "first_updates")
+        require(self, "1 or more", "first_episodes", "tasks", "group_size", "looks", "updates")
+        require(self, "in [0, 1]", "epsilon")
+        require(self, "above 0", "own_share", "fit_lr")
+        require(self, "in [0, 1)", "own_share")
         parts = (self.weights.doubt, self.weights.gap, self.weights.variance, self.weights.thinness)
         if min(parts) < 0 or not any(parts):
             raise ValueError("the parts of weights must be 0 or more, one of them above 0")

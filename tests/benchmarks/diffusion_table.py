@@ -131,8 +131,7 @@ def make_part(kind: str, shared: Sequence[str], root: Path) -> None:
         fit_world_model(config, folder)
     else:  # judged with another sampler
         run = open_run(config, folder)
-        train, held = read_log(run, config.collect.validation)
-        run.update({"world_model": measure(Session(config, run), train, held)})
+        run.update({"world_model": measure(Session(config, run))})
     run = RunFolder(folder, config.seed)
     found = {
         "world": config.env.name,

@@ -28,18 +28,19 @@ from typing import Any
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.clone import clone
 from imagination.commands.fit_world_model import fit_world_model
-from imagination.commands.import_logs import COVERAGE, cover_log, import_logs
+from imagination.commands.import_logs import COVERAGE, import_logs
 from imagination.evaluation.verdict import show
 from imagination.runs.machine import give_back_memory
 from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
-from real_envs.importers.splits import HELDOUT, TRAIN, SimilarTasks
+from real_envs.importers.splits import HELDOUT, TRAIN
 from real_envs.seeding import derive_seed
 from real_envs.store import MANIFEST, TrajectoryStore
 from tests.benchmarks.fidelity_table import correlated, correlation
 from tests.benchmarks.study import DASH, make_parser, markdown, options_and_settings, run_once, run_parts, write_files
+from tests.support.coverage import cover_log
 from worldmodel.evaluation.proportions import number
 
 REASON = "reason.txt"  # why a part could not be made
@@ -173,7 +174,7 @@ def make_part(log: Log, data: Path, out: Path, folder: Path, share: int, seed: i
         import_logs(config, whole)
     if not (folder / COVERAGE).exists():
         part = cut(TrajectoryStore.open(whole / "log"), folder / "log", share / WHOLE, seed)
-        cover_log(folder, part, SimilarTasks())
+        cover_log(folder, part)
     config.clone.agents = [config.imports.agent]
     run_once(config, folder, fit_world_model, *([clone] if share == WHOLE else []))
     if share == WHOLE and audited_before(config, folder) is None:

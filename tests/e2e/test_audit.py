@@ -9,6 +9,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from imagination.cli import main
 from imagination.commands.audit import audited_before, run_audit
 from imagination.commands.experiments.audit_table import audit_others
 from imagination.commands.train import train
-from imagination.evaluation.audit import AuditInput, LoadedPolicy, PlaySetup, RankedPolicy, measure
+from imagination.evaluation.audit import AuditInput, LoadedPolicy, PlaySetup, measure
 from imagination.evaluation.verdict import targets, verdict
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Replay, ReplayActor
@@ -120,9 +121,8 @@ def audit_of(world: World, errors: Sequence[float], optimistic: bool) -> dict[st
     chat = ChatFormat(TOKENIZER)
     frozen = LanguageModelAgent(InProcessEngine(MODEL, CONTEXT), chat, 2, 1.0)
 
-    def skilled(error: float) -> RankedPolicy:
-        agent = Skilled(world.plans, error)
-        return RankedPolicy(f"errs {error}", lambda: LoadedPolicy(agent, None, "v"))  # type: ignore[arg-type]
+    def skilled(error: float) -> LoadedPolicy:
+        return LoadedPolicy(Skilled(world.plans, error), None, "v")  # type: ignore[arg-type]
 
     last = Skilled(world.plans, 0.0)
     last_with_tokens = type("Both", (), {"name": "b", "start": last.start, "chat": chat, "engine": frozen.engine})()
@@ -130,10 +130,10 @@ def audit_of(world: World, errors: Sequence[float], optimistic: bool) -> dict[st
         model=model,
         log=world.log[::2],
         held=world.log[1::2][:24],
-        policies=[
-            *map(skilled, errors),
-            RankedPolicy("never errs", lambda: LoadedPolicy(last_with_tokens, MODEL, "v")),
-        ],
+        policies={
+            **{f"errs {error}": partial(skilled, error) for error in errors},
+            "never errs": lambda: LoadedPolicy(last_with_tokens, MODEL, "v"),
+        },
         env_setup=PlaySetup(model, None, world.starts, world.tasks, tasks.make_env, 6, TURNS, seed=0),
         seed=0,
         horizon=TURNS,

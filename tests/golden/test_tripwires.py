@@ -6,7 +6,7 @@ Wilson's lower limits are worked out here by the plain formula: 3 of 3: 0.438, 3
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -240,7 +240,7 @@ counts = st.integers(0, 6)
 def test_a_history_is_judged_the_same_from_its_numbers_on_disk(updates: list[dict[str, Any]]) -> None:
     """A resumed run reads them back; its first trip is that of the run that was never stopped."""
     seen = history(*updates)
-    back = [Measured.from_json(m.to_json()) for m in seen]
+    back = [Measured(**asdict(m)) for m in seen]
     assert back == seen
     found = first_trip(back, S)
     assert found == first_trip(seen, S)

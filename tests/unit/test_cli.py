@@ -197,7 +197,7 @@ def test_help_teaches_stages_groups_and_examples(called: Calls, capsys: pytest.C
     out = capsys.readouterr().out
     for word in [*STAGES, "algorithm=grpo|ppo", "preset=alfworld|base|demo|gymnasium|", "imagine train run=mine"]:
         assert word in out
-    summaries = [stage.summary for stage in STAGES.values()]
+    summaries = [stage.doc.summary for stage in STAGES.values()]
     assert len({line.index(s) for s in summaries for line in out.splitlines() if s in line}) == 1, "one column"
     assert "optional" in out.split("refine-world-model")[1].split()[0]
     assert called == []
@@ -207,8 +207,8 @@ def test_help_teaches_stages_groups_and_examples(called: Calls, capsys: pytest.C
 def test_stage_help_shows_examples_files_and_keys(name: str, called: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
-    assert 2 <= len(STAGES[name].examples) <= 3
-    for word in [*STAGES[name].examples, "reads", "writes", "algorithm=grpo|ppo", "seed=0", "run=default"]:
+    assert 2 <= len(STAGES[name].doc.examples) <= 3
+    for word in [*STAGES[name].doc.examples, "reads", "writes", "algorithm=grpo|ppo", "seed=0", "run=default"]:
         assert word in out
     assert called == []
     assert max(map(len, out.splitlines())) <= 120
@@ -232,7 +232,7 @@ def test_train_help_lists_its_keys_with_defaults_types_and_words(capsys: pytest.
 
 def test_the_examples_in_the_help_are_valid(called: Calls) -> None:
     for stage in STAGES.values():
-        for example in stage.examples:
+        for example in stage.doc.examples:
             command, *words = example.split()
             assert command == "imagine"
             assert words[0] == stage.name

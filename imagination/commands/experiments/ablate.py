@@ -27,7 +27,7 @@ from worldmodel.evaluation.proportions import Proportion
 
 
 def ablate(config: Config, folder: Path) -> None:
-    """What is a setting worth? the same clones trained with and without it, and played for real.
+    """Ablate settings: train the same clones with and without them, and evaluate them for real.
 
     Starts from the clones and world models of several runs, trains each arm in a folder of its own, and
     plays every result in the same real games. Missing runs of seeds 0, 1 and 2 are made. An arm that was
@@ -71,10 +71,8 @@ def _compare_arms_of_seed(config: Config, folder: Path, seed: int) -> dict[str, 
 
 
 def compare_arms(arms: Arms, path: Path, folder: Path) -> dict[str, Any]:
-    """The clone of the run in ``path`` in the real games, and every arm trained from it under ``folder/arms/``.
-
-    Raises:
-        UserError: as ``ablate``; before anything is trained.
+    """The clone of the run in ``path`` in the real games, and every arm trained from it under ``folder/arms/``. Raises
+    ``UserError``: as ``ablate``; before anything is trained.
     """
     slugs = slugs_of(arms)
     configs = {name: config_of_arm(path, folder, settings) for name, settings in arms.items()}

@@ -127,11 +127,7 @@ def seed_config(config: Config, seed: int) -> Config:
 
 
 def named_runs(named: Sequence[str], key: str) -> list[Path]:
-    """The runs that the setting ``key`` names.
-
-    Raises:
-        UserError: one is not there.
-    """
+    """The runs that the setting ``key`` names. Raises ``UserError``: one is not there."""
     paths = [Path(name) for name in named]
     for path in paths:
         if not (path / "summary.json").exists():
@@ -183,11 +179,7 @@ def check_arms(arms: Arms, path: Path, folder: Path) -> None:
 
 
 def slugs_of(arms: Arms) -> dict[str, str]:
-    """A folder name for each arm.
-
-    Raises:
-        UserError: two would share one, or there is nothing to make one of.
-    """
+    """A folder name for each arm. Raises ``UserError``: two would share one, or there is nothing to make one of."""
     slugs = {name: re.sub(r"\W+", "-", name).strip("-").lower() for name in arms}
     if len(set(slugs.values())) < len(arms) or not all(slugs.values()):
         raise UserError(f"they need names that differ in letters or digits, got {sorted(arms)}")
@@ -195,11 +187,8 @@ def slugs_of(arms: Arms) -> dict[str, str]:
 
 
 def config_of_arm(path: Path, folder: Path, settings: str) -> Config:
-    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``.
-
-    Raises:
-        UserError: they contradict each other.
-        ConfigError: a setting has no such key, or not that type.
+    """A run's own settings with those of an arm on top; a run made here has the settings of ``folder``. Raises
+    ``UserError``: they contradict each other; ``ConfigError``: a setting has no such key, or not that type.
     """
     config = _config_with(path, folder, settings)
     config.seed = int(RunFolder(path, config.seed).summary["seed"])

@@ -33,7 +33,7 @@ PARTS = ("others", "models", "arms")  # the longest first
 
 
 def audit_table(config: Config, folder: Path) -> None:
-    """The targets of the audit for seeds 0, 1 and 2, or for runs that you name.
+    """Audit the world models of several runs, by default of seeds 0, 1 and 2, in one table.
 
     Audits every world model of several runs. Runs that are there are used; missing ones of seeds 0, 1 and 2
     are made as far as an audit needs them, with checkpoints of the policy kept on the way. Those get the

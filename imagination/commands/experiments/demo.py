@@ -23,11 +23,10 @@ STAGES = {**arms.STAGES, "evaluate": evaluate}
 
 
 def demo(config: Config, folder: Path) -> None:
-    """The whole flow at once: collect, fit, clone, dream, evaluate, report.
+    """Run the whole flow: collect, fit, clone, train in dreams, evaluate, report.
 
-    Runs every stage below in about twenty minutes on two CPU cores, then prints a table and where the
-    page is. Stopped, it goes on where it was; finished, it only reports again; with other settings it
-    does again what depends on them.
+    Takes about twenty minutes on two CPU cores, then prints a table and the path of the report. A stopped
+    demo resumes, a finished one only reports again, and changed settings redo the stages that depend on them.
 
     Reads: nothing
     Writes: everything that the stages below write
@@ -55,11 +54,11 @@ def run_stages(config: Config, folder: Path) -> None:
 
 
 def demo_seeds(config: Config, folder: Path) -> None:
-    """The demo for seeds 0, 1 and 2, each beside a control that trains in the real games.
+    """Run the demo with seeds 0, 1 and 2, each beside a control that trains in the real environment.
 
-    One seed proves little. Runs the demo once a seed, then trains the same clone by the same updates in
-    the real games: the upper bound that costs real steps. Seeds share the cores, one process each, whose
-    words go to seed-0.log and so on: about an hour on two CPU cores. jobs=1 takes one after the other.
+    The control trains the same clone by the same updates with real steps: an upper bound. Seeds run in
+    parallel, one process each with its log in seed-0.log and so on: about an hour on two CPU cores. jobs=1
+    runs them one after the other.
 
     Reads: nothing
     Writes: seed-0/ seed-1/ seed-2/ (each a run, with its control/), table.md, table.json

@@ -13,7 +13,7 @@ from worldmodel.evaluation.proportions import Proportion
 
 
 def few_shot(config: Config, folder: Path) -> None:
-    """Train in dreams of new tasks, known by a few logged episodes; no model is fitted again.
+    """Train in dreams of new tasks, given a few logged episodes of each; no model is fitted again.
 
     Takes the run's world model and clone, and at most few_shot.episodes logged episodes of each held-out
     task (log them with collect.heldout_episodes=20). Dreams begin where those episodes did; what they have

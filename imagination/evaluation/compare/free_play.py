@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from imagination.evaluation.monitors.word_drift import jensen_shannon
+from imagination.evaluation.world_model_eval import mean
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.proportions import difference_ci95, summarise
@@ -74,14 +75,10 @@ def _side(episodes: Sequence[Trajectory], encode: Encode) -> dict[str, Any]:
     return {
         **summarise(episodes).to_json(),
         "turns_quartiles": [float(q) for q in np.percentile(turns, (25, 50, 75))] if turns else None,
-        "mean_reward": _mean(rewards),
-        "tokens_per_observation": _mean([len(encode(text)) for t in counted for text in _observations(t)]),
-        "tokens_per_action": _mean([len(encode(text)) for t in counted for text in _actions(t)]),
+        "mean_reward": mean(rewards),
+        "tokens_per_observation": mean([len(encode(text)) for t in counted for text in _observations(t)]),
+        "tokens_per_action": mean([len(encode(text)) for t in counted for text in _actions(t)]),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def action_table(dreams: Sequence[Trajectory], reals: Sequence[Trajectory], limit: int = ACTIONS) -> dict[str, Any]:

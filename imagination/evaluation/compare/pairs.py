@@ -145,11 +145,7 @@ def consistency(pairs: Sequence[Pair], reals: Sequence[Trajectory]) -> dict[str,
     replayed = Proportion(sum(p.real.solved for p, _ in counted), len(counted))
     both, solved = sum(p.real.solved and r.solved for p, r in counted), sum(r.solved for _, r in counted)
     sums = np.array([sum(p.dream.solved for p, _ in counted), replayed.successes, solved, both, len(counted)])
-    return {
-        "replayed": replayed.to_json(),
-        "ratio": consistency_ratio(sums),
-        "pairwise": pairwise_ratio(sums),
-    }
+    return {"replayed": replayed.to_json(), "ratio": consistency_ratio(sums), "pairwise": pairwise_ratio(sums)}
 
 
 def pair_json(pair: Pair) -> dict[str, Any]:

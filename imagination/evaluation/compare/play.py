@@ -13,6 +13,7 @@ from imagination.evaluation.compare.pairs import Pair, pair_up
 from imagination.rollout.dream_env import DreamEnv, Guard, Start
 from imagination.rollout.engines import Engines
 from imagination.rollout.play import Episode, Provenance, Replay, plan, play_with_bar
+from imagination.session import Session
 from policy.agent import LanguageModelAgent
 from real_envs.env import Env, StepResult, Task, TaskSet
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trajectory
@@ -62,16 +63,13 @@ class Ledger:
 class ComparisonPlayer:
     """Plays the episodes of a comparison in both worlds."""
 
-    episodes: int  # a task
-    max_turns: int
-    seed: int
+    session: Session
     world: WorldModel
     guard: Guard
     reality: TaskSet | None
     agent: LanguageModelAgent | None
     policy_version: str | None
     ledger: Ledger
-    solved_at: float | None = None  # of dreams, see Provenance
 
     async def dream(
         self,
@@ -83,7 +81,7 @@ class ComparisonPlayer:
         version: Any,
         world: WorldModel,
     ) -> list[Trajectory]:
-        stamp = Provenance(Source.DREAM, version, world.version, self.solved_at)
+        stamp = Provenance(Source.DREAM, version, world.version, self.session.solved_at)
         from_starts = [replace(e, task=Task(e.task.id, {"start": e.task.id})) for e in episodes]
         make_env = partial(DreamEnv, world, starts, self.guard)
         return await play_with_bar(what, from_starts, make_env, agent, stamp, limit, DREAMS)
@@ -101,9 +99,9 @@ class ComparisonPlayer:
         self, split: str, tasks: Sequence[Task], starts: dict[str, Start]
     ) -> tuple[list[Trajectory], list[Trajectory] | None, list[Pair]]:
         """The policy's dreams, its free play for real, and the dreams paired with their replays."""
-        agent, limit = self.agent, self.max_turns
+        agent, config = self.agent, self.session.config
         assert agent is not None
-        count, seed = self.episodes, self.seed
+        limit, count, seed = config.evaluate.max_turns, config.compare.episodes, config.seed
         reals: list[Trajectory] | None = None
         if self.reality is not None:
             with self.ledger.part("real"):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from imagination.evaluation.compare.pairs import Pair
 from imagination.rollout.world_models import rules_of
 from imagination.runs.models import load_model
-from imagination.runs.run_folder import RunFolder
-from imagination.settings import WorldModelSettings
+from imagination.session import Session
 from real_envs.trajectory import Trajectory
 from worldmodel.evaluation.signals import (
     AnswerStates,
@@ -34,15 +32,6 @@ from worldmodel.world_model import LanguageWorldModel
 EPISODES = 150  # at most, whose actions are answered
 
 
-@dataclass(frozen=True, slots=True)
-class LogParts:
-    """A log by what is known of it."""
-
-    train: Sequence[Trajectory]  # episodes whose words and transitions are known
-    held: Sequence[Trajectory]  # those that the world model was not trained on: the discriminator learns from them
-    unseen: Sequence[Trajectory]  # of held-out tasks
-
-
 def dreamed_turns(pairs: Sequence[Pair]) -> list[DreamedTurn]:
     """The policy's dreamed turns up to the first that the real world answered differently, in more than wording."""
     turns = []
@@ -56,19 +45,15 @@ def dreamed_turns(pairs: Sequence[Pair]) -> list[DreamedTurn]:
 
 
 async def signal_table(
-    pairs: Sequence[Pair],
-    run: RunFolder,
-    settings: WorldModelSettings,
-    world: LanguageWorldModel,
-    log: LogParts,
-    seed: int,
+    session: Session, pairs: Sequence[Pair], unseen: Sequence[Trajectory], world: LanguageWorldModel
 ) -> list[dict[str, Any]]:
     """``judge_signals`` of all signals that the run can have, with ``on``: what they are judged on.
 
     ``replays`` are the policy's dreams up to where the real world answers differently; ``answers`` those of ``world``
-    to logged actions of held-out tasks, given the real history; ``refusals`` the same, false only where they refuse
+    to the actions of ``unseen`` tasks, given the real history; ``refusals`` the same, false only where they refuse
     what was done, or the other way round.
     """
+    run, settings, log = session.run, session.config.worldmodel, session.log
     signals: list[Signal] = [
         Recorded("likelihood", "confidence"),
         Recorded("outcome likelihood", "outcome_confidence"),
@@ -85,9 +70,13 @@ async def signal_table(
         taught = await judge(plain.at_temperature(1.0), log.held[:EPISODES])
         head = Discriminator.fit(states, log.held, taught)
         signals += [head] if head is not None else []
-    answers, refusals = _answers(log.unseen, await judge(world, log.unseen[:EPISODES]), learn_refusals(log.train))
+    answers, refusals = _answers(unseen, await judge(world, unseen[:EPISODES]), learn_refusals(log.train))
     judged_on = {"replays": dreamed_turns(pairs), "answers": answers, "refusals": refusals}
-    rows = [{"on": on, **row} for on, turns in judged_on.items() for row in judge_signals(signals, turns, seed)]
+    rows = [
+        {"on": on, **row}
+        for on, turns in judged_on.items()
+        for row in judge_signals(signals, turns, session.config.seed)
+    ]
     return [row for row in rows if row["n"]]
 
 

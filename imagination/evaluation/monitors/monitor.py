@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from imagination.evaluation.costs import real_costs, spent_before
 from imagination.evaluation.monitors.rollout_stats import LogReference, measure
 from imagination.evaluation.monitors.rules import Alert, RolloutStats, check, first_trip, stopped_sentence
 from imagination.rollout.play import Episode, Provenance, play_all
-from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import TripwireSettings, UserError
 from policy.agent import LanguageModelAgent
-from real_envs.env import Task, TaskSet
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import PoolStats, real_interaction
@@ -28,18 +28,9 @@ from worldmodel.rules.rule_set import RuleSet
 class Probe:
     """A declared budget of real episodes: a few, every few updates; its steps are counted as ``real_steps.probe``."""
 
-    def __init__(
-        self,
-        run: RunFolder,
-        settings: TripwireSettings,
-        open_world: Callable[[], TaskSet],
-        seed: int,
-        max_turns: int,
-        price: float = 0.0,
-    ) -> None:
-        self._run, self._settings, self._open = run, settings, open_world
-        self._seed, self._max_turns = seed, max_turns
-        self._price, self._earlier = price, spent_before(run, "probe")
+    def __init__(self, session: Session, seed: int) -> None:
+        self._session, self._settings, self._seed = session, session.config.tripwires, seed
+        self._earlier = spent_before(session.run, "probe")
         self.spent = PoolStats()  # by this process
 
     def due(self, update: int) -> bool:
@@ -49,8 +40,8 @@ class Probe:
     def play(self, update: int, agent: LanguageModelAgent) -> tuple[int, int]:
         """Solved and played episodes, dealt to the training games in turn. Episodes that broke count as neither."""
         before = real_interaction()
-        tasks = self._open()
-        known: Sequence[Task] = tasks.tasks("train")
+        tasks, config = self._session.tasks(), self._session.config
+        known = tasks.tasks("train")
         episodes = [
             Episode(f"probe/{update}/{k}", known[k % len(known)], "probe", derive_seed("probe", self._seed, update, k))
             for k in range(self._settings.real_episodes)
@@ -59,7 +50,7 @@ class Probe:
         async def play_and_close() -> list[Trajectory]:
             try:
                 stamp = Provenance(Source.REAL)
-                return await play_all(episodes, tasks.make_env, agent, stamp, self._max_turns, concurrency=64)
+                return await play_all(episodes, tasks.make_env, agent, stamp, config.dream.max_turns, concurrency=64)
             finally:
                 await tasks.close()
 
@@ -67,7 +58,7 @@ class Probe:
             success = summarise(asyncio.run(play_and_close())).success
         finally:
             self.spent += real_interaction() - before
-            self._run.update(real_costs("probe", self._earlier + self.spent, self._price))
+            self._session.run.update(real_costs("probe", self._earlier + self.spent, config.env.price))
         return success.successes, success.n
 
 
@@ -77,10 +68,6 @@ class TripwireMonitor(Callback):
     The evidence for a rule may add up over several updates, and a policy that has learned from the first of them is not
     to be trusted. So the trained weights with which each of the last ``max(memory, window)`` updates was played are
     kept here, and with the training state of a stopped run: evidence reaches no farther back.
-
-    Args:
-        updates: of the whole training.
-        rules: of the log, by which contradictions within dreams are told.
     """
 
     def __init__(
@@ -99,10 +86,6 @@ class TripwireMonitor(Callback):
         self._example = ""
         self._kept: dict[int, dict[str, torch.Tensor]] = {}  # by update: of the policy that played it
 
-    def _weights(self) -> dict[str, torch.Tensor]:
-        trained = ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
-        return {name: p.detach().to("cpu", copy=True) for name, p in trained}
-
     def look(
         self, update: int, played: Sequence[Trajectory], agent: LanguageModelAgent | None = None
     ) -> dict[str, float]:
@@ -112,7 +95,8 @@ class TripwireMonitor(Callback):
             update: which; the number of updates for the rollouts of the policy that training ended with.
             agent: plays a probe where one is due; ``None`` plays none.
         """
-        self._kept[update] = self._weights()
+        trained = ((name, p) for name, p in self._model.named_parameters() if p.requires_grad)
+        self._kept[update] = {name: p.detach().to("cpu", copy=True) for name, p in trained}
         self._kept.pop(update - max(self._settings.memory, self._settings.window), None)
         real = self.probe.play(update, agent) if agent is not None and self.probe.due(update) else (0, 0)
         stats, examples = measure(
@@ -129,23 +113,17 @@ class TripwireMonitor(Callback):
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "kept": self._kept,
-            "history": [stats.to_json() for stats in self.history],
-            "example": self._example,
-        }
+        return {"kept": self._kept, "history": [asdict(stats) for stats in self.history], "example": self._example}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._kept = dict(state_dict["kept"])
-        self.history = [RolloutStats.from_json(stats) for stats in state_dict["history"]]
+        self.history = [RolloutStats(**stats) for stats in state_dict["history"]]
         self._example = state_dict["example"]
         self.tripped = first_trip(self.history, self._settings)
 
     def resume(self, state: str) -> None:
-        """Goes on from a saved training state; the run may have been killed just after a rule was broken.
-
-        Raises:
-            UserError: it is of a version that kept the policy of one update only.
+        """Goes on from a saved training state; the run may have been killed just after a rule was broken. Raises
+        ``UserError``: it is of a version that kept the policy of one update only.
         """
         saved = torch.load(state, map_location="cpu", weights_only=True)["callbacks"][self.state_key]
         if "kept" not in saved:

@@ -97,13 +97,13 @@ def path(task_id: str, turns: Sequence[Turn]) -> list[bytes]:
     return digests
 
 
-def loops(turns: Sequence[Turn], parts: int = _LOOP_TURNS, times: int = _LOOP) -> bool:
-    """Whether one to ``parts`` turns, actions and answers, come ``times`` times in a row."""
+def loops(turns: Sequence[Turn]) -> bool:
+    """Whether one to ``_LOOP_TURNS`` turns, actions and answers, come ``_LOOP`` times in a row."""
     seen = [(plain(turn.action), " ".join(turn.observation.split())) for turn in turns]
     return any(
-        seen[i : i + n * (times - 1)] == seen[i + n : i + n * times]
-        for n in range(1, parts + 1)
-        for i in range(len(seen) - n * times + 1)
+        seen[i : i + n * (_LOOP - 1)] == seen[i + n : i + n * _LOOP]
+        for n in range(1, _LOOP_TURNS + 1)
+        for i in range(len(seen) - n * _LOOP + 1)
     )
 
 

@@ -60,13 +60,6 @@ class RolloutStats:
         """The numbers, for ``metrics.jsonl``."""
         return {PREFIX + name: value for name, value in asdict(self).items() if name not in ("update", "habits")}
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RolloutStats:
-        return cls(**data)
-
 
 @dataclass(frozen=True, slots=True)
 class Alert:

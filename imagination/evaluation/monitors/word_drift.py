@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Trajectory, Turn
 
+DRAWS = 200
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -58,8 +59,8 @@ class WordReference:
             return None
         return jensen_shannon(vector, self._counts)
 
-    def bound(self, groups: int, group_size: int, length: int, draws: int = 200) -> float | None:
-        """The farthest that honest play is from the log, by bootstrap: the largest distance of ``draws`` samples.
+    def bound(self, groups: int, group_size: int, length: int) -> float | None:
+        """The farthest that honest play is from the log, by bootstrap: the largest distance of ``DRAWS`` samples.
 
         A sample is what the rollouts of an update are: ``groups`` starts, at each of them ``group_size`` stretches of
         ``length`` turns from episodes of one task. All of a sample are by *one* agent of the log, drawn first, as a
@@ -67,13 +68,13 @@ class WordReference:
         """
         key = (groups, group_size, max(length, 1))
         if key not in self._bounds:
-            self._bounds[key] = self._bootstrap(*key, draws)
+            self._bounds[key] = self._bootstrap(*key)
         return self._bounds[key]
 
-    def _bootstrap(self, groups: int, group_size: int, length: int, draws: int) -> float | None:
+    def _bootstrap(self, groups: int, group_size: int, length: int) -> float | None:
         rng = random.Random(derive_seed("word drift", groups, group_size, length))
         agents, distances = sorted(self._episodes), []
-        for draw in range(draws if agents else 0):
+        for draw in range(DRAWS if agents else 0):
             tasks = self._episodes[agents[draw % len(agents)]]  # each agent equally often, the rare ones too
             sample: list[NDArray[np.int64]] = []
             for task in rng.choices(sorted(tasks), k=groups):

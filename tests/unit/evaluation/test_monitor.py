@@ -13,8 +13,8 @@ import torch
 from imagination.evaluation.monitors.monitor import Probe, TripwireMonitor
 from imagination.evaluation.monitors.rollout_stats import LogReference
 from imagination.runs.run_folder import RunFolder
+from imagination.session import Session
 from imagination.settings import Config, UserError
-from real_envs.env import TaskSet
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
 
 
@@ -57,14 +57,10 @@ def make(tmp_path: Path) -> Make:
             config.train.updates,
             policy,
             LogReference(LOG),
-            Probe(run, config.tripwires, no_world, config.seed, config.dream.max_turns),
+            Probe(Session(config, run), config.seed),
         ), policy
 
     return make
-
-
-def no_world() -> TaskSet:
-    raise UserError("there are no games here: run `imagine collect` first")
 
 
 def play(watch: TripwireMonitor, policy: Policy, hacked: set[int], updates: range) -> None:

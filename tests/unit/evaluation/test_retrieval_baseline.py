@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from imagination.commands import import_logs
-from imagination.commands.import_logs import cover_log, coverage_lines
+from imagination.commands.import_logs import coverage_lines
 from imagination.evaluation.retrieval_baseline import looked_up, tasks_to_look_at
-from real_envs.importers.splits import SimilarTasks
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory, Turn
+from tests.support.coverage import cover_log
 
 
 def episode(task: str, start: str, *turns: Turn) -> Trajectory:
@@ -78,7 +78,7 @@ def test_the_forecast_of_an_import_reads_no_held_out_task(tmp_path: Path) -> Non
     store = TrajectoryStore.create(tmp_path / "log", tasks, {"imported": True})
     known = [replace(reading(task), id=f"h/{task}", task_id="h", group_id="h") for task in "ab"]
     store.append([*map(reading, "abc"), *known])
-    coverage, found = cover_log(tmp_path, store, SimilarTasks())
+    coverage, found = cover_log(tmp_path, store)
     assert coverage.episodes == 5
     assert found["looked_up"] == looked_up([reading(task) for task in "abc"], [])
     assert json.loads((tmp_path / "coverage.json").read_text())["looked_up"]["exact"]["value"] == 0.5
@@ -91,7 +91,7 @@ def test_a_forecast_of_a_sample_is_told_as_one(tmp_path: Path, monkeypatch: pyte
 
     def said(characters: int) -> tuple[int, str]:
         monkeypatch.setattr(import_logs, "CHARACTERS", characters)
-        coverage, found = cover_log(tmp_path, store, SimilarTasks())
+        coverage, found = cover_log(tmp_path, store)
         assert coverage.read_sizes["a"] == 2 * len("House a") + len("open doorIt opens.read notenote a") == 47
         (line,) = (line for line in coverage_lines(coverage, found) if "looked up" in line)
         return found["looked_up"]["episodes"], line.partition("of another task")[2]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
+from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -13,7 +15,6 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from imagination.serving.app import listen
-from imagination.serving.sessions import DreamWorld
 from imagination.settings.dreams import ServeSettings
 from tests.support.refusal import refused
 from tests.support.served import STARTS, Planted, labelled, measured, planted_world, served
@@ -51,14 +52,14 @@ def test_the_page_asks_for_tasks_and_for_transitions_of_the_log() -> None:
             assert answer.json()["error"]
 
 
-def test_a_mistake_of_ours_is_counted_and_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_counted_and_shows_no_traceback() -> None:
     """One over AgentGym, one over OpenEnv's socket, and one that the page to play by hand asked for."""
 
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret of the server")
 
-    monkeypatch.setattr(DreamWorld, "nearest", broken)
-    with served(planted_world()) as address, httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
+    world = replace(planted_world(), index=Mock(similar=broken))
+    with served(world) as address, httpx.Client(base_url=f"http://{address}", trust_env=False) as client:
         handle = client.post("/agentgym/create").json()["id"]
         client.post("/agentgym/reset", json={"id": handle, "data_idx": 0})
         client.post("/agentgym/step", json={"id": handle, "action": "bug"})
