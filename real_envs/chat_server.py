@@ -51,10 +51,7 @@ class ChatServer:
         self._client.close()
 
     def question(self, system: str, user: str, max_tokens: int) -> dict[str, Any]:
-        chat: Sequence[Mapping[str, str]] = [
-            {"role": "system", "content": system},
-            {"role": "user", "content": user},
-        ]
+        chat: Sequence[Mapping[str, str]] = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         return {"model": self.model, "messages": chat, "temperature": 0.0, "max_tokens": max_tokens}
 
     def ask(self, question: Mapping[str, Any]) -> Reply:

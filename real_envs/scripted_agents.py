@@ -45,7 +45,7 @@ INFORM = CommandGrammar.of(
     "4 open {a} | 4 close {a} | 5 take {a} | 4 take {a} from {b} | 3 drop {a} | 4 put {a} on {b} | "
     "4 insert {a} into {b} | 4 unlock {a} with {b} | 2 lock {a} with {b} | 5 go {d} | 2 examine {a} | "
     "1 eat {a} | 0.5 look | 0.5 inventory | 0.5 unlock {a} | 0.3 take all | 0.3 use {a} on {b} | "
-    "0.3 go to {a} | 0.3 look in {a} | 0.3 pick up {a}",
+    "0.3 go to {a} | 0.3 look in {a} | 0.3 pick up {a}"
 )
 
 

@@ -247,11 +247,7 @@ class WorkerPool:
     """
 
     def __init__(
-        self,
-        factory: Callable[[], SyncEnv],
-        workers: int = 2,
-        step_timeout: float = 5.0,
-        reset_timeout: float = 30.0,
+        self, factory: Callable[[], SyncEnv], workers: int = 2, step_timeout: float = 5.0, reset_timeout: float = 30.0
     ) -> None:
         hello = pickle.dumps((factory, step_timeout, reset_timeout))
         self.stats = PoolStats()

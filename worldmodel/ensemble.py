@@ -111,13 +111,7 @@ class EnsembleWorldModel:
         return self.members[0].continues
 
     async def predict(
-        self,
-        start: str,
-        history: Sequence[Turn],
-        action: str,
-        seed: int,
-        session: object = None,
-        opening: str = "",
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None, opening: str = ""
     ) -> Prediction:
         """See ``TextWorldModel.predict``; ``PredictionInvalid`` is of the leading member."""
         leader = self.leader(seed)

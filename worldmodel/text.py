@@ -117,13 +117,7 @@ class TextWorldModel:
         return isinstance(self.form, FullObservation)
 
     async def predict(
-        self,
-        start: str,
-        history: Sequence[Turn],
-        action: str,
-        seed: int,
-        session: object = None,
-        opening: str = "",
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None, opening: str = ""
     ) -> Prediction:
         """Predicts what ``action`` does after ``history``.
 
@@ -142,13 +136,7 @@ class TextWorldModel:
         return (await self.write(start, history, action, seed, session, opening)).prediction
 
     async def write(
-        self,
-        start: str,
-        history: Sequence[Turn],
-        action: str,
-        seed: int,
-        session: object = None,
-        opening: str = "",
+        self, start: str, history: Sequence[Turn], action: str, seed: int, session: object = None, opening: str = ""
     ) -> ParsedPrediction:
         """``predict`` with the tokens; it raises the same."""
         prompt = prompt_tokens(self.chat, self.form, start, history, action).ids

@@ -156,10 +156,7 @@ DETECTORS: dict[tuple[str, str], tuple[Prefilter, ...]] = {
     ("openai", "OpenAIDetector"): (_has(("J",), ("T3BlbkFJ",)),),
     ("pypi_token", "PypiTokenDetector"): (_has(("-",), ("pypi-A",)),),
     ("sendgrid", "SendGridDetector"): (_begins(r"S(?=G\.)"),),
-    ("slack", "SlackDetector"): (
-        _has(("-",), ("xox",), folded=True),
-        _has(("/",), ("hooks.slack.com",), folded=True),
-    ),
+    ("slack", "SlackDetector"): (_has(("-",), ("xox",), folded=True), _has(("/",), ("hooks.slack.com",), folded=True)),
     ("square_oauth", "SquareOAuthDetector"): (_has(("-",), ("sq0csp-",)),),
     ("stripe", "StripeDetector"): (_has(("_",), ("k_live_",)),),
     ("telegram_token", "TelegramBotTokenDetector"): (_begins(r":[0-9A-Za-z_-]{35}"),),

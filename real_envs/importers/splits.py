@@ -34,10 +34,7 @@ Sketch = NDArray[np.uint32]
 
 
 def heldout_tasks(
-    tasks: Collection[str],
-    share: float,
-    groups: Sequence[frozenset[str]] = (),
-    before: Mapping[str, str] | None = None,
+    tasks: Collection[str], share: float, groups: Sequence[frozenset[str]] = (), before: Mapping[str, str] | None = None
 ) -> frozenset[str]:
     """About ``share`` of the tasks, always the same ones: those with the least hashes.
 

@@ -41,7 +41,7 @@ LANGUAGE = CommandGrammar.of(
     "8 go to {a} | 5 take {a} from {b} | 5 put {a} in/on {b} | 3 open {a} | 1 close {a} | 1 use {a} | "
     "1 examine {a} | 1 heat {a} with {b} | 1 cool {a} with {b} | 1 clean {a} with {b} | "
     "0.5 slice {a} with {b} | 0.5 inventory | 0.3 look | 0.5 move {a} to {b} | 0.5 put {a} in {b} | "
-    "0.5 take {a}",
+    "0.5 take {a}"
 )
 
 

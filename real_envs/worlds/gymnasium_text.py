@@ -27,7 +27,7 @@ UNKNOWN = "Unknown action."
 INVALID = r"Unknown action\."
 # What is said to an environment whose own commands are few and have no names in them; most of it is not understood.
 LANGUAGE = CommandGrammar.of(
-    "2 go to {a} | 2 pick up {a} | 1 open {a} | 1 drop {a} | 1 turn around | 1 go back | 1 wait",
+    "2 go to {a} | 2 pick up {a} | 1 open {a} | 1 drop {a} | 1 turn around | 1 go back | 1 wait"
 )
 _TRIES = 30  # seeds drawn for each task, before the environment is said to have no more that differ
 _FOLDS = 5

@@ -88,13 +88,7 @@ def products(shapes: Sequence[tuple[int, int]], tokens: int, dtype: torch.dtype)
 
 
 def attention_products(
-    layers: int,
-    rows: int,
-    heads: tuple[int, int],
-    time: int,
-    dim: int,
-    dtype: torch.dtype,
-    seconds: float = 1.0,
+    layers: int, rows: int, heads: tuple[int, int], time: int, dim: int, dtype: torch.dtype, seconds: float = 1.0
 ) -> Callable[[], None]:
     """The two matrix products of attention for one token a row (``heads``: of queries, of keys), as work to measure.
 
@@ -126,10 +120,7 @@ def attention_products(
     return compiled if by_us < by_torch else work
 
 
-def matmul_rate(
-    sizes: Sequence[int] = (1024, 1536, 2048),
-    seconds: float = 1.0,
-) -> float:
+def matmul_rate(sizes: Sequence[int] = (1024, 1536, 2048), seconds: float = 1.0) -> float:
     """FLOP/s of a large square matrix product, the best of several sizes: what the machine can do."""
     rates = []
     for size in sizes:

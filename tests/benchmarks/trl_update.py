@@ -40,12 +40,7 @@ from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source
 from tests.benchmarks.machine import matmul_rate
-from tests.benchmarks.measure import (
-    arguments,
-    forward_operations,
-    main_or_worker,
-    run_worker,
-)
+from tests.benchmarks.measure import arguments, forward_operations, main_or_worker, run_worker
 from tests.benchmarks.table import Limit, table_row, write
 
 MODEL = ModelSettings(hidden=192, layers=6, heads=3, kv_heads=3, mlp=512, context=1024)

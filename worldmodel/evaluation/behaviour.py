@@ -59,12 +59,7 @@ def action_logprobs(
 
 
 def behaviour_metrics(
-    judged: Sequence[Judged],
-    episodes: Sequence[Trajectory],
-    model: Any,
-    chat: ChatFormat,
-    context: int,
-    seed: int,
+    judged: Sequence[Judged], episodes: Sequence[Trajectory], model: Any, chat: ChatFormat, context: int, seed: int
 ) -> dict[str, Any]:
     """BehR: mean log pi(a | predicted state) - mean log pi(a | true state) under a frozen policy.
 

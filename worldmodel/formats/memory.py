@@ -83,11 +83,7 @@ class MemoryFormat(FormatWrapper):
     """
 
     def __init__(
-        self,
-        memory: TaskMemory,
-        most: int,
-        inner: TransitionFormat | None = None,
-        hidden: frozenset[str] = frozenset(),
+        self, memory: TaskMemory, most: int, inner: TransitionFormat | None = None, hidden: frozenset[str] = frozenset()
     ) -> None:
         if most < 1:
             raise ValueError(f"most must be at least 1, got {most}")

@@ -32,14 +32,7 @@ from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant, Ph
 from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.refusals import learn_refusals
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.search import (
-    LEAST_TURNS,
-    PRECISION,
-    Conjunction,
-    conjunctions,
-    find_conjunctions,
-    judging_half,
-)
+from worldmodel.rules.search import LEAST_TURNS, PRECISION, Conjunction, conjunctions, find_conjunctions, judging_half
 from worldmodel.rules.templates import ANY, OTHER, Action, blank, find_templates, flat, words
 
 _PATTERNS = 4  # answers with slots, of a template

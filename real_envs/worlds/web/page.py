@@ -122,11 +122,7 @@ def page_text(elements: Sequence[Element]) -> str:
 
 
 def parse_action(
-    action: str,
-    numbers: Numbers,
-    here: Collection[int],
-    ids: Mapping[str, Sequence[int]],
-    longest_wait: float = 1000.0,
+    action: str, numbers: Numbers, here: Collection[int], ids: Mapping[str, Sequence[int]], longest_wait: float = 1000.0
 ) -> str:
     """The action with BrowserGym's ids in place of our numbers.
 

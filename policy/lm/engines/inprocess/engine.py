@@ -211,9 +211,7 @@ class InProcessEngine(SlotEngine[Request]):
                 logprobs[part] = logprobs_of(logits, ids[part])
                 continue
             chosen, scored = sample(
-                logits,
-                torch.from_numpy(temperature[part]).to(device),
-                torch.from_numpy(uniforms[part]).to(device),
+                logits, torch.from_numpy(temperature[part]).to(device), torch.from_numpy(uniforms[part]).to(device)
             )
             ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
             if given[part].any():
@@ -286,9 +284,7 @@ class InProcessEngine(SlotEngine[Request]):
 
 
 def sample(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    uniforms: torch.Tensor,
+    logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row, at the place where the cumulative distribution passes the row's uniform number.
 
