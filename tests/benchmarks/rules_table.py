@@ -45,10 +45,16 @@ from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
 from worldmodel.rules.refusals import learn_refusals
 
-GAMES = {  # of TextWorldExpress, at their own sizes
-    "coin": ["preset=demo", "env.options.game=coin", "env.options.params=''"],
-    "twc": ["preset=demo", "env.options.game=twc", "env.options.params=''"],
-    "sorting": ["preset=demo", "env.options.game=sorting", "env.options.params=''"],
+_EXPRESS = [
+    *("preset=demo", "games.train=400", "collect.max_turns=20", "dream.max_turns=20", "evaluate.max_turns=20"),
+    *("evaluate.heldout_episodes=2", "evaluate.tasks=20", "clone.agents=[expert,noisy-0.2]", "clone.solved_only=true"),
+    *("train.updates=24", "train.validation_tasks=48", "train.validate_every=4", "env.options.params=''"),
+]
+FIVE_ROOMS = "numLocations=5,includeDoors=1,numDistractorItems=2"
+GAMES = {  # of TextWorldExpress
+    "coin": [*_EXPRESS, "env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"],
+    "twc": [*_EXPRESS, "env.options.game=twc"],
+    "sorting": [*_EXPRESS, "env.options.game=sorting"],
 }
 MODES = ("off", "refuse", "repair", "real")
 TRUE = tuple(f"true-{part}" for part in PARTS)
