@@ -27,6 +27,7 @@ from typing import Any
 from unittest.mock import patch
 
 from imagination.commands.experiments.arms import play_clone, prepared_run, train_arm
+from imagination.commands.train import _RealSteps
 from imagination.evaluation.world_model_eval import heldout_tasks
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Provenance, plan, play_all
@@ -40,6 +41,7 @@ from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
 from tests.benchmarks import study
+from real_envs.worker_pool import PoolStats
 from tests.benchmarks.partly_true import PARTS, PartlyTrue, Truth
 from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
@@ -129,7 +131,8 @@ def _partly_true(config: Config, run: RunFolder, mode: str) -> Iterator[None]:
         return PartlyTrue(make(self, *args, **settings), part, truth, refusals)
 
     try:
-        with patch.object(Session, "world_model", world_model):
+        # a training in dreams that took real steps is refused; these are the experiment's own
+        with patch.object(Session, "world_model", world_model), patch.object(_RealSteps, "used", PoolStats()):
             yield
     finally:
         asyncio.run(tasks.close())
