@@ -40,8 +40,8 @@ from imagination.settings.compose import load_config
 from real_envs.env import Task
 from real_envs.files import write_atomically
 from real_envs.trajectory import Source
-from tests.benchmarks import study
 from real_envs.worker_pool import PoolStats
+from tests.benchmarks import study
 from tests.benchmarks.partly_true import PARTS, PartlyTrue, Truth
 from worldmodel.evaluation.dreams import contradiction_metrics
 from worldmodel.evaluation.proportions import Proportion, pooled
