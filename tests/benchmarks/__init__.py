@@ -8,6 +8,7 @@ everything once and small, to see that it works: its ratios mean nothing. Each b
 ``dreams``         the same engine with and without drafts, models trained on TextWorld
 ``trl_update``     rows to weights, against TRL (``trl_side``)
 ``trl_iteration``  play and learn, against TRL: ``zoo`` is the world
+``gpu``            dreams and updates of half a billion parameters on a CUDA card (``make bench-gpu``)
 
 Nothing here is asserted in a test as seconds. Opponents live in environments of their own: vLLM and TRL must not decide
 what we run with; TRL shares torch, transformers and all other pins with us. Each side runs in processes of its own, in

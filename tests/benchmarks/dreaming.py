@@ -1,4 +1,4 @@
-"""The dreams that ``rollouts`` times: random models, and the one loop that every competitor runs in its own process.
+"""The dreams that ``rollouts`` and ``gpu`` time: random models, and the loop that each side runs in its own process.
 
 The models never stop by themselves, so every competitor samples exactly the same number of tokens.
 """
@@ -62,10 +62,11 @@ def model_config(shape: Shape) -> LlamaConfig:
     )
 
 
-def make_model(shape: Shape, seed: int, dtype: torch.dtype = torch.float32) -> Any:
+def make_model(shape: Shape, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """Random weights: speed does not depend on what is written."""
     torch.manual_seed(seed)
-    model: Any = LlamaForCausalLM(model_config(shape))
+    with torch.device(device):
+        model: Any = LlamaForCausalLM(model_config(shape))
     return model.to(dtype).eval()
 
 
@@ -109,8 +110,8 @@ class GenerateEngine:
         mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids, _, _ in waiting])
         with torch.inference_mode():
             out = self.model.generate(
-                tokens,
-                attention_mask=mask,
+                tokens.to(self.model.device),
+                attention_mask=mask.to(self.model.device),
                 max_new_tokens=sampling.max_tokens,
                 do_sample=True,
                 top_k=0,
@@ -153,9 +154,11 @@ async def dream(policy: Engine, world: Engine, shape: Shape, seed: int) -> list[
     return ends
 
 
-def make_engines(name: str, shape: Shape, dtype: torch.dtype, eager: bool = True) -> tuple[Engine, Engine]:
+def make_engines(
+    name: str, shape: Shape, dtype: torch.dtype, eager: bool = True, device: str = "cpu"
+) -> tuple[Engine, Engine]:
     """Policy and world model: two models of one shape with their own weights, in one process."""
-    models = [make_model(shape, seed, dtype) for seed in (0, 1)]
+    models = [make_model(shape, seed, dtype, device) for seed in (0, 1)]
     scheduler = DeviceScheduler()
     if name == "generate":
         made: list[Engine] = [GenerateEngine(model, shape.context) for model in models]
@@ -194,12 +197,12 @@ def play(spec: dict[str, Any]) -> dict[str, Any]:
     """Plays as ``spec`` says.
 
     Args:
-        spec: ``engine`` (inprocess, generate or vllm), ``shape``, ``dtype``, ``eager``, ``seeds`` (the
+        spec: ``engine`` (inprocess, generate or vllm), ``shape``, ``dtype``, ``device``, ``eager``, ``seeds`` (the
             first, and one behind the last), and ``long``: whether to time the turns of a long dream instead.
     """
     shape = Shape(**spec["shape"])
     dtype = getattr(torch, spec["dtype"])
-    policy, world = make_engines(spec["engine"], shape, dtype, spec["eager"])
+    policy, world = make_engines(spec["engine"], shape, dtype, spec["eager"], spec["device"])
     if spec["long"]:
         return {"seconds": long_turn_seconds(policy, world, shape)}
     warm = 1 if spec["engine"] == "generate" else shape.turns  # generate is slow, and keeps nothing that was warmed

@@ -131,7 +131,7 @@ class _Worker:
             "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
             "TRL_EXPERIMENTAL_SILENCE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
+            **({} if spec.get("device") == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}),
             _TURN_HANDLE: str(turn.fileno()) if turn else "",
         }
         command = [os.path.abspath(python), "-m", f"tests.benchmarks.{module}", str(spec_path), str(self._out)]

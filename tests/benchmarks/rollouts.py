@@ -115,6 +115,7 @@ class Race:
         shape: of models and dreams.
         folder: for what processes exchange.
         threads: of torch, for all sides.
+        device: of all sides, ``cpu`` or ``cuda``.
 
     Attributes:
         rates: turns per second of each side, dream by dream.
@@ -122,8 +123,8 @@ class Race:
         tried: turns per second of a side's ways to run, or why one does not.
     """
 
-    def __init__(self, shape: Shape, folder: Path, threads: int) -> None:
-        self.shape, self.folder, self.threads = shape, folder, threads
+    def __init__(self, shape: Shape, folder: Path, threads: int, device: str = "cpu") -> None:
+        self.shape, self.folder, self.threads, self.device = shape, folder, threads, device
         self.sides: dict[str, Side] = {}
         self.rates: dict[str, list[float]] = {}
         self.missing: dict[str, str] = {}
@@ -194,7 +195,7 @@ class Race:
 
     def _play(self, side: Side, shape: Shape | None = None, long: bool = False) -> dict[str, Any]:
         spec = {"engine": side.engine, "dtype": side.dtype, "eager": side.eager, "shape": asdict(shape or self.shape)}
-        spec |= {"seeds": (0, 1), "long": long}
+        spec |= {"seeds": (0, 1), "long": long, "device": self.device}
         return run_worker(side.python, "dreaming", spec, self.folder, self.threads)
 
 
@@ -205,10 +206,12 @@ def _reason(error: Exception) -> str:
     return (telling or lines)[-1][:300]
 
 
-def decode_row(shape: Shape, dtype: torch.dtype, length: int = 64, seconds: float = 5.0) -> dict[str, Any]:
+def decode_row(
+    shape: Shape, dtype: torch.dtype, length: int = 64, seconds: float = 5.0, device: str = "cpu"
+) -> dict[str, Any]:
     """Tokens per second of decoding all episodes at once, against the same matrix products alone: those of the linear
     layers and of attention. Both do ``length`` steps at a stretch, in turns."""
-    model = make_model(shape, 0, dtype)
+    model = make_model(shape, 0, dtype, device)
     engine = InProcessEngine(model, shape.context, EngineSettings(slots=shape.episodes, memory_gib=16.0))
     prompts = torch.randint(0, shape.vocab, (shape.episodes, min(200, shape.context - length - 1))).tolist()
 
@@ -220,8 +223,9 @@ def decode_row(shape: Shape, dtype: torch.dtype, length: int = 64, seconds: floa
     body, head = linear_shapes(model.config)
     layers, kv_heads, dim = kv_shape(model.config)
     heads, time = (shape.heads, kv_heads), len(prompts[0]) + length // 2
-    linear = products([*body, head], shape.episodes, dtype)
-    attention = attention_products(layers, shape.episodes, heads, time, dim, dtype, seconds / 5)
+    with torch.device(device):
+        linear = products([*body, head], shape.episodes, dtype)
+        attention = attention_products(layers, shape.episodes, heads, time, dim, dtype, seconds / 5)
 
     def steps(*works: Callable[[], None]) -> None:
         for _ in range(length):

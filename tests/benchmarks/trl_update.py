@@ -39,7 +39,7 @@ from policy.lm.batch import Row, RowBatch
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.trajectory import Source
-from tests.benchmarks.machine import matmul_rate
+from tests.benchmarks.machine import matmul_rate, synchronize
 from tests.benchmarks.measure import arguments, forward_operations, main_or_worker, run_worker
 from tests.benchmarks.table import Limit, table_row, write
 
@@ -115,9 +115,11 @@ class Clock(Callback):
         self._keep, self._start = keep_gradients, 0.0
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+        synchronize()
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        synchronize()
         self.seconds.append(time.perf_counter() - self._start)
 
     def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:

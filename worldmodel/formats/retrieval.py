@@ -15,7 +15,6 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import bm25s
 import numpy as np
 from numpy.typing import NDArray
 
@@ -83,6 +82,8 @@ class TransitionIndex:
         for at, names in enumerate(owners):
             for name in names:
                 self._owned.setdefault(name, []).append(at)
+        import bm25s  # nothing else needs it
+
         self._bm25 = bm25s.BM25()
         numbers: defaultdict[str, int] = defaultdict()  # of words: a list of these is a tenth of a list of texts
         numbers.default_factory = numbers.__len__
