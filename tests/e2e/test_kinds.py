@@ -209,8 +209,8 @@ def test_a_stage_that_was_cut_off_leaves_no_model_that_looks_whole(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"members": 0}, "at least 1"),
-        ({"neighbours": 0}, "at least 1"),
+        ({"members": 0}, "members"),
+        ({"neighbours": 0}, "neighbours"),
         ({"rarity": -1.0}, "rarity"),
         ({"unchanged_share": 1.0}, "unchanged_share"),
         ({"refusals": "("}, "regular expression"),

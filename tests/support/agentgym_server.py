@@ -8,6 +8,7 @@ text, no ``/close``). The actions below misbehave in ways that a test asks for.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -182,6 +183,8 @@ def handler(game: Game) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(b'{"observation": ')
                 self.close_connection = True
+            elif action == "exit":
+                os._exit(1)
             else:
                 return False
             return True
