@@ -22,7 +22,8 @@ CopyKind = Literal["say", "last", "line", "again", "link", "way", "page", "edit"
 class Condition:
     """One test of the words of an episode before an action."""
 
-    # ``text``: the context stands in the text of a scope; ``is``: the filler is a value; ``missing``: some filler of
+    # ``text``: the context stands in the text of a scope; ``is``: the filler is a value, or one of several with `` | ``
+    # between them; ``missing``: some filler of
     # the action does not stand in the text of a scope; ``last_deed``: the last accepted action that named the filler
     # had it in this slot of this template; ``did``: some accepted action had it there; ``done``: an action of the
     # template was accepted; ``paid``: this action earned something before; ``since``: one was accepted after the text
@@ -61,7 +62,7 @@ class Condition:
         if kind == "text":
             return f" {self.value.replace('_', filler)} " in episode.text(self.scope)
         if kind == "is":
-            return filler == episode.mentions.get(self.value, self.value)
+            return any(filler == episode.mentions.get(value, value) for value in self.value.split(" | "))
         if kind == "last_deed":
             return episode.last_deed(filler) == (self.value, self.other)
         return episode.did(self.value, self.other, filler)
@@ -79,7 +80,7 @@ class Condition:
             words = self.value.replace("_", thing) if self.slot else self.value
             return f'{no}"{words}" stands in {place}'
         if self.kind == "is":
-            return f"{thing} is {no}{self.value}"
+            return f"{thing} is {no}{self.value.replace(' | ', ' or ')}"
         if self.kind == "paid":
             return f"it was {no}paid for before"
         deed = self.value.replace(f"{{{self.other}}}", thing) if self.other else self.value

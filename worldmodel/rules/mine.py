@@ -32,13 +32,22 @@ from worldmodel.rules.invariants import OPENING, OUTCOME, REFUSAL, Invariant, Ph
 from worldmodel.rules.pages import describe, find_notices, page_of
 from worldmodel.rules.refusals import learn_refusals
 from worldmodel.rules.rule_set import RuleSet
-from worldmodel.rules.search import LEAST_TURNS, PRECISION, Conjunction, conjunctions, find_conjunctions, judging_half
+from worldmodel.rules.search import (
+    LEAST_TURNS,
+    PRECISION,
+    Claim,
+    Conjunction,
+    conjunctions,
+    find_conjunctions,
+    judging_half,
+)
 from worldmodel.rules.templates import ANY, OTHER, Action, blank, find_templates, flat, words
 
 _PATTERNS = 4  # answers with slots, of a template
 _SAMPLE = 4000  # turns of a template in which contexts are looked for
 _CONTEXTS = 10  # of a slot and a scope
 _VALUES = 8
+_MANY_FILLERS = 8  # different ones, from which on a claim is taken to hold for others
 _CHANGES = 8  # of pages, by the actions of a template
 
 
@@ -136,6 +145,7 @@ class _Table:
     _equal: list[list[bool]] = field(default_factory=list)
     _outcome: list[int] = field(default_factory=list)
     _held: list[bool] = field(default_factory=list)
+    _fillers: list[tuple[str, ...]] = field(default_factory=list)
     _refused: list[bool] = field(default_factory=list)
     _answer_kind: list[str] = field(default_factory=list)  # the kind of the answer
 
@@ -234,6 +244,7 @@ class _Table:
         reward, end = turn.reward or 0.0, turn.terminated
         self._outcome.append(next((k for k, (r, e) in enumerate(outcomes) if same_reward(r, reward) and e == end), -1))
         self._held.append(held)
+        self._fillers.append(action.fillers)
         self._answer_kind.append(_kind_of(turn, episode.language) or "")
         self._refused.append(episode.language.refuses(turn.action, turn.observation))
 
@@ -275,7 +286,7 @@ class _Table:
                 self.copies[c].kind == "say" and self.copies[c].text in self.refusing and not (reward or terminated)
             )
             rule = Rule(self.template, (), self.copies[c], reward, terminated, refuses)
-            rules.append(best.proves(rule, conditions))
+            rules.append(self._within_evidence(best.proves(rule, conditions), best.covers))
             covered |= best.covers
         return rules + self._words(base, times, equal, covered, held)
 
@@ -309,8 +320,23 @@ class _Table:
                 continue
             covered = np.zeros(len(held), dtype=bool)
             for best in conjunctions(base, right, np.ones_like(held), covered, held, LEAST_TURNS):
-                invariants.append(best.proves(invariant, self.conditions))
+                invariants.append(self._within_evidence(best.proves(invariant, self.conditions), best.covers))
         return invariants
+
+    def _within_evidence(self, claim: Claim, covers: np.ndarray) -> Claim:
+        """A claim that pays or ends holds for the fillers that it was seen with, unless they are many.
+
+        In a log in which only coins were ever taken, "take {1}" always pays; a policy would find that doors pay, too.
+        """
+        if not (claim.reward or claim.terminated):
+            return claim
+        seen = [self._fillers[k] for k in np.flatnonzero(covers)]
+        values = [sorted(set(column)) for column in zip(*seen, strict=False)]
+        few = [(slot, names) for slot, names in enumerate(values, start=1) if len(names) < _MANY_FILLERS]
+        limits = [Condition("is", slot, " | ".join(names)) for slot, names in few]
+        known = {(c.kind, c.slot, c.value) for c in claim.conditions if not c.negated}
+        added = tuple(c for c in limits if (c.kind, c.slot, c.value) not in known)
+        return replace(claim, conditions=(*claim.conditions, *added))
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray

@@ -115,3 +115,37 @@ def test_rules_that_contradict_each_other_put_nothing_right(rules: RuleSet) -> N
     ruled = RuledWorldModel(pays(), RuleSet(rules.language, (), other), resamples=1)  # type: ignore[arg-type]
     found = asyncio.run(ruled.predict("Go to the red ball.\na red ball: 5 ahead", (), "walk on", 7, "s"))
     assert (found.reward, found.mended, found.outcome_by, len(found.broken)) == (1.0, False, "model", 2)
+
+
+def search(seed: int, prizes: int) -> Trajectory:
+    """Rooms with a prize; taking it pays and ends. ``prizes``: how many different ones there are in the log."""
+    rng = random.Random(seed)
+    prize, turns, end = f"prize{rng.randrange(prizes)}", list[Turn](), False
+    while len(turns) < 6 and not end:
+        action = rng.choice([f"take {prize}", "look around", "look back"])
+        here, end = rng.random() < 0.5, action.startswith("take")
+        text = f"You take the {prize}." if end else f"You see a door and a {prize if here else 'lamp'}."
+        if end and not (turns and prize in turns[-1].observation):
+            end, text = False, NO
+        turns.append(Turn(action, text, float(end), end))
+    stop = StopReason.TERMINATED if end else StopReason.TURN_LIMIT
+    return Trajectory(f"e{seed}", f"t{seed}", f"t{seed}", Source.REAL, "a", seed, "Search.", tuple(turns), stop)
+
+
+@pytest.mark.parametrize(("prizes", "pays_for_others"), [(2, False), (20, True)])
+def test_what_pays_for_few_things_in_the_log_pays_for_no_other(prizes: int, pays_for_others: bool) -> None:
+    """A policy once learned to take doors, which nobody in the log had tried and a rule paid for."""
+    rules = mine_rules([search(seed, prizes) for seed in range(1500)])
+    seen = (
+        Turn("look around", "You see a door and a prize0.", 0.0, False),
+        Turn("look around", "You see a door and a prize0.", 0.0, False),
+    )
+
+    def reward(action: str) -> float:
+        answer = rules.answer("Search.", seen, action)
+        return 0.0 if answer is None else float(answer.rule.reward or 0.0)
+
+    assert reward("take prize0") == 1.0
+    new = (seen[0], replace(seen[1], observation="You see a door and a vase."))
+    answer = rules.answer("Search.", new, "take vase")
+    assert (answer is not None and answer.rule.reward == 1.0) is pays_for_others
