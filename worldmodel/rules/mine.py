@@ -35,7 +35,6 @@ from worldmodel.rules.rule_set import RuleSet
 from worldmodel.rules.search import (
     LEAST_TURNS,
     PRECISION,
-    Claim,
     Conjunction,
     conjunctions,
     find_conjunctions,
@@ -286,7 +285,8 @@ class _Table:
                 self.copies[c].kind == "say" and self.copies[c].text in self.refusing and not (reward or terminated)
             )
             rule = Rule(self.template, (), self.copies[c], reward, terminated, refuses)
-            rules.append(self._within_evidence(best.proves(rule, conditions), best.covers))
+            rule = best.proves(rule, conditions)
+            rules.append(replace(rule, conditions=self._within_evidence(rule, best.covers)))
             covered |= best.covers
         return rules + self._words(base, times, equal, covered, held)
 
@@ -320,23 +320,22 @@ class _Table:
                 continue
             covered = np.zeros(len(held), dtype=bool)
             for best in conjunctions(base, right, np.ones_like(held), covered, held, LEAST_TURNS):
-                invariants.append(self._within_evidence(best.proves(invariant, self.conditions), best.covers))
+                claim = best.proves(invariant, self.conditions)
+                invariants.append(replace(claim, conditions=self._within_evidence(claim, best.covers)))
         return invariants
 
-    def _within_evidence(self, claim: Claim, covers: np.ndarray) -> Claim:
-        """A claim that pays or ends holds for the fillers that it was seen with, unless they are many.
+    def _within_evidence(self, claim: Rule | Invariant, covers: np.ndarray) -> tuple[Condition, ...]:
+        """Conditions of a claim. One that pays or ends holds for the fillers it was seen with, unless they are many.
 
         In a log in which only coins were ever taken, "take {1}" always pays; a policy would find that doors pay, too.
         """
         if not (claim.reward or claim.terminated):
-            return claim
+            return claim.conditions
         seen = [self._fillers[k] for k in np.flatnonzero(covers)]
         values = [sorted(set(column)) for column in zip(*seen, strict=False)]
         few = [(slot, names) for slot, names in enumerate(values, start=1) if len(names) < _MANY_FILLERS]
         limits = [Condition("is", slot, " | ".join(names)) for slot, names in few]
-        known = {(c.kind, c.slot, c.value) for c in claim.conditions if not c.negated}
-        added = tuple(c for c in limits if (c.kind, c.slot, c.value) not in known)
-        return replace(claim, conditions=(*claim.conditions, *added))
+        return tuple(dict.fromkeys([*claim.conditions, *limits]))
 
     def _since(
         self, accepted: np.ndarray, times: np.ndarray, right: np.ndarray, here: np.ndarray
