@@ -50,10 +50,10 @@ def take_over(session: Session) -> None:
     """
     run, world, name = session.run, session.config.env.name, session.config.loop.origin
     policy, output = session.config.loop.policy, Path(session.config.output)
-    found = next((folder for folder in (output / name, Path(name)) if (folder / "summary.json").exists()), None)
-    if found is None:
+    existing = next((folder for folder in (output / name, Path(name)) if (folder / "summary.json").exists()), None)
+    if existing is None:
         raise UserError(f"loop.origin={name} is no run: neither {output / name} nor {name} has a summary.json")
-    source = RunFolder(found, 0)
+    source = RunFolder(existing, 0)
     need(source.model("worldmodel"), "fit-world-model")
     need(source.model(policy), "clone")
     try:
