@@ -55,7 +55,10 @@ def imagine_serve(folder: Path, *words: str, seconds: float = 200.0) -> Iterator
         words: settings, as on the command line.
         seconds: after which the process is killed, whatever it does.
     """
-    command = ["-c", "import sys; from imagination.cli import main; sys.exit(main())", "serve", f"run={folder.name}"]
+    # a shell that has put the tests in the background has made all of them deaf to SIGINT
+    script = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    script += "from imagination.cli import main; sys.exit(main())"
+    command = ["-c", script, "serve", f"run={folder.name}"]
     log = folder.parent / f"{folder.name}-serve.log"
     with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(
