@@ -27,7 +27,7 @@ from imagination.learning.experience import RecordedGroups
 from imagination.learning.policy_module import PolicyModule
 from imagination.learning.reward_shaping import RewardShaping, worst_returns
 from imagination.learning.self_imitation import Replays
-from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream, make_trainer, split_starts
+from imagination.learning.trainer import BestPolicy, KeepCheckpoints, StepStream, TimeLimit, make_trainer, split_starts
 from imagination.rollout.dream_env import Start, dream_starts
 from imagination.rollout.schedules import most
 from imagination.rollout.world_models import rules_of
@@ -120,7 +120,9 @@ def _train(
     )
 
     # learn: each update is played by the collector, judged and learned from by the module
-    module = PolicyModule(policy.model, algorithm, settings, partial(run.record, "train"), seed, reference, value=value)
+    clock = TimeLimit(settings.minutes)
+    record = partial(run.record, "train")
+    module = PolicyModule(policy.model, algorithm, settings, record, seed, reference, value, clock.passed)
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
     callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]
@@ -131,9 +133,8 @@ def _train(
         return watch is not None and watch.tripped is not None
 
     if not stopped():
-        trainer.fit(
-            module, StepStream(last, module.done, from_first(collector.update)), ckpt_path=state, weights_only=True
-        )
+        updates = StepStream(last, module.done, from_first(collector.update), clock.over)
+        trainer.fit(module, updates, ckpt_path=state, weights_only=True)
     leave()
 
     # look at the last policy, and save the one to keep

@@ -292,6 +292,16 @@ def declare_corpus(
     write_atomically(note, json.dumps(made_by, indent=1))
 
 
+def declared(folder: Path) -> dict[str, Any]:
+    """What ``declare_corpus`` wrote. Raises ``UserError``: it is not there, or torn."""
+    note = folder / "corpus.json"
+    try:
+        made_by: dict[str, Any] = json.loads(note.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{note}: missing or torn; it lies beside the shards that `imagine pretrain` made") from error
+    return made_by
+
+
 def make_corpus(
     settings: PretrainSettings,
     worlds: Mapping[str, CorpusWorld],

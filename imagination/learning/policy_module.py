@@ -6,7 +6,7 @@ It holds nothing that an algorithm should know.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,7 @@ class PolicyModule(L.LightningModule):
         seed: of the order of rows within an update.
         reference: a frozen copy of the starting policy, needed where ``kl_coef > 0``.
         value: the critic to begin with, where the algorithm has one; by default all its values are 0.
+        passed: the share of the training's time that is over.
 
     Raises:
         ValueError: there is a KL and no reference.
@@ -70,6 +71,7 @@ class PolicyModule(L.LightningModule):
         seed: int = 0,
         reference: Any = None,
         value: ValueHead | None = None,
+        passed: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
@@ -78,7 +80,7 @@ class PolicyModule(L.LightningModule):
         self.model, self.algorithm, self.settings = model, algorithm, train
         critic = algorithm.critic is not None
         self.value = (value or ValueHead(model.config.hidden_size)) if critic else None
-        self.record, self.seed = record, seed
+        self.record, self.seed, self.passed = record, seed, passed
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
         self.losses = Losses(model, self.value, reference, algorithm, train)
         self.entropies = EntropyHistory()
@@ -103,7 +105,7 @@ class PolicyModule(L.LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, L.pytorch.core.optimizer.LightningOptimizer)
         if settings.lr_end < 1:
-            past = update.index / max(1, settings.updates - 1)
+            past = max(self.passed(), update.index / max(1, settings.updates - 1))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * (1 - (1 - settings.lr_end) * past)
         metrics, terms, norms = dict(update.metrics), list[LossTerms](), list[float]()

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.losses import cross_entropy_loss, token_logprobs
 from imagination.learning.optimizers import MuonAdamW
-from imagination.learning.trainer import KeepCheckpoints, StepStream, WeightAverage, make_trainer
+from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer
 from imagination.runs.lifecycle import resume_from
 from imagination.runs.processes import count as processes
 from imagination.runs.processes import from_first, gathered, own, sum_gradients
@@ -189,8 +189,6 @@ class SupervisedTrainer:
         settings: with an optimiser that is decided, see ``FitSettings.decided``.
         keep_every: steps between two checkpoints in ``models/kept/``; 0 keeps none.
         save_every: steps between two training states; 0 saves five.
-        seconds: from its first step, after which it ends, with the rate falling towards that end; 0 ends it after its
-            steps alone.
     """
 
     run: RunFolder
@@ -200,13 +198,9 @@ class SupervisedTrainer:
     objective: Objective | None = None
     keep_every: int = 0
     save_every: int = 0
-    seconds: float = 0.0
 
     def train(self, model: Any, tokenizer: PreTrainedTokenizerBase, batches: Callable[[int], RowBatch]) -> int:
         """Trains ``model`` in place on the batch of each step; how many are done, those before a stop included."""
-
-        def passed() -> float:
-            return min(1.0, (time.monotonic() - begin) / self.seconds) if self.seconds else 0.0
 
         def move(tokens: int, share: float) -> None:
             bar.count(tokens)
@@ -218,9 +212,10 @@ class SupervisedTrainer:
         run, stage, settings, steps = self.run, self.stage, self.settings, self.settings.steps
         state, resumed = resume_from(run, stage)
         run.forget(stage, resumed)
+        clock = TimeLimit(settings.minutes)
         bar = Bar(stage.replace("_", " "), steps, "tokens")
         module = SupervisedModule(
-            model, settings, partial(run.record, stage), self.seed, self.objective, on_tokens=move, passed=passed
+            model, settings, partial(run.record, stage), self.seed, self.objective, on_tokens=move, passed=clock.passed
         )
         average = WeightAverage(model, settings.average)
         keep = KeepCheckpoints(
@@ -231,8 +226,7 @@ class SupervisedTrainer:
         )
         save_every = self.save_every or max(1, steps // 5)
         trainer = make_trainer(run, stage, bar, done, save_every, precision, [average, keep])
-        stream = StepStream(steps, done, batches, lambda: passed() >= 1)
-        begin = time.monotonic()
+        stream = StepStream(steps, done, batches, clock.over)
         trainer.fit(module, stream, ckpt_path=state, weights_only=True)
         return done()
 

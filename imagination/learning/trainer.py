@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from imagination.rollout.dream_env import Start
 from imagination.rollout.play import Episode
-from imagination.runs.processes import count, gathered
+from imagination.runs.processes import count, from_first, gathered
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import LoggerName, UserError
@@ -48,6 +49,26 @@ class _Steps(IterableDataset):
             if self._over():
                 return
             yield self._item(step)
+
+
+class TimeLimit:
+    """Of a training, from its first step on; ``minutes=0`` is none. Several processes go by the clock of the first."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds, self._begin, self._share = 60 * minutes, 0.0, 0.0
+
+    def over(self) -> bool:
+        """To be asked before each step."""
+        if not self._seconds:
+            return False
+        now = from_first(time.monotonic)()
+        self._begin = self._begin or now
+        self._share = min(1.0, (now - self._begin) / self._seconds)
+        return self._share == 1
+
+    def passed(self) -> float:
+        """The share of the time that was over before this step, in [0, 1]."""
+        return self._share
 
 
 class StepStream(L.LightningDataModule):

@@ -79,6 +79,8 @@ class FitSettings:
     """Supervised training of either model, with warm-up and cosine decay to a tenth of the learning rate."""
 
     steps: int = 2000  #: optimiser steps
+    #: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps
+    minutes: float = 0.0
     batch_tokens: int = 3072  #: per step, padding included
     micro_tokens: int = 8192  #: per forward pass; changes memory and how often the progress bar moves, not the gradient
     #: muon trains the matrices inside the layers by Muon and the rest by AdamW, adamw all; auto is muon for random
@@ -100,7 +102,7 @@ class FitSettings:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "copying_steps", "copying_share", "renamed")
+        require(self, "0 or more", "minutes", "copying_steps", "copying_share", "renamed")
         require(self, "in [0, 1)", "average")
 
     def decided(self, from_scratch: bool) -> Self:
@@ -231,8 +233,6 @@ class PretrainSettings(FitSettings):
     #: folders of runs from whose held-out tasks nothing is read: episodes that begin as one of theirs are left out of
     #: the corpus
     leave_out: list[str] = field(default_factory=list)
-    #: time limit from the first step, with the learning rate decaying towards it; 0 ends after the steps
-    minutes: float = 0.0
     makers: int = 0  #: processes that generate shards; 0 is one per core
     #: agents whose episodes the policy imitates, by prefix of their names
     agents: list[str] = field(default_factory=lambda: ["expert", "noisy-0.2"])
@@ -243,5 +243,5 @@ class PretrainSettings(FitSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "1 or more", "shards", "shard_characters", "save_every")
-        require(self, "0 or more", "makers", "minutes")
+        require(self, "0 or more", "makers")
         require(self, "in [0, 1]", "renamed_share")

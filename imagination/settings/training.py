@@ -26,6 +26,8 @@ class TrainSettings:
     """Policy updates."""
 
     updates: int = 24  #: number of policy updates
+    #: time limit from the first update, with the learning rate decaying towards it; 0 ends after the updates
+    minutes: float = 0.0
     groups: int = 6  #: start states per update
     group_size: int = 12  #: episodes per start state
     #: at most so many further groups per group, to replace groups whose episodes all earned the same
@@ -72,6 +74,9 @@ class TrainSettings:
     checkpoint_every: int = 4  #: updates between two saved training states
     #: updates between two policies that are kept in models/kept/, for the audit to rank; 0 keeps none
     keep_every: int = 0
+
+    def __post_init__(self) -> None:
+        require(self, "0 or more", "minutes")
 
 
 @dataclass

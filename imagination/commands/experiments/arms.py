@@ -53,7 +53,8 @@ def train_arm(config: Config, source: Path, there: Path) -> dict[str, Any]:
     run = RunFolder(there, config.seed, f"{fingerprint(config)}/{origin}")
     if run.summary.get("done", {}).get("arm") == run.settings:
         return dict(run.summary["arm"])
-    _copy(source, there, (*SHARED, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}"))
+    shared = [name for name in SHARED if name != "tokenizer" or (source / name).exists()]  # a checkpoint has its own
+    _copy(source, there, (*shared, *members), outdated=("checkpoints", "models/critic", f"models/{FILE}"))
     run.update({key: start.summary[key] for key in ("world_model_form", "best_return") if key in start.summary})
     train(config, there)
     result = asyncio.run(_play(config, run, "policy"))

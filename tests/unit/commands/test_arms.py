@@ -71,3 +71,9 @@ def test_an_arm_starts_from_the_critic_of_the_run_as_long_as_there_is_one(
     arms.train_arm(Config(), source, there)
     assert not (there / "models/critic").exists()
     assert len(trained) == 2
+
+
+def test_an_arm_of_a_checkpoint_has_no_tokenizer_of_the_run(source: Path, tmp_path: Path, trained: list[Path]) -> None:
+    shutil.rmtree(source / "tokenizer")
+    arms.train_arm(Config(), source, tmp_path / "arm")
+    assert trained == [tmp_path / "arm"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from imagination.learning.supervised import SupervisedModule
-from imagination.learning.trainer import StepStream, WeightAverage
+from imagination.learning.trainer import StepStream, TimeLimit, WeightAverage
 from imagination.settings import FitSettings
 from policy.lm.batch import collate
 from tests.support.plain import EXPERTS, fit, make_model
@@ -100,3 +100,26 @@ def test_a_stream_fetches_no_item_ahead_and_starts_where_it_is_told() -> None:
     assert next(iterator) == 2
     assert made == [2], "an item made ahead would be played with stale weights"
     assert list(iterator) == [3, 4]
+
+
+def test_a_time_limit_begins_with_the_first_step_and_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("imagination.learning.trainer.time.monotonic", lambda: now)
+    limit, shares = TimeLimit(minutes=1.0), list[float]()
+    now = 5000.0  # between building and training nothing counts
+
+    def item(step: int) -> object:
+        nonlocal now
+        shares.append(limit.passed())
+        now += 25.0
+        return step
+
+    assert list(StepStream(10, lambda: 0, item, limit.over).train_dataloader()) == [0, 1, 2]
+    assert shares == pytest.approx([0.0, 25 / 60, 50 / 60])
+    assert limit.passed() == 1.0
+
+
+def test_no_time_limit() -> None:
+    limit = TimeLimit(minutes=0.0)
+    assert list(StepStream(3, lambda: 0, lambda step: step, limit.over).train_dataloader()) == [0, 1, 2]
+    assert limit.passed() == 0.0

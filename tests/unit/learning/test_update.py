@@ -244,12 +244,15 @@ def test_a_step_that_goes_too_far_is_halved() -> None:
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), free.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(("index", "rate"), [(0, 0.02), (2, 0.011), (4, 0.002)])
-def test_the_rate_falls_in_a_straight_line(index: int, rate: float) -> None:
-    """To a tenth at the last of five updates."""
+@pytest.mark.parametrize(
+    ("index", "passed", "rate"), [(0, 0.0, 0.02), (2, 0.0, 0.011), (2, 0.3, 0.011), (2, 1.0, 0.002), (4, 0.0, 0.002)]
+)
+def test_the_rate_falls_in_a_straight_line(index: int, passed: float, rate: float) -> None:
+    """To a tenth at the last of five updates, or at the end of the time, whichever comes first."""
     model = make_model()
     train = replace(DEFAULTS, lr=0.02, lr_end=0.1, updates=5)
     module = noted(model, train)
+    module.passed = lambda: passed
     fit(module, Update(index, grpo_rows(model), exact=True))
     optimizer = module.optimizers()
     assert not isinstance(optimizer, list)
