@@ -98,6 +98,7 @@ _ALL = (
     _stage("demo-seeds", "experiments.demo:demo_seeds", run="demo-seeds", preset="demo"),
     _stage("pretrain", "pretrain:pretrain", "pretrain", run="base", preset="base"),
     _stage("collect", "collect:collect", "env", "games", "collect"),
+    _stage("panel", "panel:panel", "env", "games", writes_run=False),
     _stage("import", "import_logs:import_logs", "imports", places=("imports.format", "imports.files")),
     _stage("fit-world-model", "fit_world_model:fit_world_model", "worldmodel", "fit", "engine"),
     _stage("rules", "rules:rules", "rules", "worldmodel"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from imagination.commands.panel import chosen_panel, first_texts, world_of_panel
 from imagination.evaluation.costs import real_costs, spent_before
 from imagination.rollout.play import Episode, Provenance, Watch, play_all
 from imagination.runs.lifecycle import run_stage
@@ -42,13 +43,21 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
     """Tasks of both splits, in ``games/``. Raises ``UserError``: the world has not so many different ones."""
     counts = {"train": config.games.train, "heldout": config.games.heldout}
     settings = world_settings(config.env, config.games)
+    panel = chosen_panel(config) if config.games.panel else None
+    if panel is not None:
+        counts["heldout"] = len(panel.tasks)
     with Bar("generate games", sum(counts.values())) as bar:
+        asked = run.games, counts, config.seed, settings, lambda done, total: bar.advance(done), config.collect.workers
         try:
-            find_world(config.env.name).generate(
-                run.games, counts, config.seed, settings, lambda done, total: bar.advance(done), config.collect.workers
-            )
+            if panel is None:
+                find_world(config.env.name).generate(*asked)
+            else:
+                world_of_panel(config.env.name).generate(*asked, panel)
         except ValueError as error:
             raise UserError(f"env={config.env.name}: {error}") from error
+    if panel is not None:
+        panel.check_starts(asyncio.run(first_texts(config, run)))
+    run.update({"panel": panel and {"name": config.games.panel, "digest": panel.digest}})
 
 
 async def _collect(config: Config, run: RunFolder) -> None:

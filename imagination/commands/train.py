@@ -121,8 +121,8 @@ def _train(
 
     # learn: each update is played by the collector, judged and learned from by the module
     clock = TimeLimit(settings.minutes)
-    record = partial(run.record, "train")
-    module = PolicyModule(policy.model, algorithm, settings, record, seed, reference, value, clock.passed)
+    module = PolicyModule(policy.model, algorithm, settings, partial(run.record, "train"), seed, reference, value=value)
+    module.passed = clock.passed
     save, last = partial(save_checkpoint, policy.model, policy.chat.tokenizer), settings.updates
     keep = KeepCheckpoints(run.model("kept"), "train", settings.keep_every, last, module.done, save)
     callbacks = [callback for callback in (watch, replays, best, keep) if callback is not None]

@@ -48,7 +48,7 @@ from worldmodel.objective import world_model_row
 
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _SEEDS = (1_000, 400_000)  # of draws of tasks: runs have smaller ones, and TextWorld can have no larger ones
-_FAILURES = 3  # draws in a row that give no episode, after which a world gives none at all
+_FAILURES = 10  # draws in a row that give no episode, after which a world gives none at all
 
 
 @dataclass(slots=True)

@@ -56,7 +56,6 @@ class PolicyModule(L.LightningModule):
         seed: of the order of rows within an update.
         reference: a frozen copy of the starting policy, needed where ``kl_coef > 0``.
         value: the critic to begin with, where the algorithm has one; by default all its values are 0.
-        passed: the share of the training's time that is over.
 
     Raises:
         ValueError: there is a KL and no reference.
@@ -71,7 +70,6 @@ class PolicyModule(L.LightningModule):
         seed: int = 0,
         reference: Any = None,
         value: ValueHead | None = None,
-        passed: Callable[[], float] = lambda: 0.0,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False  # several minibatches an update, several micro-batches a minibatch
@@ -80,7 +78,8 @@ class PolicyModule(L.LightningModule):
         self.model, self.algorithm, self.settings = model, algorithm, train
         critic = algorithm.critic is not None
         self.value = (value or ValueHead(model.config.hidden_size)) if critic else None
-        self.record, self.seed, self.passed = record, seed, passed
+        self.record, self.seed = record, seed
+        self.passed: Callable[[], float] = lambda: 0.0  # the share of the training's time that is over
         self._reference = [reference]  # in a list: no submodule, so neither trained nor saved
         self.losses = Losses(model, self.value, reference, algorithm, train)
         self.entropies = EntropyHistory()

@@ -130,7 +130,10 @@ def render_markdown(name: str, report: Mapping[str, Any], rollouts: Sequence[Row
     for sentence in (*notes(report), " ".join(without_dreams(report)).replace("<", "&lt;")):
         lines += ["", sentence]
     lines += ["", *_pair(rollouts)]
-    lines += [f"Seed {report['seed']}. {_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}.", ""]
+    panel = report.get("panel")
+    tasks = f"Held-out tasks: panel {_cell(panel['name'])} ({_cell(panel['digest'])}). " if panel else ""
+    machine = f"{_cell(plain(report['hardware']))}. {_cell(plain(report['versions']))}."
+    lines += [f"{tasks}Seed {report['seed']}. {machine}", ""]
     return "\n".join(lines)
 
 

@@ -32,6 +32,9 @@ class GamesSettings:
 
     train: int = 6  #: training tasks, to log, dream and evaluate in
     heldout: int = 6  #: held-out tasks, never trained on
+    #: held-out tasks that stay the same for all seeds: a name in configs/panels, or a file that `imagine panel` wrote;
+    #: empty draws games.heldout tasks by the seed
+    panel: str = ""
     rooms: int = 3  #: of a TextWorld game
     objects: int = 5  #: of a TextWorld game, distractors included
     quest_length: int = 5  #: commands of the shortest solution of a TextWorld game; the goal names only the last

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.alfworld_plans import AlfworldGoal, Facts, commands, read_goal
@@ -201,6 +202,7 @@ class Alfworld(GeneratedWorld):
 
     name: ClassVar[str] = "alfworld"
     settings: ClassVar[type[AlfworldSettings]] = AlfworldSettings
+    package: ClassVar[str] = "textworld"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
 
@@ -211,7 +213,12 @@ class Alfworld(GeneratedWorld):
             raise ImportError(f"{error}; run `pip install 'imagination[alfworld]'`") from error
 
     def draw(
-        self, settings: AlfworldSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: AlfworldSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         """Draws games of the splits; the engine refuses some of the benchmark's files, which are passed over.
 
@@ -242,7 +249,8 @@ class Alfworld(GeneratedWorld):
         return {split: [_drawn(game, settings.folder) for game in games] for split, games in opened.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:
-        return Task(drawn["id"], {"path": drawn["path"]}, world_facts=tuple(drawn["facts"]))
+        path = self.settings(**settings).folder / drawn["path"]
+        return Task(drawn["id"], {"path": str(path)}, world_facts=tuple(drawn["facts"]))
 
     def game(self, settings: Mapping[str, Any], folder: Path, privileged: bool) -> partial[AlfworldGame]:
         return partial(AlfworldGame, privileged)
@@ -250,7 +258,7 @@ class Alfworld(GeneratedWorld):
 
 def _drawn(game: Path, folder: Path) -> dict[str, Any]:
     name = "alfworld/" + "/".join(game.relative_to(folder).parts[:-1])
-    return {"id": name, "path": str(game), "facts": world_facts(read_game(game))}
+    return {"id": name, "path": str(game.relative_to(folder)), "facts": world_facts(read_game(game))}
 
 
 def _games(settings: AlfworldSettings, splits: str) -> list[Path]:

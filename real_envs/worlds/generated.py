@@ -7,10 +7,9 @@ import importlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 from real_envs.env import Agent, StepResult, Task
 from real_envs.errors import UserError
 from real_envs.files import write_atomically
+from real_envs.panels import Panel, digest
 from real_envs.scripted_agents import INFORM, CommandGrammar, mixture
 from real_envs.trajectory import Observation
 from real_envs.worker_pool import PooledTasks, SyncEnv, WorkerPool
@@ -98,15 +98,24 @@ def hints(
 
 
 def write_tasks(
-    folder: Path, settings: Any, seed: int, counts: Mapping[str, int], draw: Callable[[], Splits], **beside: str
+    folder: Path,
+    settings: Any,
+    seed: int,
+    counts: Mapping[str, int],
+    draw: Callable[[], Splits],
+    panel: Panel | None = None,
+    **beside: str,
 ) -> None:
     """Writes the tasks that ``draw`` gives; what the same request has drawn before is kept.
 
     Args:
         draw: tasks by split, as JSON; called only where they are needed.
+        panel: that the held-out tasks are.
         beside: settings that may change without new tasks, such as where a server is now.
     """
     made_by = {"settings": {**asdict(settings), **dict.fromkeys(beside, "")}, "seed": seed, "counts": dict(counts)}
+    if panel is not None:
+        made_by["panel"] = panel.digest
     path = folder / FILE
     known = json.loads(path.read_text()) if path.exists() else {}
     splits = known["splits"] if known.get("made_by") == made_by else draw()
@@ -122,12 +131,14 @@ def draw_distinct(
     progress: Progress,
     too_few: Callable[[str, int], str],
     belongs: Callable[[str, str], bool] = lambda split, start: True,
+    taken: Collection[str] = (),
 ) -> dict[str, list[T]]:
     """The first candidates that belong and start differently from all before them, of whichever split.
 
     Args:
         candidates: of a split, in order, given how many are wanted; no more of them are taken than needed.
         too_few: what to say of a split in which only so many were found.
+        taken: digests of starts that no candidate may have.
 
     Raises:
         UserError: there are not so many.
@@ -142,7 +153,10 @@ def draw_distinct(
                 candidate = next(left)
             except StopIteration:
                 raise UserError(too_few(split, len(chosen))) from None
-            if (start := start_of(candidate)) is not None and start not in starts and belongs(split, start):
+            start = start_of(candidate)
+            if start is None or start in starts or (taken and digest(start) in taken):
+                continue
+            if belongs(split, start):
                 starts.add(start)
                 chosen.append(candidate)
                 progress(sum(map(len, splits.values())), sum(counts.values()))
@@ -169,16 +183,20 @@ class GeneratedWorld:
 
     Attributes:
         language: what scripted agents say there.
+        package: whose version decides what the tasks are.
         step_timeout, reset_timeout: seconds, see ``WorkerPool``.
     """
 
     settings: ClassVar[type[Any]]
+    package: ClassVar[str]
     language: ClassVar[CommandGrammar] = INFORM
     step_timeout: ClassVar[float] = 5.0
     reset_timeout: ClassVar[float] = 30.0
 
-    def draw(self, settings: Any, counts: Mapping[str, int], seed: int, progress: Progress) -> Splits:
-        """The tasks of each split, as JSON; see ``World.generate``."""
+    def draw(
+        self, settings: Any, counts: Mapping[str, int], seed: int, progress: Progress, panel: Panel | None = None
+    ) -> Splits:
+        """The tasks of each split, as JSON; see ``World.generate``. None starts as a task of the panel does."""
         raise NotImplementedError
 
     def task(self, drawn: Any, settings: Mapping[str, Any]) -> Task:
@@ -190,9 +208,24 @@ class GeneratedWorld:
         raise NotImplementedError
 
     def generate(
-        self, folder: Path, counts: Mapping[str, int], seed: int, settings: Any, progress: Progress, workers: int
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: Any,
+        progress: Progress,
+        workers: int,
+        panel: Panel | None = None,
     ) -> None:
-        write_tasks(folder, settings, seed, counts, partial(self.draw, settings, counts, seed, progress))
+        """See ``World``."""
+
+        def draw() -> Splits:
+            if panel is None:
+                return self.draw(settings, counts, seed, progress)
+            others = {split: count for split, count in counts.items() if split != "heldout"}
+            return {**self.draw(settings, others, seed, progress, panel), "heldout": panel.tasks}
+
+        write_tasks(folder, settings, seed, counts, draw, panel)
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:
         settings, splits = self.drawn(folder)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Protocol
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, draw_distinct, hints
@@ -162,11 +163,17 @@ class GymnasiumText(GeneratedWorld):
 
     name: ClassVar[str] = "gymnasium"
     settings: ClassVar[type[GymnasiumSettings]] = GymnasiumSettings
+    package: ClassVar[str] = "minigrid"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
 
     def draw(
-        self, settings: GymnasiumSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: GymnasiumSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[int]]:
         env, rng = make(settings), random.Random(derive_seed(f"gymnasium/{settings.id}", seed))
         folded = settings.id.startswith(tuple(_WRAPPERS))  # worlds with starts enough
@@ -181,6 +188,7 @@ class GymnasiumText(GeneratedWorld):
                     f"among {_tries(split) * counts[split]} seeds"
                 ),
                 lambda split, start: not folded or (split == "heldout") == is_heldout(start),
+                panel.starts if panel else (),
             )
         finally:
             env.close()

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints, with_java, without_layout
@@ -122,6 +123,7 @@ class ScienceWorld(GeneratedWorld):
 
     name: ClassVar[str] = "scienceworld"
     settings: ClassVar[type[ScienceSettings]] = ScienceSettings
+    package: ClassVar[str] = "scienceworld"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
 
@@ -129,7 +131,12 @@ class ScienceWorld(GeneratedWorld):
         with_java("scienceworld", EXTRA)
 
     def draw(
-        self, settings: ScienceSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: ScienceSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[dict[str, str]]]:
         """Draws variations of the folds, from every family as many as from the others while it has some.
 

@@ -30,6 +30,7 @@ from typing import Any, ClassVar
 
 from real_envs.env import StepResult, Task
 from real_envs.files import write_atomically
+from real_envs.panels import Panel
 from real_envs.worker_pool import PooledTasks
 from real_envs.world import FILE
 from real_envs.worlds.generated import Game, GeneratedWorld, Progress, hints
@@ -274,6 +275,7 @@ class TextWorld(GeneratedWorld):
 
     name: ClassVar[str] = "textworld"
     settings: ClassVar[type[GameSettings]] = GameSettings
+    package: ClassVar[str] = "textworld"
     invalid: ClassVar[str] = INVALID
 
     def generate(
@@ -284,12 +286,18 @@ class TextWorld(GeneratedWorld):
         settings: GameSettings,
         progress: Progress,
         workers: int,
+        panel: Panel | None = None,
     ) -> None:
-        """See ``World``. All splits in one go, so that no game is in two of them."""
+        """See ``World``. All splits in one go, so that no game is in two of them, and a panel first."""
         first = 1 + seed * _SEEDS_OF_A_RUN
-        seeds = range(first, first + sum(counts.values()))
+        fixed = [int(name.rpartition("-s")[2]) for name in panel.tasks] if panel else []
+        others = {split: count for split, count in counts.items() if not (panel and split == "heldout")}
+        wanted = len(fixed) + sum(others.values())
+        seeds = [*fixed, *(number for number in range(first, first + wanted) if number not in fixed)][:wanted]
         names = iter([task.id for task in generate_games(folder, seeds, settings, progress, workers)])
-        splits = {split: [next(names) for _ in range(count)] for split, count in counts.items()}
+        held = [next(names) for _ in fixed]
+        splits = {split: [next(names) for _ in range(count)] for split, count in others.items()}
+        splits |= {"heldout": held} if panel else {}
         write_atomically(folder / FILE, json.dumps({"settings": asdict(settings), "splits": splits}, indent=1))
 
     def open(self, folder: Path, privileged: bool, workers: int) -> PooledTasks:

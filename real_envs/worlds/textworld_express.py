@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.env import StepResult, Task
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.worlds.generated import (
     Game,
@@ -128,6 +129,7 @@ class TextWorldExpress(GeneratedWorld):
 
     name: ClassVar[str] = "textworld_express"
     settings: ClassVar[type[ExpressSettings]] = ExpressSettings
+    package: ClassVar[str] = "textworld-express"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
 
@@ -135,7 +137,12 @@ class TextWorldExpress(GeneratedWorld):
         with_java("textworld_express", EXTRA)
 
     def draw(
-        self, settings: ExpressSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: ExpressSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         folds = {"train": settings.train_fold, "heldout": settings.heldout_fold}
 
@@ -152,7 +159,7 @@ class TextWorldExpress(GeneratedWorld):
             )
 
         with in_worker(TextWorldExpressGame) as start_of:
-            drawn = draw_distinct(counts, candidates, start_of, progress, too_few)
+            drawn = draw_distinct(counts, candidates, start_of, progress, too_few, taken=panel.starts if panel else ())
         return {split: [{"id": t.id, "spec": dict(t.spec)} for t in tasks] for split, tasks in drawn.items()}
 
     def task(self, drawn: Mapping[str, Any], settings: Mapping[str, Any]) -> Task:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.trajectory import StopReason
 from real_envs.worker_pool import PooledTasks, SyncEnv
@@ -187,13 +188,23 @@ class ServerWorld(GeneratedWorld):
         raise NotImplementedError
 
     def generate(
-        self, folder: Path, counts: Mapping[str, int], seed: int, settings: Any, progress: Progress, workers: int
+        self,
+        folder: Path,
+        counts: Mapping[str, int],
+        seed: int,
+        settings: Any,
+        progress: Progress,
+        workers: int,
+        panel: Panel | None = None,
     ) -> None:
         """Draws tasks until enough of them start differently from all others.
 
         Raises:
-            UserError: no server answers, it cannot be played so, or has not so many different starts.
+            UserError: no server answers, it cannot be played so, or has not so many different starts; or a panel is
+                asked for.
         """
+        if panel is not None:
+            raise UserError("games.panel: tasks of a server have no panels, as nobody knows which version it runs")
         session = self.session(settings)
 
         def start_of(number: int) -> str:

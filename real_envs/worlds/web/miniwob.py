@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 from real_envs.env import Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
 from real_envs.worlds.generated import GeneratedWorld, Progress
@@ -283,6 +284,7 @@ class Miniwob(GeneratedWorld):
 
     name: ClassVar[str] = "miniwob"
     settings: ClassVar[type[MiniwobSettings]] = MiniwobSettings
+    package: ClassVar[str] = "miniwob"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
     step_timeout: ClassVar[float] = 20.0
@@ -293,7 +295,12 @@ class Miniwob(GeneratedWorld):
         set_address()
 
     def draw(
-        self, settings: MiniwobSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: MiniwobSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[tuple[str, int]]]:
         """Draws seeds for the families in turn, until enough of them start differently from all others.
 
@@ -301,7 +308,8 @@ class Miniwob(GeneratedWorld):
             UserError: there is no Chromium, a family is unknown, or it has not so many different starts.
         """
         with ThreadPoolExecutor(1) as thread:  # Playwright shares a thread with no event loop, such as a notebook's
-            return thread.submit(_draw, settings.families.split(), counts, seed, progress).result()
+            before = panel.tasks if panel else ()
+            return thread.submit(_draw, settings.families.split(), counts, seed, progress, before).result()
 
     def task(self, drawn: Sequence[Any], settings: Mapping[str, Any]) -> Task:
         return browser_task(drawn)
@@ -329,7 +337,11 @@ def _plan(task: Task, goal: str, page: Sequence[Element]) -> list[str]:
 
 
 def _draw(
-    families: Sequence[str], counts: Mapping[str, int], seed: int, progress: Progress
+    families: Sequence[str],
+    counts: Mapping[str, int],
+    seed: int,
+    progress: Progress,
+    before: Sequence[tuple[str, int]] = (),  # tasks that are there already
 ) -> dict[str, list[tuple[str, int]]]:
     executable = find_chromium()
     known = load_suite("miniwob")
@@ -341,6 +353,9 @@ def _draw(
     try:
         context = kept.launch(headless=True).new_context()
         starts = {family: _Starts(family, seed, context.new_page()) for family in families}
+        for name, number in before:
+            if (family := name.removeprefix("miniwob.")) in starts:
+                starts[family].is_new(number)
         splits: dict[str, list[tuple[str, int]]] = {}
         for split, count in counts.items():
             splits[split] = []
@@ -363,14 +378,19 @@ class _Starts:
         self._rng = random.Random(derive_seed(f"miniwob/{family}", seed))
         self._known: set[str] = set()
 
+    def is_new(self, number: int) -> bool:
+        """Whether no seed before has started so; it is known from now on."""
+        goal, _ = self._task(seed=number).setup(self._page)
+        start = f"{goal}|{self._page.evaluate(_SHOWN)}"
+        known = start in self._known
+        self._known.add(start)
+        return not known
+
     def another(self) -> int:
         """Raises ``UserError`` where the family has no more starts."""
         for _ in range(_TRIES):
             number = self._rng.randrange(2**31)
-            goal, _ = self._task(seed=number).setup(self._page)
-            start = f"{goal}|{self._page.evaluate(_SHOWN)}"
-            if start not in self._known:
-                self._known.add(start)
+            if self.is_new(number):
                 return number
         raise UserError(
             f"MiniWoB++'s {self._family} has hardly more than {len(self._known)} different starts: lower games.train "

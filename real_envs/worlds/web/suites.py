@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from real_envs.env import Task
 from real_envs.errors import UserError
+from real_envs.panels import Panel
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import CommandGrammar
 from real_envs.seeding import derive_seed
@@ -56,6 +57,7 @@ class BrowserGym(GeneratedWorld):
 
     name: ClassVar[str] = "browsergym"
     settings: ClassVar[type[BrowserSettings]] = BrowserSettings
+    package: ClassVar[str] = "browsergym-core"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
     step_timeout: ClassVar[float] = STEP_TIMEOUT
@@ -70,12 +72,18 @@ class BrowserGym(GeneratedWorld):
         settings: BrowserSettings,
         progress: Progress,
         workers: int,
+        panel: Panel | None = None,
     ) -> None:
         find_chromium()  # now, and not at the first reset
-        super().generate(folder, counts, seed, settings, progress, workers)
+        super().generate(folder, counts, seed, settings, progress, workers, panel)
 
     def draw(
-        self, settings: BrowserSettings, counts: Mapping[str, int], seed: int, progress: Progress
+        self,
+        settings: BrowserSettings,
+        counts: Mapping[str, int],
+        seed: int,
+        progress: Progress,
+        panel: Panel | None = None,
     ) -> dict[str, list[tuple[str, int]]]:
         """Deals the suite's ids to the splits. With seeds, all of an id are in the same split.
 
@@ -89,7 +97,7 @@ class BrowserGym(GeneratedWorld):
         tasks.sort(key=lambda task: (order[task[0]], task[1]))
         splits: dict[str, list[tuple[str, int]]] = {}
         for split, count in counts.items():
-            taken = {name for chosen in splits.values() for name, _ in chosen}
+            taken = {name for chosen in (*splits.values(), panel.tasks if panel else ()) for name, _ in chosen}
             left = [task for task in tasks if task[0] not in taken]
             if len(left) < count:
                 raise UserError(

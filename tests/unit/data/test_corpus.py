@@ -125,12 +125,12 @@ def test_worlds_that_are_not_here_are_left_out_and_said(
     in_a_line(capsys.readouterr().err, "pretrain.worlds.x", "'nowhere'")
     refused(lambda: known_worlds({"x": CorpusWorld("nowhere")}), "pretrain.worlds.x", "no world")
     monkeypatch.setattr(corpus, "_play_tasks", lambda *_: [])
-    refused(lambda: play({"baby": BABY}, 100, 0.0, 0, 0), "env=gymnasium", "3 draws")
+    refused(lambda: play({"baby": BABY}, 100, 0.0, 0, 0), "env=gymnasium", "10 draws")
 
 
 def test_an_impossible_option_is_one_clear_line() -> None:
     wrong = CorpusWorld("gymnasium", options={"idd": "BabyAI-GoToObj-v0"})
-    refused(lambda: play({"baby": wrong}, 100, 0.0, 0, 0), "3 draws", "'pretrain.worlds.options.idd'")
+    refused(lambda: play({"baby": wrong}, 100, 0.0, 0, 0), "10 draws", "'pretrain.worlds.options.idd'")
 
 
 def make(settings: PretrainSettings, folder: Path) -> None:

@@ -125,6 +125,15 @@ def test_runs_without_such_numbers_have_no_columns_for_them(run_folder: Path) ->
         assert word not in text + page(run_folder)
 
 
+def test_the_panel_is_named_where_there_is_one(tmp_path: Path) -> None:
+    named = {"name": "mapreader", "digest": "0123456789abcdef"}
+    for number, panel in enumerate((named, None)):
+        folder = write_run(tmp_path / str(number), {**summary(), "panel": panel}, [])
+        write_report(folder)
+        assert ("panel mapreader (0123456789abcdef)" in page(folder)) == (panel is not None)
+        assert ("panel mapreader (0123456789abcdef)" in (folder / "report.md").read_text()) == (panel is not None)
+
+
 def test_a_fall_is_called_a_fall(tmp_path: Path) -> None:
     numbers = summary()
     numbers["policy"]["before"], numbers["policy"]["after"] = numbers["policy"]["after"], numbers["policy"]["before"]
