@@ -40,6 +40,11 @@ def _contradictions(config: Config, algorithm: Algorithm) -> Iterator[str]:
         if wrong := check_share(name, share):
             yield wrong
     yield from _real_share(config)
+    if train.observation_coef and train.world != "real" and not most(train.real_share):
+        yield (
+            "train.observation_coef learns from what the real world says, and no episode is played there: set "
+            "train.world=real or train.real_share, or train.observation_coef=0"
+        )
     if not 0 <= dream.branch <= 1:
         yield f"dream.branch must lie in [0, 1], got {dream.branch}"
     if not 0 < dream.min_weight <= 1:

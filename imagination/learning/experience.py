@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -118,7 +119,9 @@ def policy_row(
         n = trace.turns.index(trace.turns[last])
         if Owner.AGENT not in trace.owners[:n]:
             return None
-    made = torch.tensor([owner == Owner.AGENT for owner in trace.owners[:n]])
+    owners = trace.owners[:n]
+    made = torch.tensor([owner == Owner.AGENT for owner in owners])
+    said = [k > owners.index(Owner.AGENT) and owner == Owner.ENV for k, owner in enumerate(owners)]
     turns = torch.tensor(trace.turns[:n])
     # an action that the world could not answer has no turn
     rewards = torch.tensor([*shaping.rewards(episode), 0.0])
@@ -129,6 +132,7 @@ def policy_row(
         trace.ids[:n],
         made,
         episode.source,
+        observed=said if episode.source is Source.REAL else (),
         behavior_logprobs=[NAN if logprob is None else logprob for logprob in trace.logprobs[:n]],
         rl_weight=torch.where(made, torch.tensor(weights)[turns.clamp(min=0)], 0.0),
         turns=turns,
@@ -202,9 +206,31 @@ def sampled_rows(batch: RowBatch) -> list[int]:
     return _where((batch.rl_weight != 0).any(1))
 
 
-def trained_rows(batch: RowBatch) -> list[int]:
-    """Which rows anything is learned from."""
-    return _where(batch.trained_mask.any(1))
+def trained_rows(batch: RowBatch, observations: bool = False) -> list[int]:
+    """Which rows anything is learned from; ``observations``: also by predicting what the real world said."""
+    trained = batch.trained_mask
+    return _where((trained | batch.observed if observations else trained).any(1))
+
+
+def after_unsure_actions(batch: RowBatch, share: float) -> Tensor:
+    """``batch.observed`` after the ``share`` of the actions of which the policy was least sure, ``[batch, time]``.
+
+    PaW predicts what follows actions of high entropy (Lu et al. 2026, arXiv 2606.02388, selection of data).
+    An action's entropy is estimated by what was sampled: the mean of ``-behavior_logprobs`` over its tokens.
+    """
+    if share == 1:
+        return batch.observed
+    acts_in = torch.where(batch.action_mask, batch.turns, -1)
+    follows = torch.where(batch.observed, acts_in.cummax(1).values, -1)  # the turn that an observation answers
+    unsure: list[tuple[float, int, int]] = []
+    for row in _where(batch.observed.any(1)):
+        for turn in follows[row][batch.observed[row]].unique().tolist():
+            unsure.append((float(-batch.behavior_logprobs[row][acts_in[row] == turn].mean()), row, turn))
+    unsure.sort(key=lambda found: -found[0])
+    chosen = torch.zeros_like(batch.observed)
+    for _, row, turn in unsure[: math.ceil(share * len(unsure))]:
+        chosen[row] |= follows[row] == turn
+    return chosen
 
 
 @torch.no_grad()

@@ -24,6 +24,8 @@ _COUNTS = {
     "ce_tokens": "ce_tokens",
     "expert_loss": "ce_tokens",
     "expert_entropy": "ce_tokens",
+    "observed_tokens": "observed_tokens",
+    "observation_loss": "observed_tokens",
     "real_tokens": "real_tokens",
     "packing": "real_tokens",
     "value_loss": "value_tokens",

@@ -41,6 +41,7 @@ class Step:
         value_tokens: with a target of the critic.
         ce_tokens: of experts.
         replay_tokens: of the policy's own earlier episodes.
+        observed_tokens: of the real world, to predict.
         temperature: at which the rollouts were sampled; ratios need the same.
         unchanged: no optimiser step was made since the rows were sampled.
         remembered: all rows have the trainer's log-probs of the policy before any step.
@@ -52,6 +53,7 @@ class Step:
     value_tokens: int
     ce_tokens: int
     replay_tokens: int
+    observed_tokens: int
     temperature: float
     unchanged: bool
     remembered: bool
@@ -80,7 +82,7 @@ class Losses:
             batch: rows whose ``rl_weight`` is the algorithm's weight times their own.
             backward: what a trainer calls instead of ``loss.backward()``.
         """
-        mask = batch.trained_mask
+        mask = batch.trained_mask | batch.observed if step.observed_tokens else batch.trained_mask
         predictors = hidden_before(self.model, batch.ids, batch.attention_mask, mask)
         logits = token_logits(self.model, predictors.states)  # [m, vocab], what predicts trained tokens, each once
         ids, ce = batch.ids[mask], batch.ce_weight[mask]  # [n]
@@ -114,10 +116,15 @@ class Losses:
             loss = loss + settings.coef * replayed.loss
             read = inputs.active
             sums |= of_source(SOURCES.index(Source.REPLAY), replayed, gains[read], entropy[read], n)
+        if (step.ce_tokens or step.observed_tokens) and step.temperature != 1.0:
+            logprobs = token_logprobs(logits, ids, which=predictors.which)
+            pulled.append(logprobs)
+        if step.observed_tokens:  # ECHO (Shrivastava et al. 2026, arXiv 2605.24517): a mean over tokens of observations
+            predicted = cross_entropy_loss(logprobs, batch.observed[mask].float(), denominator=step.observed_tokens)
+            loss = loss + self.train.observation_coef * predicted.loss
+            sums["observed_tokens"] = predicted.tokens
+            sums["observation_loss"] = predicted.loss.detach() * step.observed_tokens
         if step.ce_tokens:
-            if step.temperature != 1.0:
-                logprobs = token_logprobs(logits, ids, which=predictors.which)
-                pulled.append(logprobs)
             expert = self._imitation(logprobs, batch.advantages[mask], ce, step.ce_tokens)
             loss = loss + self.train.expert_coef * expert.loss
             sums |= {"ce_tokens": expert.tokens, "expert_loss": expert.loss.detach() * step.ce_tokens}

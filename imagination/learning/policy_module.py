@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from imagination.learning.advantages import ProgressEstimator, attribution_error, progress_rewards, turn_bounds
 from imagination.learning.algorithms import Algorithm
 from imagination.learning.critic import critic_values
-from imagination.learning.experience import assign_credit, sampled_rows, trained_rows
+from imagination.learning.experience import after_unsure_actions, assign_credit, sampled_rows, trained_rows
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
@@ -112,7 +112,8 @@ class PolicyModule(L.LightningModule):
             batch = collate(update.rows, pad=0)
             self.temperature = temperature_of(batch)
             metrics |= self._assign_credit(batch)
-            batch = batch[trained_rows(batch)]
+            batch.observed = after_unsure_actions(batch, settings.observation_share)
+            batch = batch[trained_rows(batch, settings.observation_coef > 0)]
             before = self._weights() if settings.max_kl else []
             terms, norms = self._optimise(batch, update, optimizer)
             if before and norms:
@@ -204,6 +205,7 @@ class PolicyModule(L.LightningModule):
             value_tokens=int(batch.learned.sum()),
             ce_tokens=int((batch.ce_weight != 0).sum()),
             replay_tokens=int((batch.replay_weight != 0).sum()),
+            observed_tokens=int(batch.observed.sum()) if self.settings.observation_coef else 0,
             temperature=self.temperature,
             unchanged=unchanged,
             remembered=remembered,

@@ -50,6 +50,11 @@ class TrainSettings:
     #: cross_entropy; luffy, weighted by the expert's advantage in the group of its task, fastest where the policy finds
     #: a token unlikely; luffy_constant, the same with an advantage of 1. Never a ratio
     expert_form: Literal["cross_entropy", "luffy", "luffy_constant"] = "cross_entropy"
+    #: weight of the cross-entropy of what the real world said after each action, in the policy's own real episodes
+    #: (ECHO); 0 is off
+    observation_coef: float = 0.0
+    #: share of these observations that are learned from: after the actions that the policy was least sure of (PaW)
+    observation_share: float = 1.0
     #: replay of the policy's own good episodes
     self_imitation: SelfImitationSettings = field(default_factory=SelfImitationSettings)
     #: outcome to reward, such as [[0.5,0.3],[1,1]]; each turn earns the increase; [] keeps the rewards as they are
@@ -76,7 +81,8 @@ class TrainSettings:
     keep_every: int = 0
 
     def __post_init__(self) -> None:
-        require(self, "0 or more", "minutes")
+        require(self, "0 or more", "minutes", "observation_coef")
+        require(self, "in [0, 1]", "observation_share")
 
 
 @dataclass

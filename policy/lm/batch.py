@@ -34,6 +34,7 @@ class Columns:
         ids: tokens.
         action_mask: tokens that the model made, or is to make.
         source: number in ``SOURCES``.
+        observed: what the real world said after an action of the policy.
         behavior_logprobs: nats, of the policy that acted; NaN where it did not sample the token: absent, not zero.
         advantages: given for what is replayed, otherwise the algorithm's.
         replay_weight: of an episode of an earlier update.
@@ -51,6 +52,7 @@ class Columns:
     ids: Annotated[Tensor, Column(torch.long, 0)]
     action_mask: Annotated[Tensor, Column(torch.bool, False)]
     source: Annotated[Tensor, Column(torch.long, 0, "row")]
+    observed: Annotated[Tensor, Column(torch.bool, False)]
     behavior_logprobs: Annotated[Tensor, Column(torch.float32, NAN)]
     advantages: Annotated[Tensor, Column(torch.float32, 0.0)]
     rl_weight: Annotated[Tensor, Column(torch.float32, 0.0)]

@@ -13,10 +13,12 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+import torch
 
 from imagination.data.examples import imitation_row
 from imagination.learning.algorithms import ALGORITHMS, build_algorithm
 from imagination.learning.experience import (
+    after_unsure_actions,
     anchors,
     compared_expert_row,
     informative_groups,
@@ -417,3 +419,27 @@ def test_only_the_weights_of_a_row_change() -> None:
     assert str(replace(weighed, rl_weight=plain.rl_weight)) == str(plain)  # as text: NaN is not NaN
     surest = row_of(doubtful([1.0, 1.0, 1.0]), min_weight=0.3)
     assert list(surest.rl_weight) == [0, 1, 0, 1, 0, 1, 0]
+
+
+# --- observations to predict ---
+
+
+def test_what_the_real_world_says_after_an_action_is_observed() -> None:
+    """Not the start, not the chat format, and never what a world model said."""
+    owners = "SESAESAAESA"
+    for source, expected in ((Source.REAL, "....E...E.."), (Source.DREAM, "...........")):
+        played = episode([0.0, 0.0, 1.0], source=source, trace=trace(owners, [0, 1, 1, 2]))
+        batch = collate([row_of(played)], pad=0)
+        assert batch.observed[0].tolist() == [c == "E" for c in expected]
+
+
+def test_the_observations_after_the_least_sure_actions() -> None:
+    """Actions of two episodes with mean surprisals 0.4, 0.65, then 0.1, 0.3 and 0.5; log-probs are -0.1 a place."""
+    first = trace("SSSAESAAESA", [0, 1, 1, 2])
+    second = trace("AESAESA", [0, 1, 2])
+    second = replace(second, logprobs=(-0.1, None, None, -0.3, None, None, -0.5))
+    rows = [row_of(episode([0.0] * 3, source=Source.REAL, trace=t)) for t in (first, second)]
+    batch = collate([*rows, row_of(episode([1.0], source=Source.DREAM, trace=ONE))], pad=0)
+    assert torch.equal(after_unsure_actions(batch, 1.0), batch.observed)
+    places = [after_unsure_actions(batch, share).nonzero().tolist() for share in (0.25, 0.5, 0.75, 0.0)]
+    assert places == [[[0, 8]], [[0, 4], [0, 8]], [[0, 4], [0, 8], [1, 4]], []]

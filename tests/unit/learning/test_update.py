@@ -257,3 +257,24 @@ def test_the_rate_falls_in_a_straight_line(index: int, passed: float, rate: floa
     optimizer = module.optimizers()
     assert not isinstance(optimizer, list)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_observations_are_predicted_beside_the_policy_loss(temperature: float) -> None:
+    """The gradient is that of the policy loss, plus the coefficient times the mean cross-entropy, at temperature 1, of
+    the observed tokens of all rows, also of rows that RL learns nothing from."""
+    model = make_model()
+    rows = grpo_rows(model, temperature)
+    seen = [torch.arange(len(row)) > len(row) // 2 for row in rows]
+    rows = [replace(row, observed=~row.action_mask & late) for row, late in zip(rows, seen, strict=True)]
+    rows[1] = replace(rows[1], rl_weight=torch.zeros(len(rows[1])))
+    trained = [row for k, row in enumerate(rows) if k != 1]
+    said = [scored(model, row.ids, 1.0)[t] for row in rows for t in row.observed.nonzero()[:, 0].tolist()]
+    loss = plain_rl(model, trained, temperature) - 0.3 * torch.stack(said).mean()
+    (got,), metrics = update(model, rows, train=replace(DEFAULTS, observation_coef=0.3))
+    assert_same(got, gradients_of(loss, model))
+    assert metrics["observed_tokens"] == len(said) > 5
+    assert metrics["observation_loss"] == pytest.approx(-torch.stack(said).mean().item(), rel=1e-4)
+    (off,), without = update(model, rows)
+    assert_same(off, gradients_of(plain_rl(model, trained, temperature), model))
+    assert "observed_tokens" not in without
