@@ -48,7 +48,7 @@ from tests.benchmarks import study
 from worldmodel.evaluation.proportions import Proportion, summarise
 
 CURVE = "curve.json"
-SHOWN = ("real-only", "real-only-small", "dream-then-real", "loop", "uniform", "frozen", "fit-only")
+SHOWN = ("real-only", "real-only-small", "echo", "dream-then-real", "loop", "uniform", "frozen")
 SETTINGS = ("preset=demo", "logger=none", "collect.workers=1")
 NEW_TASKS = (
     *("env.options.train_fold=dev", "games.train=240", "evaluate.heldout_episodes=2", "train.keep_every=4"),
@@ -77,6 +77,7 @@ class Arm:
 
 REAL_ONLY = ("real-only", "real-only-small")  # the better of these is what others are compared with
 DREAMS = Arm("dreams", "dreams from the log only", settings=("loop.budget=0",), begins="clone")
+_ECHO = ("train.updates=16", "train.observation_coef=0.05")
 ARMS = (
     Arm("real-only", "real only, 72 episodes an update", "real", ("train.updates=16",), "clone"),
     Arm(
@@ -86,6 +87,8 @@ ARMS = (
         ("train.groups=4", "train.group_size=6", "train.minibatches=1", "train.updates=36", "train.keep_every=9"),
         "clone",
     ),
+    Arm("echo", "real only, observations predicted (ECHO)", "real", _ECHO, "clone"),
+    Arm("paw", "real only, a third of them (PaW)", "real", (*_ECHO, "train.observation_share=0.33"), "clone"),
     DREAMS,
     Arm("dream-then-real", "dreams, then real only", "real", ("train.updates=12",)),
     Arm("loop", "the loop"),
