@@ -49,8 +49,15 @@ RATES = ["fit.lr=3e-4", "clone.lr=2e-4", "train.lr=5e-5", "fit.warmup=10", "clon
 SCRATCH = ["fit.steps=600", "fit.batch_tokens=2048", "clone.steps=400", "clone.batch_tokens=2048", "clone.lr=2e-3"]
 TINY = ["games.train=4", "games.heldout=2", "fit.steps=2", "clone.steps=1", "train.updates=1", "train.group_size=2"]
 # on a card: all weights, by the demo's protocol. Rules are off, as mining them takes minutes of a core.
-CARD = ["preset=demo", "games.train=2000", "collect.workers=48", "worldmodel.rules=off", "worldmodel.context=1280"]
-CARD += ["policy.context=1280", "engine.slots=192", "engine.memory_gib=12", "fit.average=0", "clone.average=0"]
+CARD = ["preset=demo", "games.train=2000", "collect.workers=48", "worldmodel.rules=off", "worldmodel.context=1024"]
+CARD += [
+    "policy.context=1024",
+    "engine.slots=192",
+    "engine.memory_gib=12",
+    "engine.drafts=false",
+    "fit.average=0",
+    "clone.average=0",
+]
 CARD += ["fit.steps=4000", "fit.minutes=1.5", "fit.batch_tokens=16384", "fit.lr=3e-4", "fit.warmup=20"]
 CARD += ["clone.steps=150", "clone.minutes=1", "clone.batch_tokens=8192", "clone.lr=1e-4", "clone.warmup=10"]
 CARD += ["train.updates=24", "train.minutes=3", "train.groups=24", "train.group_size=8", "train.lr=5e-5"]

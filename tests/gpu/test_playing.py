@@ -194,9 +194,9 @@ def synchronised(engine: InProcessEngine, slots: int, tokens: int) -> tuple[int,
 
 @needs_card
 def test_the_host_waits_for_a_step_and_not_for_a_slot(record_property: Any) -> None:
-    """Thirteen times a step, whatever the number of slots and layers: copies to the card of the rotations' positions,
-    the places of keys and values, the tokens, four plans of attention, temperatures and uniform numbers; two questions
-    about temperatures; tokens and log-probs back. Two steps more are left to other versions of torch.
+    """Four times a step, whatever the number of slots and layers: copies to the card of tokens with their positions, of
+    the slots that run, and of uniform numbers; tokens with their log-probs back. Two more are left to other versions of
+    torch.
 
     Steps that read prompts are left out: of two lengths, what the longer one costs more.
     """
@@ -210,4 +210,4 @@ def test_the_host_waits_for_a_step_and_not_for_a_slot(record_property: Any) -> N
         a_step[slots] = (many - few) / 32
         record_property(f"host syncs, {slots} slots", f"{a_step[slots]:g} a step, {a_step[slots] / slots:.3f} a token")
     assert a_step[4] == a_step[32]
-    assert 2 <= a_step[4] <= 15  # tokens have to come back
+    assert 1 <= a_step[4] <= 6  # tokens have to come back

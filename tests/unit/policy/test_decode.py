@@ -15,8 +15,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from policy.lm.backbone import with_lora
 from policy.lm.engine import Sampling, UnsupportedModel
+from policy.lm.engines.inprocess import slot_engine
 from policy.lm.engines.inprocess.decode import GenericDecoder, LlamaDecoder, make_decoder
 from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.graphs import DecodeGraphs
 from policy.lm.engines.inprocess.slots import Feed
 from policy.lm.forward import decoder, token_logits
 from policy.lm.native.steps import SWITCH
@@ -106,6 +108,57 @@ def test_each_architecture_plays_its_own_probabilities(
             if not temperature:
                 assert completion.ids == expected[row]
             histories[row] += [*completion.ids, *prompt(2 + 5 * row, seed=100 * turn + row)]
+
+
+LLAMA_LIKE = [name for name, (kind, _, _) in ZOO.items() if kind is LlamaDecoder]
+
+
+@pytest.mark.parametrize("name", LLAMA_LIKE)
+def test_steps_of_fixed_shapes_have_the_hidden_states_of_others(name: str) -> None:
+    """Prompts of three sequences, then seven tokens of two of them and of one; new weights are taken over in between.
+    Keys and values of all are the same, those of a sequence that stood still, too."""
+    _, model_type, more = ZOO[name]
+    model = build(model_type, **more)
+    plain, fixed = (make_decoder(model, CONTEXT, 5, torch.float32, graphs) for graphs in (False, True))
+    lengths = np.array([4, 0, 9, 0, 2])
+    for step in range(8):
+        if step in (0, 4):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1.0 + 0.1 * step)
+            plain.refresh()
+            fixed.refresh()
+        slots = np.array([[0, 2, 4], [0, 4], [2]][min(step, 1 + step % 2)])
+        counts = lengths[slots] if step == 0 else np.ones(len(slots), dtype=np.int64)
+        starts = np.zeros_like(counts) if step == 0 else lengths[slots]
+        tokens = np.random.default_rng(step).integers(3, VOCAB, counts.sum())
+        wanted = np.cumsum(counts) - 1
+        states = [decoder.hidden(Feed(slots, starts, counts, tokens, wanted)) for decoder in (plain, fixed)]
+        torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+        lengths[slots] += step > 0
+    waste = plain.cache.waste_position
+    torch.testing.assert_close(fixed.cache.kv[..., :waste, :], plain.cache.kv[..., :waste, :], rtol=1e-4, atol=1e-5)
+
+
+def test_an_engine_with_steps_of_fixed_shapes_says_what_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that begin and end at different times; some steps read prompts, and some are of single tokens alone."""
+    model = make_model()
+
+    def complete(engine: InProcessEngine) -> list[tuple[int, ...]]:
+        asked = [
+            engine.complete(prompt(3 + 5 * k, seed=k), Sampling(2 + 3 * k, NEVER), seed=k, session=k) for k in range(6)
+        ]
+        return [c.ids for c in together(*asked)]
+
+    expected = complete(InProcessEngine(model, CONTEXT, EngineSettings(slots=3)))
+    monkeypatch.setattr(slot_engine, "make_decoder", lambda *args: make_decoder(*args[:-1], graphs=True))
+    engine = InProcessEngine(model, CONTEXT, EngineSettings(slots=3))
+    shapes: list[bool] = []
+    hidden = engine._decoder.hidden
+    monkeypatch.setattr(engine._decoder, "hidden", lambda feed: shapes.append(DecodeGraphs.fits(feed)) or hidden(feed))
+    assert complete(engine) == expected
+    assert shapes.count(True) > 10
+    assert 3 <= shapes.count(False) < shapes.count(True)
 
 
 def test_lora_weights_are_those_of_the_moment() -> None:

@@ -48,7 +48,7 @@ def test_what_is_written_lies_where_it_is_read() -> None:
     before = cache.kv.clone()
     written = torch.randn(3, 4, DIM, generator=torch.Generator().manual_seed(2))
     slots, positions = np.array([0, 0, 8]), np.array([0, 5, TIME - 1])
-    cache.write(1, cache.rows(slots, positions), written)
+    cache.write(1, cache.rows(torch.from_numpy(slots), torch.from_numpy(positions)), written)
     for i, (slot, position) in enumerate(zip(slots, positions, strict=True)):
         for head in range(2):
             assert torch.equal(cache.kv[1, 0, slot, head, position], written[i, head])

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import Cache
 
 from policy.lm.compiled import linear, linear_onto, native_layers
 from policy.lm.engine import UnsupportedModel
+from policy.lm.engines.inprocess.graphs import DecodeGraphs
 from policy.lm.engines.inprocess.slots import Blocks, Feed, SlotCache, sizes
 from policy.lm.forward import attention_window, decoder, evaluating, token_logits
 
@@ -32,15 +33,26 @@ class _Layer:
     gate_up: torch.Tensor
     down: torch.Tensor
 
+    def take(self, other: _Layer) -> None:
+        """Its weights, into the same memory."""
+        for field in fields(self):
+            weight = getattr(self, field.name)
+            if weight is not None:
+                weight.copy_(getattr(other, field.name))
+
 
 class LlamaDecoder:
     """Holds a copy of the weights in its own dtype with query, key and value (and gate and up) joined.
 
     Rotary pairs ``(i, i + dim / 2)`` are moved next to each other in the rows of the query and key projections, so that
     a rotation is one complex product; scores of queries and keys do not notice a common permutation.
+
+    Args:
+        graphs: steps of one token a slot are CUDA graphs on a card. They read the weights where they first were, so
+            ``refresh`` writes into the same tensors.
     """
 
-    def __init__(self, model: Any, cache: SlotCache) -> None:
+    def __init__(self, model: Any, cache: SlotCache, graphs: bool = False) -> None:
         self.model, self.cache = model, cache
         config = model.config
         _, _, _, self.kv_heads, _, self.dim = cache.kv.shape
@@ -50,6 +62,10 @@ class LlamaDecoder:
         self._pairs = torch.stack([half, half + self.dim // 2], 1).flatten()
         self._layers: list[_Layer] = []
         self._native = native_layers(cache.kv.dtype, cache.kv.device)
+        self.graphed = graphs
+        self._graphs = DecodeGraphs(self._one_token, cache, cache.kv.is_cuda) if graphs else None
+        self._rotation = self._embedding = self._final_norm = self._head = torch.empty(0)
+        self._head_bias: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,14 +78,19 @@ class LlamaDecoder:
         positions = torch.arange(self.cache.waste_position, device=self.model.device)
         cos, sin = body.rotary_emb(torch.zeros(1, device=self.model.device), positions[None])
         half = self.dim // 2
-        self._rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())  # [position, dim / 2]
-        self._embedding = self._copy(body.embed_tokens.weight)
-        self._final_norm = self._copy(body.norm.weight)
+        rotation = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())  # [position, dim / 2]
+        self._rotation = _into(self._rotation, rotation)
+        self._embedding = _into(self._embedding, self._copy(body.embed_tokens.weight))
+        self._final_norm = _into(self._final_norm, self._copy(body.norm.weight))
         head = self.model.get_output_embeddings()
         tied = head.weight is body.embed_tokens.weight
-        self._head = self._embedding if tied else self._copy(head.weight)
+        self._head = self._embedding if tied else _into(self._head, self._copy(head.weight))
         self._head_bias = None if head.bias is None else self._copy(head.bias)
-        self._layers = [self._layer(layer) for layer in body.layers]
+        for index, layer in enumerate(body.layers):
+            if index == len(self._layers):
+                self._layers.append(self._layer(layer))
+            else:
+                self._layers[index].take(self._layer(layer))
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to(self.dtype, copy=True)
@@ -104,11 +125,14 @@ class LlamaDecoder:
 
     def hidden(self, feed: Feed) -> torch.Tensor:
         """Final hidden states ``[wanted, hidden]``; writes keys and values of all fed tokens."""
+        if self._graphs is not None and self._graphs.fits(feed):
+            return self._graphs.hidden(feed)
         device = self.cache.kv.device
         positions, of_token = feed.positions(), feed.slot_of_token()
         if self._native is None:
-            rotation = self._rotation[torch.from_numpy(positions).to(device)][:, None]
-            rows = self.cache.rows(of_token, positions)
+            where = torch.from_numpy(positions).to(device)
+            rotation = self._rotation[where][:, None]
+            rows = self.cache.rows(torch.from_numpy(of_token).to(device), where)
         blocks = Blocks(feed.slots, feed.starts, feed.counts, self.heads // self.kv_heads, self.cache, feed.canvas)
         x = F.embedding(torch.from_numpy(feed.tokens).to(device), self._embedding)
         last = len(self._layers) - 1
@@ -132,6 +156,26 @@ class LlamaDecoder:
             x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         if len(feed.wanted) < len(x):
             x = x[torch.from_numpy(feed.wanted).to(device)]
+        return self._norm(x, self._final_norm)
+
+    def _one_token(self, tokens: torch.Tensor, positions: torch.Tensor, visible: int) -> torch.Tensor:
+        """See ``DecodeGraphs``: without compiled steps, and of a shape that ``visible`` alone decides."""
+        slots, waste = len(tokens), self.cache.waste_position
+        rotation = self._rotation[positions.clamp(max=waste - 1)][:, None]
+        rows = self.cache.rows(torch.arange(slots, device=tokens.device), positions)
+        hidden = torch.arange(visible, device=tokens.device) > positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=tokens.device).masked_fill_(hidden, float("-inf"))
+        mask = mask[:, None, None].expand(-1, -1, self.heads // self.kv_heads, -1)
+        x = F.embedding(tokens, self._embedding)
+        for index, layer in enumerate(self._layers):
+            joined = self._qkv(layer, x)
+            self._rotate(joined[:, : self.heads + self.kv_heads], rotation)
+            self.cache.write(index, rows, joined[:, self.heads :])
+            keys, values = self.cache.kv[index, :, :, :, :visible]
+            q = joined[:, : self.heads].reshape(slots, self.kv_heads, -1, self.dim)
+            seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            x = linear_onto(x, seen.reshape(slots, -1), layer.out)
+            x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         return self._norm(x, self._final_norm)
 
     def _qkv(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
@@ -166,6 +210,11 @@ class LlamaDecoder:
         return linear(hidden, self._head, self._head_bias).float()
 
 
+def _into(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """``new``, in the memory of ``old`` where that has its shape."""
+    return old.copy_(new) if old.shape == new.shape else new
+
+
 def _only(feed: Feed, positions: np.ndarray, group: int, cache: SlotCache) -> Blocks:
     """The plan for the wanted tokens alone; those of a row are neighbours, as they are its last ones."""
     row = np.repeat(np.arange(len(feed.slots)), feed.counts)[feed.wanted]
@@ -194,9 +243,14 @@ _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class Decoder(Protocol):
-    """Runs steps on the weights as they were at the last ``refresh``."""
+    """Runs steps on the weights as they were at the last ``refresh``.
+
+    Attributes:
+        graphed: steps in which every row reads one token cost far less than others.
+    """
 
     cache: SlotCache
+    graphed: bool
 
     def refresh(self) -> None: ...
 
@@ -205,8 +259,11 @@ class Decoder(Protocol):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
-def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> Decoder:
+def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype, graphs: bool = False) -> Decoder:
     """The fastest decoder that computes what ``model`` computes.
+
+    Args:
+        graphs: see ``LlamaDecoder``.
 
     Raises:
         UnsupportedModel: other attention than full attention within ``context``; another ``dtype`` than the model's
@@ -229,7 +286,7 @@ def make_decoder(model: Any, context: int, slots: int, dtype: torch.dtype) -> De
         )
     cache = SlotCache(*kv_shape(config), slots, context, dtype, model.device)
     if llama_like:
-        return LlamaDecoder(model, cache)
+        return LlamaDecoder(model, cache, graphs)
     generic = GenericDecoder(model, cache)
     if not _is_faithful(generic):
         raise UnsupportedModel(
@@ -293,6 +350,8 @@ class GenericDecoder:
 
     Rows of similar block length go together, so that one long prompt does not pad a batch of decoding rows.
     """
+
+    graphed = False
 
     def __init__(self, model: Any, cache: SlotCache) -> None:
         self.model, self.cache = model, cache

@@ -171,7 +171,10 @@ class InProcessEngine(SlotEngine[Request]):
         slots = np.sort(np.fromiter(self._running, dtype=np.int64))
         starts, ends = self._fed[slots], state.end[slots]
         counts = within(ends - starts, _STEP_TOKENS)
-        slots, starts, counts = slots[counts > 0], starts[counts > 0], counts[counts > 0]
+        now = counts > 0
+        if self._decoder.graphed:
+            now &= _of_one_shape(counts)
+        slots, starts, counts = slots[now], starts[now], counts[now]
         rows = np.repeat(np.arange(len(slots)), counts)
         positions = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts - starts, counts)
         of_slot = slots[rows]
@@ -210,10 +213,8 @@ class InProcessEngine(SlotEngine[Request]):
                 ids[part] = self._ids[slots[part], at[part]]
                 logprobs[part] = logprobs_of(logits, ids[part])
                 continue
-            chosen, scored = sample(
-                logits, torch.from_numpy(temperature[part]).to(device), torch.from_numpy(uniforms[part]).to(device)
-            )
-            ids[part], logprobs[part] = chosen.cpu().numpy(), scored.cpu().numpy()
+            sampled = sample(logits, torch.from_numpy(temperature[part]), torch.from_numpy(uniforms[part]))
+            ids[part], logprobs[part] = torch.stack([x.double() for x in sampled]).cpu().numpy()  # one copy to the host
             if given[part].any():
                 those = np.flatnonzero(given[part])
                 given_ids = self._ids[slots[part][those], at[part][those]]
@@ -283,6 +284,20 @@ class InProcessEngine(SlotEngine[Request]):
         return tuple(state.logprobs[slot, start:done].tolist())
 
 
+def _of_one_shape(counts: np.ndarray) -> np.ndarray:
+    """Which rows to feed where a step of single tokens is cheap: those of one token, until the others, which wait for
+    each other, are half of all.
+
+    Example::
+
+        counts [1, 1, 7] and then [1, 5, 7]: [True, True, False] and [False, True, True]
+    """
+    several = counts > 1
+    if 2 * several.sum() >= (counts > 0).sum():
+        return several
+    return ~several
+
+
 def sample(
     logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -292,8 +307,8 @@ def sample(
 
     Args:
         logits: ``[row, vocab]``, fp32.
-        temperature: ``[row]``; 0 means greedy.
-        uniforms: ``[row]`` in [0, 1), fp64.
+        temperature: ``[row]``, on the CPU, so that nobody waits for its values; 0 means greedy.
+        uniforms: ``[row]`` in [0, 1), fp64, on any device.
 
     Returns:
         ids ``[row]`` and their log-probs ``[row]`` under the distribution sampled from (at temperature 1 where greedy).
@@ -302,13 +317,13 @@ def sample(
     any_greedy = bool(greedy.any())
     scaled = logits
     if not bool((temperature == 1).all()):  # a pass over all logits, most often for nothing
-        scaled = logits / torch.where(greedy, 1.0, temperature)[:, None]
+        scaled = logits / torch.where(greedy, 1.0, temperature).to(logits.device)[:, None]
     probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     # scaled by the total, so that rounding never leaves the number above the last step
-    drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)[:, 0]
+    drawn = torch.searchsorted(cumulative, (uniforms.to(logits.device) * cumulative[:, -1])[:, None], right=True)[:, 0]
     drawn = drawn.clamp(max=logits.shape[-1] - 1)
-    ids = torch.where(greedy, logits.argmax(-1), drawn) if any_greedy else drawn
+    ids = torch.where(greedy.to(logits.device), logits.argmax(-1), drawn) if any_greedy else drawn
     return ids, probabilities.gather(-1, ids[:, None])[:, 0].log()
 
 

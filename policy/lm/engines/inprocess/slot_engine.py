@@ -149,7 +149,8 @@ class SlotEngine(ABC, Generic[_Request]):
         self.version, self.counts = 0, EngineCounts()
         self.exact = dtype == model.dtype == torch.float32
         self.slots = _affordable_slots(model.config, context, settings, dtype)
-        self._decoder = make_decoder(model, context, self.slots, dtype)
+        graphs = settings.graphs and model.device.type == "cuda"
+        self._decoder = make_decoder(model, context, self.slots, dtype, graphs)
         self._stale = True
         self._ids = np.zeros((self.slots, context), dtype=np.int64)
         self._fed = np.zeros(self.slots, dtype=np.int64)  # keys and values of a slot exist up to here

@@ -55,15 +55,15 @@ class SlotCache:
         self.waste_position = context
         self.native = native_attention(dtype, dim, device)
 
-    def rows(self, slots: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+    def rows(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where ``write`` puts what token ``n`` leaves, in a layer as a table ``[2 * slot * head * time, dim]``.
 
         Returns:
             ``[n, 2 * head]``: first the keys, then the values.
         """
         _, _, slot_count, heads, time, _ = self.kv.shape
-        head = (np.arange(2)[:, None] * slot_count * heads + np.arange(heads)).flatten() * time
-        return torch.from_numpy(head + (slots * heads * time + positions)[:, None]).to(self.kv.device)
+        head = torch.arange(heads, device=slots.device)
+        return torch.cat([head, slot_count * heads + head]) * time + (slots * heads * time + positions)[:, None]
 
     def write(self, layer: int, rows: torch.Tensor, keys_and_values: torch.Tensor) -> None:
         """``[n, 2 * head, dim]``, to where ``rows`` says."""
