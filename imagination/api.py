@@ -48,6 +48,7 @@ from imagination.commands.train import train
 from imagination.rollout.dream_env import DreamEnv, starts_from_log
 from imagination.rollout.play import Episode, Provenance, play_with_bar
 from imagination.runs.fingerprint import summary as read_summary
+from imagination.runs.lock import locked
 from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import Config, UserError, compose
@@ -231,8 +232,9 @@ class Run:
         episodes, held = list(episodes), set(heldout)
         tasks = sorted({episode.task_id for episode in episodes})
         splits = {"train": [t for t in tasks if t not in held], "heldout": [t for t in tasks if t in held]}
-        store = TrajectoryStore.create(self.folder / "log", {split: ids for split, ids in splits.items() if ids})
-        store.append(episodes)
+        with locked(self.folder, "use-log"):
+            store = TrajectoryStore.create(self.folder / "log", {split: ids for split, ids in splits.items() if ids})
+            store.append(episodes)
         return store
 
     def collect(self) -> TrajectoryStore:
@@ -289,20 +291,22 @@ class Run:
 
     def audit(self) -> AuditResult:
         """Measures whether the world model is good enough to dream in."""
-        self._resolved.remember()
-        audited = call(lambda: audit_stage.run_audit(self.config, self.folder))
+        with locked(self.folder, "audit"):
+            self._resolved.remember()
+            audited = call(lambda: audit_stage.run_audit(self.config, self.folder))
         page = audit_stage.audit_files(self.folder, self.config.audit.world_model)[1]
         return AuditResult(audited["verdict"]["trust"], audited["verdict"]["sentences"], audited, page)
 
     def report(self) -> Path:
         """Writes the page of the run, from what there is so far."""
-        self._do(report)
+        call(lambda: report(self.config, self.folder))
         return self.folder / "report.html"
 
     def _do(self, stage: Stage) -> dict[str, Any]:
         """Runs a stage; what ``summary.json`` says then."""
-        self._resolved.remember()
-        call(lambda: stage(self.config, self.folder))
+        with locked(self.folder, stage.__name__.replace("_", "-")):
+            self._resolved.remember()
+            call(lambda: stage(self.config, self.folder))
         return read_summary(self.folder)
 
     def _made(self, summary: Mapping[str, Any], stage: str) -> dict[str, Any]:

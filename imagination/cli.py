@@ -15,16 +15,17 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from imagination.settings import compose
 from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
-from real_envs.errors import hides_traceback
+from real_envs.errors import hides_traceback, with_disk_errors_named
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on
@@ -40,7 +41,7 @@ examples:
   imagine demo                                          the whole flow, in minutes, without a GPU
   imagine train run=mine preset=tiny train.updates=5    one stage: a run folder, a preset, one key
   imagine train run=mine                                the same run goes on, with the same settings
-  imagine import auto my-log.jsonl run=mine             logs of your own, in place of `imagine collect`
+  imagine import my-log.jsonl run=mine                  logs of your own, in place of `imagine collect`
 """
 
 TRACEBACK = "An error of yours is one line, with exit code 2; IMAGINE_TRACEBACK=1 shows where it was raised."
@@ -72,9 +73,10 @@ class Stage:
     sections: tuple[str, ...] = ()  # the parts of the configuration that matter to it; its help lists their keys
     run: str = ""  # the run's name where the command line gives neither that nor a preset
     preset: str = ""  # of a new run where the command line gives neither that nor a world
-    # settings that bare words of the command line fill in order; the last is a list and takes the rest
+    # two settings that bare words of the command line fill: the name of a format, and a list of files
     places: tuple[str, ...] = ()
     writes_run: bool = True  # whether it works in the folder of a run, which then keeps its settings
+    locks: bool = True  # whether no other process may write there meanwhile
 
     @cached_property
     def doc(self) -> StageDoc:
@@ -116,7 +118,7 @@ _ALL = (
     _stage("few-shot", "experiments.few_shot:few_shot", "few_shot", *_DREAMED, "evaluate", "engine"),
     _stage("compare", "compare:compare", "compare"),
     _stage("serve", "serve:serve", "serve", "dream", "engine", writes_run=False),
-    _stage("report", "report:report"),
+    _stage("report", "report:report", locks=False),
     _stage("list", "list_runs:list_runs", "listing", writes_run=False),
 )
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}
@@ -126,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _command(words)
+        with with_disk_errors_named():
+            return _command(words)
     except BrokenPipeError:  # `imagine train --help | head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -148,6 +151,9 @@ def _command(words: Sequence[str]) -> int:
     if name in ("-h", "--help", "help"):
         print(overview())
         return 0
+    if name == "--version":
+        print(f"imagination {version('imagination')}")
+        return 0
     if name not in STAGES:
         raise unknown("stage", name, list(STAGES))
     stage = STAGES[name]
@@ -159,41 +165,53 @@ def _command(words: Sequence[str]) -> int:
     # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-    dry = DRY_RUN in overrides
-    several, first = int(os.environ.get("WORLD_SIZE", "1")) > 1, os.environ.get("RANK", "0") == "0"  # torchrun
-    write = stage.writes_run and not dry and first
-    config, folder = prepare([word for word in overrides if word != DRY_RUN], write)
-    if dry:
+    run = compose.resolve([word for word in overrides if word != DRY_RUN], _load("imagination.settings:Config"))
+    config, folder = run.config, run.folder
+    if DRY_RUN in overrides:
         print(
             compose.to_yaml(config), f"in {folder}:", *(f"  {line}" for line in plan(config, folder, stage)), sep="\n"
         )
         return 0
-    function: Callable[[Any, Path], None] = _load(stage.function)
-    work = _load("imagination.runs.processes:joined")(stage.name, folder) if several else nullcontext(folder)
     try:
-        with work as place:
-            function(config, place)
+        with prepared(run, stage):
+            function: Callable[[Any, Path], None] = _load(stage.function)
+            several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun
+            with _load("imagination.runs.processes:joined")(name, folder) if several else nullcontext(folder) as place:
+                function(config, place)
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down
-        where = [word for word in overrides if word.startswith("output=")]  # the rest is remembered in the folder
-        again = shlex.join([stage.name, f"run={config.run}", *where])
-        print(f"\nstopped; to go on: imagine {again}", file=sys.stderr)
+        print(f"\nstopped; to go on: {compose.command(name, config)}", file=sys.stderr)  # the rest is remembered
         return 130
     return 0
 
 
 def placed(stage: Stage, words: list[str]) -> list[str]:
-    """Words that are no ``key=value`` as the settings of the stage's ``places``; the last takes all that are left."""
-    bare = [word for word in words if word != DRY_RUN and not re.match(r"[\w.]+=", word)]
-    if not stage.places or not bare:
+    """Files among the words, and a format before them, as the two settings of the stage's ``places``.
+
+    A word that is a file is a file, whatever its name; the first word may also be the name of a format.
+    """
+    if not stage.places:
         return words
-    *single, rest = stage.places
-    quoted = ["'" + word.replace("'", "\\'") + "'" for word in bare]
-    overrides = [f"{key}={word}" for key, word in zip(single, bare, strict=False)]
-    if len(bare) > len(single):
-        overrides.append(f"{rest}=[{','.join(quoted[len(single) :])}]")
-    return [*overrides, *(word for word in words if word not in bare)]
+    keys = schema_keys(_load("imagination.settings:Config"))
+    bare = [word for word in words if word != DRY_RUN and _is_bare(word, keys)]
+    chosen, files = stage.places
+    settings = [word for word in words if word not in bare]
+    formats = {"auto", *_load("real_envs.importers.formats:FORMATS")}
+    first, is_chosen = bare[0] if bare else "", any(word.startswith(f"{chosen}=") for word in settings)
+    if first and not is_chosen and (first in formats or not (os.path.exists(first) or set("./\\") & set(first))):
+        settings.insert(0, f"{chosen}={bare.pop(0)}")
+    if bare:
+        literal = [compose.literal(f"./{word}" if word[0] == "~" and os.path.exists(word) else word) for word in bare]
+        settings.insert(0, f"{files}=[{','.join(literal)}]")
+    return settings
+
+
+def _is_bare(word: str, keys: Mapping[str, Any]) -> bool:
+    """Whether a word is no ``key=value``, or is a file; a folder ``run=mine`` is a setting, as there is that key."""
+    key, equals, _ = word.partition("=")
+    is_setting = bool(equals) and re.fullmatch(r"[\w.]+", key) is not None
+    return not is_setting or os.path.isfile(word) or (os.path.isdir(word) and key not in keys)
 
 
 def _completed(stage: Stage, overrides: list[str]) -> list[str]:
@@ -212,14 +230,21 @@ def _completed(stage: Stage, overrides: list[str]) -> list[str]:
     return overrides
 
 
-def prepare(overrides: Sequence[str], write: bool = True) -> tuple[Any, Path]:
-    """The configuration of a run and its folder, in which both it and the overrides are now written down."""
-    run = compose.resolve(overrides, _load("imagination.settings:Config"))
-    if run.earlier:
-        print(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}", file=sys.stderr)
-    if write:
-        run.remember(TRANSIENT)
-    return run.config, run.folder
+@contextmanager
+def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
+    """The run's folder, locked where the stage writes into it, with configuration and overrides now written down.
+
+    A stage that only looks at what is there writes them where no other process is at work.
+    """
+    from imagination.runs.lock import is_locked, locked
+
+    writes = stage.writes_run and os.environ.get("RANK", "0") == "0"  # of those that torchrun starts, the first
+    with locked(run.folder, stage.name) if writes and stage.locks else nullcontext():
+        if run.earlier:
+            print(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}", file=sys.stderr)
+        if writes and (stage.locks or ((run.folder / "summary.json").exists() and not is_locked(run.folder))):
+            run.remember(TRANSIENT)
+        yield
 
 
 def _load(path: str) -> Any:
@@ -228,21 +253,22 @@ def _load(path: str) -> Any:
 
 
 def plan(config: Any, folder: Path, stage: Stage) -> list[str]:
-    """What a stage would do, such as ``["collect: skipped, done before", "missing: log/, which ..."]``."""
+    """What a stage would do, such as ``["collect: would be skipped, done before"]``."""
     from imagination.runs import fingerprint
 
     if stage.name != "demo":
         named = [name for name in stage.doc.reads.split(", ") if re.fullmatch(r"[\w./-]+(/|\.\w+)", name)]
         missing = [f"missing: {name}, which an earlier stage makes" for name in named if not (folder / name).exists()]
         step = stage.name.replace("-", "_")
-        return [f"{stage.name}: {_step(config, folder, step) if step in fingerprint.STEPS else 'done'}", *missing]
+        how = _step(config, folder, step) if step in fingerprint.STEPS else "would be done"
+        return [f"{stage.name}: {how}", *missing]
     lines, redo = [], False
     for step in ("collect", "fit_world_model", "clone", "train", "evaluate"):  # the demo skips what is done
         is_done = fingerprint.state(config, folder, step) == "done"
-        how = "done again, after an earlier stage" if redo and is_done else _step(config, folder, step)
+        how = "would be done again, after an earlier stage" if redo and is_done else _step(config, folder, step)
         redo = redo or not is_done
-        lines.append(f"{step.replace('_', ' ')}: {how if redo else 'skipped, done before'}")
-    return [*lines, "report: done"]
+        lines.append(f"{step.replace('_', ' ')}: {how if redo else 'would be skipped, done before'}")
+    return [*lines, "report: would be done"]
 
 
 def _step(config: Any, folder: Path, step: str) -> str:
@@ -254,11 +280,11 @@ def _step(config: Any, folder: Path, step: str) -> str:
         from imagination.runs.run_folder import RunFolder
 
         if steps := resume_from(RunFolder(folder, config.seed, fingerprint(config, step)), step)[1]:
-            return f"goes on after step {steps}"
+            return f"would go on after step {steps}"
     if how == "done" and step == "collect":
-        return "skipped as far as its episodes are logged"
+        return "would be skipped as far as its episodes are logged"
     again = {"done": "with the same settings", "other settings": "as settings have changed"}
-    return f"done again, {again[how]}" if how in again else "done"
+    return f"would be done again, {again[how]}" if how in again else "would be done"
 
 
 def overview() -> str:

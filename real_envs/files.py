@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -16,11 +17,16 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
-    with draft.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):  # of a full disk, it would take what room there is
+            draft.unlink()
+        raise
     if os.name == "posix":  # the new name must survive a power cut, too
         folder = os.open(path.parent, os.O_RDONLY)
         try:

@@ -15,6 +15,7 @@ from imagination.evaluation.retrieval_baseline import CHARACTERS, looked_up, tas
 from imagination.runs.lifecycle import run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
+from imagination.settings.compose import command, listed
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.drafts import Reading
@@ -37,14 +38,14 @@ _LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a contex
 def import_logs(config: Config, folder: Path) -> None:
     """Import logged episodes of your own, in place of collect.
 
-    usage: imagine import <format> <file or folder> ... run=<name>
+    usage: imagine import [<format>] <file or folder> ... run=<name>
 
     Reads logged episodes into the run's log: training tasks, and a share of tasks that is held out. What
     cannot be read is named (file, record, field), counted and left out. Reading a file again adds nothing
     twice. Secrets are masked. It says what the log covers and what it lacks to be dreamed on.
 
     formats:
-      auto         says which of these it sees, and why
+      auto         the default: says which of these it sees, and why
       openai       chat messages with tool calls
       react        printed 'Action:' and 'Observation:', in text or a notebook
       browser-use  folders of history.json and result.json; give the run's folder
@@ -61,7 +62,7 @@ def import_logs(config: Config, folder: Path) -> None:
     Writes: log/, coverage.json, refused.jsonl, mask.key
 
     Examples:
-        imagine import auto my-log.jsonl run=mine
+        imagine import my-log.jsonl run=mine
         imagine import openai runs/*.json run=mine imports.solved_at=0.8 imports.heldout=0.1
         imagine import huggingface a.parquet run=mine imports.mapping.action=cmd imports.mapping.start=goal ...
 
@@ -71,7 +72,7 @@ def import_logs(config: Config, folder: Path) -> None:
     """
     settings = config.imports
     if not settings.files:
-        raise UserError("no files are named; write `imagine import auto my-log.jsonl run=...`")
+        raise UserError("no files are named; write `imagine import my-log.jsonl run=...`")
     format = Tables.name if settings.mapping and settings.format == AUTO else settings.format
     listed = [file for name in settings.files for file in log_files(format, Path(name))]
     files = [file for file in listed if isinstance(file, LogFile)]
@@ -343,7 +344,7 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
         for key, size, limit in needs
         if min(size / 2, _LONGEST) > limit
     ]
-    agents = ",".join(agent for agent, _ in coverage.agents.most_common(3))
+    agents = listed(agent for agent, _ in coverage.agents.most_common(3))
     has_expert = "expert" in coverage.agents
     lines = ["", "next:"]
     if observation > 2 * _LONGEST:
@@ -354,10 +355,10 @@ def next_commands(config: Config, coverage: Coverage) -> list[str]:
     elif observation > _LONG:
         lines.append("  observations are long: with worldmodel.kind=delta the world model writes only what changes")
     lines += [
-        " ".join([f"  imagine fit-world-model run={config.run}", *raised]),
-        f"  imagine clone run={config.run} clone.agents=[{agents}]",
-        f"  imagine train run={config.run}" + ("" if has_expert else " train.expert_share=0"),
-        f"  imagine audit run={config.run}",
+        f"  {command('fit-world-model', config, *raised)}",
+        f"  {command('clone', config, f'clone.agents={agents}')}",
+        f"  {command('train', config, *([] if has_expert else ['train.expert_share=0']))}",
+        f"  {command('audit', config)}",
     ]
     if raised:
         lines.append("the run keeps these limits; they are rounded up: lower them to save time and memory")

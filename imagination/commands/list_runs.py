@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,7 +55,8 @@ def list_runs(config: Config, folder: Path) -> None:
     elif runs:
         Console().print(table(runs))
     else:
-        print(f"no runs in {root}; start one with `imagine demo`")
+        where = [] if config.output == Config().output else [f"output={config.output}"]
+        print(f"no runs in {root}; start one with `{shlex.join(['imagine', 'demo', *where])}`")
 
 
 def find_runs(root: Path) -> Iterator[Path]:

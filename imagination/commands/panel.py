@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,19 +25,21 @@ def panel(config: Config, folder: Path) -> None:
 
     Tasks drawn by a seed differ from seed to seed, and environments change them from version to version. A
     panel names each task, its first text by a digest, and the version of the package that plays it.
-    games.panel=<file> judges another run on it, and refuses what differs.
+    `imagine collect run=other seed=1 games.panel=outputs/mine/panel.json` judges another run on it, and
+    refuses what differs.
 
     Reads: games/
     Writes: panel.json
 
     Examples:
         imagine panel run=mine
-        imagine collect run=other seed=1 games.panel=outputs/mine/panel.json
+        imagine panel run=mine output=runs
     """
+    splits = json.loads(need(folder / "games" / FILE, "collect").read_text())["splits"]
     run = RunFolder(folder, config.seed)
-    splits = json.loads(need(run.games / FILE, "collect").read_text())["splits"]
-    words = [word for word in remembered_overrides(folder) if not word.startswith(("run=", "seed=", "collect."))]
-    chosen = " ".join(words) or f"env={config.env.name}"
+    aside = ("run=", "output=", "seed=", "collect.")
+    words = [word for word in remembered_overrides(folder) if not word.startswith(aside)]
+    chosen = shlex.join(words or [f"env={config.env.name}"])
     made = Panel(
         world=config.env.name,
         options={key: value for key, value in _options(config).items() if key not in _BESIDE},

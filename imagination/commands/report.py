@@ -11,6 +11,7 @@ from imagination.report.costs import without_dreams
 from imagination.report.run_page import write_report
 from imagination.report.run_text import terminal_table
 from imagination.settings import Config, UserError
+from imagination.settings.compose import command
 
 
 def report(config: Config, folder: Path, partial: bool = True) -> None:
@@ -32,7 +33,7 @@ def report(config: Config, folder: Path, partial: bool = True) -> None:
     if not 0 <= config.machine_price < math.inf:
         raise UserError(f"machine_price is what an hour of this machine costs, 0 or more, got {config.machine_price}")
     if not (folder / "summary.json").exists():
-        raise UserError(f"{folder} holds no run yet; start one with `imagine collect run={config.run}`")
+        raise UserError(f"{folder} holds no run yet; start one with `{command('collect', config)}`")
     page = write_report(folder, partial=partial, machine_price=config.machine_price)
     console = Console()
     numbers = json.loads((folder / "report.json").read_text())

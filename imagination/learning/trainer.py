@@ -147,7 +147,11 @@ class _SaveState(Callback):
         if self._done() % self._every == 0:  # not batch_idx, which Lightning counts anew after a resume
             self._path.parent.mkdir(parents=True, exist_ok=True)
             partial = self._path.with_suffix(".tmp")
-            trainer.save_checkpoint(partial)
+            try:
+                trainer.save_checkpoint(partial)
+            except (OSError, RuntimeError):  # of a full disk
+                partial.unlink(missing_ok=True)
+                raise
             if trainer.is_global_zero:
                 os.replace(partial, self._path)
 

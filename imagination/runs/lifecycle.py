@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from imagination.runs.fingerprint import fingerprint
+from imagination.runs.lock import locked
 from imagination.runs.machine import cores
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
@@ -32,11 +33,14 @@ def open_run(config: Config, folder: Path, stage: str = "", models: bool = True)
 
 @contextmanager
 def run_stage(config: Config, folder: Path, stage: str, models: bool = True) -> Iterator[RunFolder]:
-    """See ``open_run``. The block is timed, and the stage is done where it ends without an error."""
-    run = open_run(config, folder, stage, models)
-    with run.timed(stage):
-        yield run
-    _finish(run, stage)
+    """See ``open_run``. The block is timed, and the stage is done where it ends without an error. Raises ``UserError``:
+    another process writes into the folder, or the disk is full.
+    """
+    with locked(folder, stage.replace("_", "-")):
+        run = open_run(config, folder, stage, models)
+        with run.timed(stage):
+            yield run
+        _finish(run, stage)
 
 
 def _set_up_torch(seed: int) -> None:
@@ -63,7 +67,7 @@ def _tell_threads(threads: int, cores: int) -> None:
 def need(path: Path, stage: str) -> Path:
     """Raises ``UserError``: an earlier stage has not written ``path`` yet."""
     if not path.exists():
-        raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= first")
+        raise UserError(f"{path} is not there yet; run `imagine {stage}` with the same run= and output= first")
     return path
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -78,13 +78,13 @@ class RunFolder:
     def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """One line of ``metrics.jsonl``."""
         line = {"stage": stage, "step": step, "time": round(time.monotonic() - self._started, 3), **metrics}
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        _append(self.path / "metrics.jsonl", json.dumps(line) + "\n")
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl`` that a stage wrote."""
         path = self.path / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [row for row in rows if row["stage"] == stage]
 
     @contextmanager
@@ -114,16 +114,36 @@ class RunFolder:
         self, stage: str, trajectories: Sequence[Trajectory], twins: Mapping[str, str] | None = None, **labels: Any
     ) -> None:
         """Lines of ``rollouts.jsonl``; ``twins`` maps the id of a replay to that of the dream it replays."""
-        with (self.path / "rollouts.jsonl").open("a") as file:
-            for t in trajectories:
-                row: dict[str, Any] = {"id": t.id, "stage": stage, **labels}
-                if twins and t.id in twins:
-                    row["twin_of"] = twins[t.id]
-                row |= {"task_id": t.task_id, "group_id": t.group_id, "source": t.source.value, "agent": t.agent}
-                row |= {key: getattr(t, key) for key in ("seed", "policy_version", "world_model_version", "start")}
-                row |= {"turns": [asdict(turn) for turn in t.turns], "stop": t.stop.value}
-                row |= {"failure": t.failure, "prefix_turns": t.prefix_turns, "solved": t.solved}
-                file.write(json.dumps(row) + "\n")
+        lines = []
+        for t in trajectories:
+            row: dict[str, Any] = {"id": t.id, "stage": stage, **labels}
+            if twins and t.id in twins:
+                row["twin_of"] = twins[t.id]
+            row |= {"task_id": t.task_id, "group_id": t.group_id, "source": t.source.value, "agent": t.agent}
+            row |= {key: getattr(t, key) for key in ("seed", "policy_version", "world_model_version", "start")}
+            row |= {"turns": [asdict(turn) for turn in t.turns], "stop": t.stop.value}
+            row |= {"failure": t.failure, "prefix_turns": t.prefix_turns, "solved": t.solved}
+            lines.append(json.dumps(row) + "\n")
+        _append(self.path / "rollouts.jsonl", "".join(lines))
+
+
+def _append(path: Path, lines: str) -> None:
+    """Adds whole lines. The torn last line of a run that was killed goes; where the disk is full, nothing is added."""
+    with path.open("a+b", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(end - 1, 0))
+        if file.read(1) not in (b"", b"\n"):
+            file.seek(0)
+            end = file.readall().rfind(b"\n") + 1
+            file.truncate(end)
+        rest = memoryview(lines.encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:
+            with suppress(OSError):  # a disk that has become read-only
+                file.truncate(end)
+            raise
 
 
 def _of(line: str, stage: str, from_step: int) -> bool:

@@ -10,8 +10,10 @@ the functions that need it, so that ``imagine --help`` answers at once.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -82,9 +84,46 @@ def _hydra_overrides(override: str, keys: Mapping[str, Any], choices: Mapping[st
             raise unknown_key(key, [*keys, *choices])
         annotation = get_args(mapping)[1]
     texts, plain = {*union_types(annotation)}, value[:1] not in "'\"[{" and not value.startswith("${")
-    if plain and value != "null" and (texts <= {str, Path} or (str in texts and re.search("[=,]", value))):
-        value = "'" + value.replace("'", "\\'") + "'"  # run=007 is the text 007; a=1,b=2 is one text, not a sweep
+    if annotation == list[str] and (items := re.fullmatch(r"\[([^\[\]{}'\"\\]*)\]", value)):
+        value = listed(filter(None, map(str.strip, items[1].split(","))))  # [~/a,b=1,7] are three texts
+    elif texts <= {str, Path} and os.path.exists(value):
+        value = literal(value)
+    elif plain and value != "null" and (texts <= {str, Path} or (str in texts and re.search(r"[^\w.+:/-]", value))):
+        value = _quoted(value)  # run=007 is the text 007; a=1,b=2 is one text, not a sweep
     return [f"++{key}={value}"]
+
+
+def _quoted(text: str) -> str:
+    """In quotes as Hydra reads them: backslashes count only before a quote, where they are doubled."""
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    return f"'{text}{text[len(text.rstrip(chr(92))) :]}'"
+
+
+def literal(text: str) -> str:
+    """``text`` as a value of an override that is read as exactly this text, whatever it holds: ``'a=${b}'``."""
+    return _quoted(re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
+
+
+def listed(texts: Iterable[str]) -> str:
+    """A list of texts as the value of an override, ``[noisy,'a b']``; plain words are left as they are."""
+    plain = re.compile(r"(?!(?:null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECASE)
+    return "[" + ",".join(text if plain.fullmatch(text) else literal(text) for text in texts) + "]"
+
+
+def command(stage: str, config: Any, *words: str) -> str:
+    """A line for the shell that works in the run of ``config``: ``imagine clone run=mine output=runs``."""
+    where = [] if config.output == type(config)().output else [f"output={config.output}"]
+    return shlex.join(["imagine", stage, f"run={config.run}", *where, *words])
+
+
+def _at_home(plain: Any, key: str = "") -> Any:
+    """The settings with paths such as ``~/runs`` and ``~me/runs`` written out; shells do so only in some places."""
+    if isinstance(plain, dict):
+        return {name: _at_home(value, name) for name, value in plain.items()}
+    if isinstance(plain, list):
+        return [_at_home(value) for value in plain]
+    is_path = isinstance(plain, str) and (re.match(r"~[\w.-]*/", plain) or (key == "output" and plain == "~"))
+    return os.path.expanduser(plain) if is_path else plain
 
 
 def merge_overrides(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
@@ -124,7 +163,7 @@ def load_config(overrides: Sequence[str], schema: type[C], folder: Path | None =
     except (HydraException, OmegaConfBaseException) as error:
         advice = "; write a list as [1,2]" if "sweep" in str(error).lower() else ""
         raise ConfigError(f"cannot read the settings: {str(error).splitlines()[0]}{advice}") from error
-    result: C = build(schema, plain)
+    result: C = build(schema, _at_home(plain))
     return result
 
 
@@ -193,7 +232,7 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
     """
     defaults: Any = schema()
     given = dict(override.split("=", 1) for override in overrides if "=" in override)
-    named = Path(given.get("output", defaults.output)) / given.get("run", "")
+    named = Path(_at_home(given.get("output", defaults.output), "output")) / given.get("run", "")
     earlier = remembered_overrides(named) if re.fullmatch(_RUN, given.get("run", "")) else []
     if earlier:  # merged at once: composing twice costs half a second, and the new overrides need not be valid alone
         chosen = merge_overrides(earlier, overrides)

@@ -7,6 +7,8 @@ Checkpoints are plain Hugging Face folders: safetensors, config, tokenizer, chat
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,9 +186,22 @@ def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first.
+
+    What was there is replaced once all is written, so that a full disk leaves the checkpoint before.
+    """
+    draft = folder.with_name(f".{folder.name}")
     if hasattr(model, "merge_and_unload"):
         model = copy.deepcopy(model).merge_and_unload()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in draft.iterdir():
+            if path.is_dir():  # further chat templates of a tokenizer
+                shutil.rmtree(folder / path.name, ignore_errors=True)
+            os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

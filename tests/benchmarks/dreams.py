@@ -19,7 +19,6 @@ import sys
 import time
 from typing import Any
 
-from imagination.cli import prepare
 from imagination.commands.clone import clone
 from imagination.commands.collect import collect
 from imagination.commands.fit_world_model import fit_world_model
@@ -30,6 +29,8 @@ from imagination.rollout.world_models import form_of
 from imagination.runs.log import read_log
 from imagination.runs.models import load_model
 from imagination.runs.run_folder import RunFolder
+from imagination.settings import Config
+from imagination.settings.compose import resolve
 from policy.agent import LanguageModelAgent
 from policy.lm.engine import Engine
 from policy.lm.engines.inprocess.engine import InProcessEngine
@@ -71,8 +72,9 @@ class Dreams:
     """
 
     def __init__(self, overrides: list[str], engine: str, eager: bool = True) -> None:
-        self.config, folder = prepare(overrides)
-        run = RunFolder(folder, self.config.seed)
+        resolved = resolve(overrides, Config)
+        self.config = resolved.config
+        run = RunFolder(resolved.folder, self.config.seed)
         log, _ = read_log(run, self.config.collect.validation)
         scheduler = DeviceScheduler()
 
@@ -208,7 +210,9 @@ def main() -> None:
 
 def _make_models(overrides: list[str]) -> None:
     with contextlib.redirect_stdout(sys.stderr):
-        config, folder = prepare(overrides)
+        resolved = resolve(overrides, Config)
+        resolved.remember()
+        config, folder = resolved.config, resolved.folder
         for made, stage in (("log", collect), ("models/worldmodel", fit_world_model), ("models/policy-clone", clone)):
             if not (folder / made).exists():
                 stage(config, folder)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from imagination.cli import main
 from real_envs.store import TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
-from tests.support.tiny import TASKS, logged_episode
+from tests.support.tiny import TASKS, logged_episode, write_log
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -64,6 +65,53 @@ def _empty_split(log: Path) -> None:
     store.append([logged_episode("corridor-b", 0)])
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a disk with these options, such as ``size=700k``, or changes one that is mounted; its folder."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options: str) -> Path:
+        again = "remount," if place.is_mount() else ""
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", again + options, "tmpfs", str(place)], capture_output=True)
+        if done.returncode:
+            pytest.skip("only root may mount a disk")
+        return place
+
+    if shutil.which("mount") is None:
+        pytest.skip("no disk can be mounted here")
+    yield mount
+    if place.is_mount():
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_and_a_read_only_disk_lose_nothing_and_the_run_goes_on_with_room(
+    small_disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = small_disk("size=8k")
+    assert "full" in _fails("fit-world-model", disk / "sweep" / "a", capsys)
+    assert list(disk.iterdir()) == [], "no folder of a run that holds nothing"
+    run = small_disk("size=900k") / "mine"
+    write_log(run)
+    log = _files(run / "log")
+    assert "full" in _fails("fit-world-model", run, capsys, "preset=tiny", "fit.steps=20")
+    assert _files(run / "log") == log
+    assert list(run.rglob("*.tmp")) == [], "a draft would take what room there is"
+    small_disk("size=20m")
+    assert main(["fit-world-model", "run=mine", f"output={disk}"]) == 0
+    model = _files(run / "models")
+    size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) // 1024
+    small_disk(f"size={size + 200}k")  # too little for a second model
+    assert "full" in _fails("fit-world-model", run, capsys, "fit.steps=21")
+    assert _files(run / "models") == model
+    small_disk("size=20m,ro")
+    before = _files(run)
+    for stage in ("report", "train", "fit-world-model"):
+        assert "read-only" in _fails(stage, run, capsys, "seed=3")
+    assert main(["list", f"output={disk}"]) == 0
+    assert _files(run) == before
+
+
 @pytest.mark.parametrize(
     ("damage", "named", "reason"),
     [
@@ -89,7 +137,10 @@ def test_a_stage_whose_input_is_missing_names_the_stage_that_makes_it(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "imagine clone" in _fails("train", run, capsys)
-    assert "imagine collect" in _fails("evaluate", run.parent / "nothing-yet", capsys)
+    for stage in ("evaluate", "fit-world-model", "train", "audit", "panel", "report", "serve", "reflect", "loop"):
+        line = _fails(stage, run.parent / "nothing" / "yet", capsys, *(["loop.price=1"] if stage == "loop" else []))
+        assert "imagine" in line or stage == "loop"
+        assert not (run.parent / "nothing").exists(), "a refused stage leaves no folder"
 
 
 def test_a_log_of_ones_own_is_neither_evaluated_nor_added_to_in_another_world(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from imagination.cli import main
 from real_envs.store import TrajectoryStore
@@ -200,7 +202,7 @@ def test_unknown_success_is_said_and_not_guessed(tmp_path: Path, log: Path, caps
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "`imagine import auto "),
+        ([], "`imagine import my-log.jsonl "),
         (["auto", "none.json"], "none.json cannot be read: "),
         (["opena", "{log}"], "'opena'; did you mean 'openai'?"),
         (["intercode", "{log}"], "{log}: line 1, field 'turn_history'"),
@@ -237,7 +239,52 @@ def test_what_the_next_commands_need_is_told(tmp_path: Path, capsys: pytest.Capt
     long["messages"][1]["content"] = "w " * 200
     assert imagine(tmp_path, "import", "auto", str(write(tmp_path / "a.jsonl", long))) == 0
     # 400 characters by two; and train wants room for twelve such actions
-    assert "imagine fit-world-model run=mine policy.context=3136 max_action_tokens=256" in capsys.readouterr().out
+    needs = f"imagine fit-world-model run=mine output={tmp_path} policy.context=3136 max_action_tokens=256"
+    assert needs in capsys.readouterr().out
+
+
+def test_the_next_commands_work_as_they_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agents = ["it's", "gpt-4o (a, b)", "42"]
+    records = [
+        {"task_id": f"t{k % 5}", "agent": agents[k % 3], "start": "Go.", "turns": [{"action": "a", "observation": "b"}]}
+        for k in range(30)
+    ]
+    out = tmp_path / "my runs, a=b $x"
+    assert main(["import", str(write(tmp_path / "a.jsonl", *records)), "run=mine", f"output={out}"]) == 0
+    lines = [line for line in capsys.readouterr().out.partition("next:\n")[2].splitlines() if "imagine " in line]
+    assert [shlex.split(line)[1] for line in lines] == ["fit-world-model", "clone", "train", "audit"]
+    for line in lines:
+        command, *words = shlex.split(line)
+        assert command == "imagine"
+        assert main([*words, "--dry-run"]) == 0
+        shown = capsys.readouterr().out
+        assert f"in {out / 'mine'}:\n" in shown
+        if words[0] == "clone":
+            assert sorted(yaml.safe_load(shown.partition("\nin ")[0])["clone"]["agents"]) == sorted(agents)
+
+
+def test_a_log_may_have_any_name_and_home_may_be_a_tilde(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A word that is a file is a file, even where it looks like a setting."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    names = (
+        "step=10.jsonl|epoch=3-step=10 (1).jsonl|seed=1|end\\|end\\\\|${oc.env:HOME}.jsonl|\\${seed}|$HOME|~.jsonl|null"
+    )
+    names += "|it's|a\"b|[1]|{x}|100%,b.jsonl|auto-x|日志"
+    for name in names.split("|"):
+        (tmp_path / name).write_bytes(log.read_bytes())
+    words = ["import", *names.split("|"), "run=mine", "output=~/runs"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    for name in names.split("|"):
+        assert f"{name}: openai, as" in out
+    assert json.loads((tmp_path / "home/runs/mine/coverage.json").read_text())["episodes"] == 40 * 17
+    assert not (tmp_path / "~").exists()
+    (tmp_path / "home" / "log.jsonl").write_bytes(log.read_bytes())
+    assert main(["import", "openai", "~/log.jsonl", "run=mine", "output=~/runs"]) == 0
+    assert "40 episodes added" in capsys.readouterr().out
 
 
 def unknown(task: int, trial: int) -> dict[str, Any]:

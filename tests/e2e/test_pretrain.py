@@ -11,7 +11,7 @@ from imagination import cli
 from imagination.cli import STAGES, main
 from imagination.commands.fit_world_model import fit_world_model
 from imagination.commands.pretrain import pretrain
-from imagination.settings import Config, UserError
+from imagination.settings import Config, UserError, compose
 from imagination.settings.models import CorpusWorld
 from policy.lm.backbone import load_checkpoint
 from tests.support.killing import Killed, assert_same_model, kill_at, metrics_of
@@ -84,7 +84,7 @@ def test_time_ends_a_training_before_its_steps_do_and_a_corpus_serves_other_runs
 
 def test_a_world_of_the_default_preset_is_left_out_by_its_share_alone(tmp_path: Path) -> None:
     words = cli._completed(STAGES["pretrain"], ["run=x", f"output={tmp_path}", "pretrain.worlds.coin.share=0"])
-    config, _ = cli.prepare(words, write=False)
+    config = compose.resolve(words, Config).config
     assert config.pretrain.worlds["coin"].share == 0
     assert config.pretrain.worlds["coin"].env == "textworld_express"
     assert config.pretrain.worlds["twc"].share > 0

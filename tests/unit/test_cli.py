@@ -154,8 +154,8 @@ def load(*overrides: str) -> Config:
 
 
 def test_every_stage_is_there_and_runs_its_own_function(ran: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = "demo demo-seeds pretrain collect import fit-world-model rules refine-world-model reflect relabel clone "
-    names += "fit-critic train loop evaluate audit audit-table ablate few-shot compare serve report list"
+    names = "demo demo-seeds pretrain collect panel import fit-world-model rules refine-world-model reflect relabel "
+    names += "clone fit-critic train loop evaluate audit audit-table ablate few-shot compare serve report list"
     assert list(STAGES) == names.split()
     assert len({stage.function for stage in STAGES.values()}) == len(STAGES)
     for name in STAGES:
@@ -190,6 +190,13 @@ def test_bare_words_of_an_import_are_its_format_and_files_and_are_not_remembered
     assert folder == Path("outputs/mine")
     assert cli.main(["import", "auto", "run=mine"]) == 0
     assert ran[1][0].imports == Imports("auto", [], "gpt")
+    for words in (["b.json"], ["run=mine", "logs/react"], ["imports.format=auto", "b"]):
+        assert cli.main(["import", *words]) == 0
+        assert ran[-1][0].imports.files == [words[-1]]
+        assert ran[-1][0].imports.format == "auto"
+    Path("react").mkdir()
+    assert cli.main(["import", "react", "react"]) == 0
+    assert ran[-1][0].imports == Imports("react", ["react"], ran[-1][0].imports.agent)
 
 
 def test_help_teaches_stages_groups_and_examples(called: Calls, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,9 +321,44 @@ def test_values_become_the_types_that_the_dataclasses_declare() -> None:
     assert type(train.betas[0]) is float
 
 
-@pytest.mark.parametrize("name", ["007", "1e3", "true", "it's", "a=b", "x,y"])
+@pytest.mark.parametrize("name", ["007", "1e3", "true", "it's", "a=b", "x,y", "end\\", "end\\\\'", "$x", "~x", "a/~/b"])
 def test_text_stays_as_it_was_typed(name: str) -> None:
     assert load(f"train.checkpoint={name}").train.checkpoint == name
+
+
+def test_any_path_may_begin_at_home(monkeypatch: pytest.MonkeyPatch, ran: Calls) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load("output=~", "train.checkpoint=~/a", "train.tasks=[~/b,~,~x]", "env.options.data=~/c")
+    assert (config.output, config.train.checkpoint, config.env.options["data"]) == (
+        "/home/me",
+        "/home/me/a",
+        "/home/me/c",
+    )
+    assert config.train.tasks == ["/home/me/b", "~", "~x"]
+    monkeypatch.setenv("HOME", str(Path.cwd() / "home"))
+    assert cli.main(["train", "run=mine", "output=~/runs", "seed=3"]) == 0
+    assert cli.main(["clone", "run=mine", "output=~/runs"]) == 0
+    assert (ran[-1][1], ran[-1][0].seed) == (Path.cwd() / "home/runs/mine", 3)
+
+
+def test_a_setting_that_names_a_file_is_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("${seed}", "[1]", "'a'", "null"):
+        Path(name).mkdir()
+        assert load(f"train.checkpoint={name}").train.checkpoint == name
+
+
+def test_a_list_of_texts_is_as_it_was_typed() -> None:
+    texts = {
+        "[tw-1, a=b,7]": ["tw-1", "a=b", "7"],
+        "[]": [],
+        "['a,b',\"c\"]": ["a,b", "c"],
+        "[a b,true]": ["a b", "true"],
+    }
+    for typed, tasks in texts.items():
+        assert load(f"train.tasks={typed}").train.tasks == tasks
+    odd = ["it's", "a,b", "x]", "${seed}", "end\\", "", "null", "7"]
+    assert load(f"train.tasks={compose.listed(odd)}").train.tasks == odd
 
 
 def test_null_and_quotes_and_references() -> None:

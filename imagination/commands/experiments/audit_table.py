@@ -21,6 +21,7 @@ from imagination.commands.experiments.arms import (
 )
 from imagination.evaluation.audit import find_candidates
 from imagination.evaluation.verdict import show
+from imagination.runs.lock import locked
 from imagination.runs.machine import give_back_memory
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.side_by_side import side_by_side
@@ -93,7 +94,8 @@ def audit_models(config: Config, path: Path) -> list[dict[str, Any]]:
 def _audited(config: Config, path: Path) -> dict[str, Any]:
     audited = audited_before(config, path)
     print(f"== {path}, {config.audit.world_model}{': audited before' if audited else ''}", flush=True)
-    audited = audited or run_audit(config, path)
+    with locked(path, "audit"):
+        audited = audited or run_audit(config, path)
     give_back_memory()
     return audited
 

@@ -26,11 +26,13 @@ def begun(tmp_path: Path, done: list[str], *overrides: str) -> Path:
 
 
 def dry(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    """What is said of each stage, without the reason."""
+    """What is said that would happen to each stage, without the reason."""
     capsys.readouterr()
     assert main([*words, "--dry-run"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.partition("\nin ")[2].splitlines()[1:]]
-    return {stage: state.partition(",")[0] for stage, _, state in (line.partition(": ") for line in lines)}
+    said = {stage: state.partition(",")[0] for stage, _, state in (line.partition(": ") for line in lines)}
+    assert all(state.startswith("would be ") for state in said.values())
+    return {stage: state.removeprefix("would be ") for stage, state in said.items()}
 
 
 def files(root: Path) -> dict[Path, bytes]:
@@ -58,7 +60,7 @@ def test_a_stage_shows_its_settings_and_what_it_misses(tmp_path: Path, capsys: p
     assert main(["train", "run=new", f"output={tmp_path}", "train.updates=5", "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "  updates: 5\n" in out
-    assert "train: done\n" in out
+    assert "train: would be done\n" in out
     assert "missing: models/policy-clone/" in out
     assert list(tmp_path.iterdir()) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,22 @@ def test_a_saved_model_is_the_model(tmp_path: Path) -> None:
     assert torch.equal(logits_of(plain.eval()), logits_of(model))
     assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
     assert tokenizer.chat_template == TOKENIZER.chat_template
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "model"
+    save_checkpoint(make_model(seed=1), TOKENIZER, folder)
+    other = train_tokenizer(["Another text."], 280)
+    monkeypatch.setattr(other, "save_pretrained", full)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(make_model(seed=2), other, folder)
+    assert torch.equal(logits_of(load_checkpoint(str(folder))[0].eval()), logits_of(make_model(seed=1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_checkpoint_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:

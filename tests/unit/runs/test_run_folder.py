@@ -55,6 +55,16 @@ def test_forget_drops_a_stage_from_a_step_on_and_torn_lines_but_nothing_else(run
     assert len((run.path / "rollouts.jsonl").read_text().splitlines()) == 1
 
 
+def test_the_torn_last_line_of_a_killed_run_is_not_read_and_goes_when_the_next_is_written(run: RunFolder) -> None:
+    run.record("train", 0, {"loss": 1.0})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"stage": "train", "st')
+    assert steps(run, "train") == [0]
+    run.record("train", 1, {"loss": 1.0})
+    assert steps(run, "train") == [0, 1]
+    assert [json.loads(line)["step"] for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [0, 1]
+
+
 def test_wall_seconds_add_up_over_a_resume_and_start_again_with_a_stage(run: RunFolder) -> None:
     run.update({"wall_seconds": {"train": 10.0, "clone": 5.0}})
     with run.timed("train"):
