@@ -40,14 +40,17 @@ def panel(config: Config, folder: Path) -> None:
     aside = ("run=", "output=", "seed=", "collect.")
     words = [word for word in remembered_overrides(folder) if not word.startswith(aside)]
     chosen = shlex.join(words or [f"env={config.env.name}"])
+    first: dict[str, Any] = {}  # of tasks that begin alike one is enough
+    for text, task in zip(asyncio.run(first_texts(config, run)), splits["heldout"], strict=True):
+        first.setdefault(digest(text), task)
     made = Panel(
         world=config.env.name,
         options={key: value for key, value in _options(config).items() if key not in _BESIDE},
         package=installed(world_of_panel(config.env.name).package),
-        rule=f"the {len(splits['heldout'])} held-out tasks, no two of which begin alike, that "
-        f"`imagine collect {chosen}` drew with seed {config.seed}",
-        tasks=splits["heldout"],
-        starts=[digest(text) for text in asyncio.run(first_texts(config, run))],
+        rule=f"the {len(first)} held-out tasks, no two of which begin alike, that `imagine collect {chosen}` drew with "
+        f"seed {config.seed}",
+        tasks=list(first.values()),
+        starts=list(first),
     )
     print(write_atomically(folder / "panel.json", made.text()))
 

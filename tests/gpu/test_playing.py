@@ -19,6 +19,7 @@ from imagination.learning.engine_mismatch import engine_mismatch
 from policy.lm.engine import Completion, Sampling
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
+from policy.lm.engines.inprocess.single_query import single_query_attention
 from policy.lm.settings import EngineSettings
 from tests.support.asking import together
 from tests.support.device import DEVICE, batch_of, make_model, needs_card, needs_device, some_text, trainer_logprobs
@@ -135,6 +136,29 @@ def test_bf16_engine_is_as_close_to_exact_logprobs_as_the_bf16_trainer(name: str
     assert between < 4 * of_trainer
     assert largest < 2.0, "beyond the cap of the correction (algorithm.tis_cap)"
     assert wrong > 100 * of_engine
+
+
+@needs_card
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "group", "dim"), [(3, 3, 64), (2, 1, 16), (1, 7, 128), (8, 4, 32)])
+def test_attention_of_single_queries_is_that_of_a_plain_loop(
+    dtype: torch.dtype, heads: int, group: int, dim: int
+) -> None:
+    """Over a part of the buffer, from its first position to beyond its last; of other dims torch's own is taken."""
+    slots, time, part = 6, 300, 200
+    generator = torch.Generator().manual_seed(0)
+    kv = torch.randn(2, slots, heads, time, dim, generator=generator).to(DEVICE, dtype)
+    q = torch.randn(slots, heads * group, dim, generator=generator).to(DEVICE, dtype)
+    positions = torch.tensor([0, 63, 64, 150, part - 1, time], device=DEVICE)
+    keys, values = kv[:, :, :, :part]
+    got = single_query_attention(q, keys, values, positions)
+    for slot, position in enumerate(positions.tolist()):
+        for head in range(heads * group):
+            k, v = (x[slot, head // group, : position + 1].double() for x in (keys, values))
+            expected = (k @ q[slot, head].double() * dim**-0.5).softmax(0) @ v
+            torch.testing.assert_close(
+                got[slot, head].double(), expected, rtol=2e-2, atol=1e-4 if dtype is torch.float32 else 2e-2
+            )
 
 
 # --- what it costs ---

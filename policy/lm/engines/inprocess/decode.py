@@ -17,6 +17,7 @@ from transformers import Cache
 from policy.lm.compiled import linear, linear_onto, native_layers
 from policy.lm.engine import UnsupportedModel
 from policy.lm.engines.inprocess.graphs import DecodeGraphs
+from policy.lm.engines.inprocess.single_query import single_query_attention
 from policy.lm.engines.inprocess.slots import Blocks, Feed, SlotCache, sizes
 from policy.lm.forward import attention_window, decoder, evaluating, token_logits
 
@@ -163,18 +164,15 @@ class LlamaDecoder:
         slots, waste = len(tokens), self.cache.waste_position
         rotation = self._rotation[positions.clamp(max=waste - 1)][:, None]
         rows = self.cache.rows(torch.arange(slots, device=tokens.device), positions)
-        hidden = torch.arange(visible, device=tokens.device) > positions[:, None]
-        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=tokens.device).masked_fill_(hidden, float("-inf"))
-        mask = mask[:, None, None].expand(-1, -1, self.heads // self.kv_heads, -1)
+        last = torch.where(positions == waste, 0, positions)  # idle slots see one position
         x = F.embedding(tokens, self._embedding)
         for index, layer in enumerate(self._layers):
             joined = self._qkv(layer, x)
             self._rotate(joined[:, : self.heads + self.kv_heads], rotation)
             self.cache.write(index, rows, joined[:, self.heads :])
             keys, values = self.cache.kv[index, :, :, :, :visible]
-            q = joined[:, : self.heads].reshape(slots, self.kv_heads, -1, self.dim)
-            seen = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-            x = linear_onto(x, seen.reshape(slots, -1), layer.out)
+            seen = single_query_attention(joined[:, : self.heads], keys, values, last)
+            x = linear_onto(x, seen.flatten(1), layer.out)
             x = linear_onto(x, self._gated(linear(self._norm(x, layer.mlp_norm), layer.gate_up)), layer.down)
         return self._norm(x, self._final_norm)
 

@@ -1,0 +1,83 @@
+"""Attention of one new token a sequence: by torch, and on CUDA cards by a kernel in Triton, which torch brings along.
+
+torch's kernels multiply tiles of queries, of which a decoding step has one a head, and read as many positions of every
+slot as the longest has. The kernel reads the keys and values that there are, once, in blocks with a running softmax
+(FlashAttention: Dao et al. 2022, arXiv 2205.14135, algorithm 1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch for CPUs
+    triton = None
+
+_BLOCK = 64  # positions at a time
+_LEAST = 16  # rows of queries in a tile, of which those beyond the group are padding
+
+
+def single_query_attention(q: Tensor, keys: Tensor, values: Tensor, positions: Tensor) -> Tensor:
+    """Softmax attention of each slot's query over the positions up to its own, that one included.
+
+    Args:
+        q: ``[slot, head, dim]``; as many heads in a row share one of the keys. ``dim`` is a power of two of 16 or more
+            on a card.
+        keys, values: ``[slot, head of keys, time, dim]``, of the same strides; those of ``time`` and ``dim`` are plain.
+        positions: ``[slot]``; ``time`` or more sees everything.
+
+    Returns:
+        ``[slot, head, dim]``.
+    """
+    slots, heads, time, dim = keys.shape
+    group = q.shape[1] // heads
+    if triton is None or not q.is_cuda or dim < _LEAST or dim & (dim - 1):
+        hidden = torch.arange(time, device=q.device) > positions[:, None]
+        mask = torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, float("-inf"))
+        mask = mask[:, None, None].expand(-1, -1, group, -1)
+        block = q.reshape(slots, heads, group, dim)
+        return F.scaled_dot_product_attention(block, keys, values, attn_mask=mask).reshape(q.shape)
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    strides, rows = keys.stride()[:2], max(_LEAST, triton.next_power_of_2(group))
+    _attend[(slots, heads)](q, keys, values, positions, out, *strides, time, dim**-0.5, group, rows, dim, _BLOCK)
+    return out
+
+
+if triton is not None:
+
+    @triton.jit
+    def _attend(
+        q_at: Any, k_at: Any, v_at: Any, position_at: Any, out_at: Any,
+        slot_stride: Any, head_stride: Any, time: Any, scale: Any,
+        GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
+    ) -> None:  # fmt: skip
+        slot, head = tl.program_id(0), tl.program_id(1)
+        row, column = tl.arange(0, ROWS), tl.arange(0, DIM)
+        own = (slot * tl.num_programs(1) + head) * GROUP * DIM + row[:, None] * DIM + column[None, :]
+        q = tl.load(q_at + own, mask=row[:, None] < GROUP, other=0.0).to(tl.float32) * scale
+        seen = tl.minimum(tl.load(position_at + slot) + 1, time)
+        base = slot.to(tl.int64) * slot_stride + head * head_stride
+        highest = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        summed = tl.zeros([ROWS, DIM], tl.float32)
+        for start in range(0, seen, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            block = base + at[:, None] * DIM + column[None, :]
+            k = tl.load(k_at + block, mask=at[:, None] < seen, other=0.0).to(tl.float32)
+            v = tl.load(v_at + block, mask=at[:, None] < seen, other=0.0).to(tl.float32)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            scores = tl.where(at[None, :] < seen, scores, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            weights = tl.exp(scores - higher[:, None])
+            faded = tl.exp(highest - higher)
+            total = total * faded + tl.sum(weights, 1)
+            summed = summed * faded[:, None] + tl.dot(weights, v, input_precision="ieee")
+            highest = higher
+        tl.store(out_at + own, (summed / total[:, None]).to(out_at.dtype.element_ty), mask=row[:, None] < GROUP)
