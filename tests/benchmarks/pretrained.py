@@ -29,6 +29,7 @@ from imagination.settings import Config
 from imagination.settings.compose import load_config
 from real_envs.files import write_atomically
 from tests.benchmarks import study
+from tests.benchmarks.rules_table import FIVE_ROOMS
 from tests.support.smollm2 import fetched
 from worldmodel.evaluation.proportions import Proportion
 
@@ -49,20 +50,23 @@ RATES = ["fit.lr=3e-4", "clone.lr=2e-4", "train.lr=5e-5", "fit.warmup=10", "clon
 SCRATCH = ["fit.steps=600", "fit.batch_tokens=2048", "clone.steps=400", "clone.batch_tokens=2048", "clone.lr=2e-3"]
 TINY = ["games.train=4", "games.heldout=2", "fit.steps=2", "clone.steps=1", "train.updates=1", "train.group_size=2"]
 # on a card: all weights, by the demo's protocol. Rules are off, as mining them takes minutes of a core.
-CARD = ["preset=demo", "games.train=2000", "collect.workers=48", "worldmodel.rules=off", "worldmodel.context=1024"]
-CARD += [
-    "policy.context=1024",
-    "engine.slots=192",
-    "engine.memory_gib=12",
-    "engine.drafts=false",
-    "fit.average=0",
-    "clone.average=0",
+CARD = ["preset=demo", "games.train=2000", "games.panel=mapreader", "collect.workers=48", "collect.validation=0.01"]
+CARD += ["collect.heldout_episodes=1", "worldmodel.rules=off", "worldmodel.context=1024", "policy.context=1024"]
+CARD += ["engine.slots=192", "engine.memory_gib=12", "engine.drafts=false", "fit.average=0", "clone.average=0"]
+# a step of 30 layers takes a quarter of a second to launch, however many tokens it has
+CARD += ["fit.steps=4000", "fit.minutes=1.5", "fit.batch_tokens=65536", "fit.micro_tokens=32768", "fit.lr=3e-4"]
+CARD += ["fit.warmup=20", "clone.steps=100", "clone.minutes=1", "clone.batch_tokens=16384", "clone.micro_tokens=16384"]
+CARD += ["clone.lr=1e-4", "clone.warmup=10", "train.updates=24", "train.minutes=3", "train.groups=24"]
+CARD += ["train.group_size=8", "train.lr=5e-5", "train.micro_tokens=16384", "evaluate.tasks=100"]
+CARD_TINY = [
+    *TINY,
+    "games.panel=''",
+    "collect.workers=2",
+    "engine.slots=8",
+    "engine.memory_gib=1",
+    "train.groups=2",
+    "evaluate.tasks=4",
 ]
-CARD += ["fit.steps=4000", "fit.minutes=1.5", "fit.batch_tokens=16384", "fit.lr=3e-4", "fit.warmup=20"]
-CARD += ["clone.steps=150", "clone.minutes=1", "clone.batch_tokens=8192", "clone.lr=1e-4", "clone.warmup=10"]
-CARD += ["train.updates=24", "train.minutes=3", "train.groups=24", "train.group_size=8", "train.lr=5e-5"]
-CARD += ["train.micro_tokens=8192", "evaluate.tasks=100"]
-CARD_TINY = [*TINY, "collect.workers=2", "engine.slots=8", "engine.memory_gib=1", "train.groups=2", "evaluate.tasks=4"]
 CARD_TINY += [
     "train.expert_share=0",
     "fit.precision=fp32",
@@ -74,7 +78,11 @@ CARD_TINY += [
 CARD_TINY += [f"{stage}.max_turns=4" for stage in ("collect", "dream", "evaluate")]
 GAMES = {
     "mapreader": [],
-    **{g: [f"env.options.game={g}", "env.options.params=''"] for g in ("coin", "twc", "sorting", "arithmetic")},
+    "coin": ["env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'", "games.panel=coin"],
+    **{
+        g: [f"env.options.game={g}", "env.options.params=''", f"games.panel={g}"]
+        for g in ("twc", "sorting", "arithmetic")
+    },
 }
 
 
