@@ -120,6 +120,7 @@ _ALL = (
     _stage("serve", "serve:serve", "serve", "dream", "engine", writes_run=False),
     _stage("report", "report:report", locks=False),
     _stage("list", "list_runs:list_runs", "listing", writes_run=False),
+    _stage("doctor", "doctor:doctor", "env", writes_run=False),
 )
 STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}
 
@@ -161,6 +162,9 @@ def _command(words: Sequence[str]) -> int:
         print(stage_help(stage))
         return 0
 
+    if name == "doctor" and not overrides:  # which must run even where what reads settings is not installed
+        _load(stage.function)(None, Path())
+        return 0
     overrides = _completed(stage, placed(stage, overrides))
     # oneDNN keeps a compiled kernel with its scratch memory for each of the last 1024 shapes; batches of text have ever
     # new shapes, so that cache grows to gigabytes and is never hit. It is read when torch is first used.

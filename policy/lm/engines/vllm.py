@@ -78,7 +78,7 @@ class VllmEngine:
         self._driver: asyncio.Task[None] | None = None
         self._poisoned = False  # by NaN keys or values in blocks that others will get
         self._vocabulary = int(model.config.vocab_size)
-        self._vllm = _import_vllm()
+        self._vllm = import_vllm()
         with tempfile.TemporaryDirectory() as folder, _process_state_kept():
             _write_config(model, tokenizer, Path(folder))
             settings = settings or EngineSettings(name="vllm")
@@ -218,7 +218,7 @@ def _outcome(output: Any, sampling: Sampling, version: int) -> Completion | Engi
     return Completion(ids, logprobs, stopped, version)
 
 
-def _import_vllm() -> Any:
+def import_vllm() -> Any:
     """Raises ``EngineUnavailable``: with what to install."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the model must live here to be given new weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

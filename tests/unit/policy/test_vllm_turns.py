@@ -75,7 +75,7 @@ def _scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
         inputs=SimpleNamespace(TokensPrompt=SimpleNamespace),
         sampling_params=SimpleNamespace(RequestOutputKind=SimpleNamespace(FINAL_ONLY=0)),
     )
-    monkeypatch.setattr(vllm_engine, "_import_vllm", lambda: vllm)
+    monkeypatch.setattr(vllm_engine, "import_vllm", lambda: vllm)
     monkeypatch.setattr(vllm_engine, "_start", lambda *args: Scheduler())
 
 
