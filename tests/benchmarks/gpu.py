@@ -5,9 +5,11 @@ fraction of the card's bf16 peak that this is (MFU). The peak is the best large 
 the vendor's number is known, the fraction of that is beside it. Operations are three times ``forward_operations``,
 which counts distinct tokens and logits of trained ones; tokens per second count every token of every row.
 
-Dreams: as in ``rollouts``, against ``generate`` and, in a Python that has it, vLLM with CUDA graphs.
+Dreams: as in ``rollouts``, against ``generate`` and, in a Python that has it, vLLM with CUDA graphs. Decoding: with and
+without CUDA graphs.
 
-    python -m tests.benchmarks.gpu --tiny       tries the code on a CPU, in a minute
+    python -m tests.benchmarks.gpu --parts decode       a part of it
+    python -m tests.benchmarks.gpu --tiny               tries the code on a CPU, in a minute
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="on the CPU, with a shape that takes seconds")
     parser.add_argument("--rounds", type=int, default=3, help="of dreams")
     parser.add_argument("--vllm-python", type=Path, default=Path(sys.executable), help="a Python that has vLLM")
+    parts = {"decode": decode_rows, "update": update_rows, "dreams": dream_rows}
+    parser.add_argument("--parts", nargs="+", choices=parts, default=[*parts])
     options = parser.parse_args()
     options.quick = options.quick or options.tiny
     if not options.tiny and not torch.cuda.is_available():
@@ -47,7 +51,7 @@ def main() -> None:
     shape, device = (TINY, "cpu") if options.tiny else (QWEN, "cuda")
     machine = hardware() if options.tiny else torch.cuda.get_device_name()
     rows: list[dict[str, Any]] = []
-    for measure in (update_rows, dream_rows):
+    for measure in (parts[name] for name in options.parts):
         size = "tiny" if options.tiny else "0.5B"
         rows += [{**row, "what": f"{size}, bf16: {row['what']}"} for row in measure(shape, device, options)]
         # after each, since a lent card may be taken back
@@ -115,8 +119,13 @@ def dream_rows(shape: Shape, device: str, options: Any) -> list[dict[str, Any]]:
         race.row(f"{against} generate, whole history each turn", "report", "in process", "generate", limits),
         race.row(f"{against} vLLM", "report", "in process", "vLLM", limits),
         long,
-        decode_row(shape, torch.bfloat16, 8 if options.tiny else 64, 10 * seconds, device),
     ]
+
+
+def decode_rows(shape: Shape, device: str, options: Any) -> list[dict[str, Any]]:
+    """Decoded tokens per second."""
+    length, seconds = (8, 0.1) if options.tiny else (64, 3.0)
+    return [decode_row(shape, torch.bfloat16, length, seconds, device, graphs) for graphs in (True, False)]
 
 
 if __name__ == "__main__":

@@ -207,12 +207,13 @@ def _reason(error: Exception) -> str:
 
 
 def decode_row(
-    shape: Shape, dtype: torch.dtype, length: int = 64, seconds: float = 5.0, device: str = "cpu"
+    shape: Shape, dtype: torch.dtype, length: int = 64, seconds: float = 5.0, device: str = "cpu", graphs: bool = True
 ) -> dict[str, Any]:
     """Tokens per second of decoding all episodes at once, against the same matrix products alone: those of the linear
-    layers and of attention. Both do ``length`` steps at a stretch, in turns."""
+    layers and of attention. Both do ``length`` steps at a stretch, in turns. ``graphs``: of CUDA, see
+    ``EngineSettings``."""
     model = make_model(shape, 0, dtype, device)
-    engine = InProcessEngine(model, shape.context, EngineSettings(slots=shape.episodes, memory_gib=16.0))
+    engine = InProcessEngine(model, shape.context, EngineSettings(slots=shape.episodes, memory_gib=16.0, graphs=graphs))
     prompts = torch.randint(0, shape.vocab, (shape.episodes, min(200, shape.context - length - 1))).tolist()
 
     async def run(tokens: int) -> None:
@@ -238,7 +239,7 @@ def decode_row(
     )
     decoded, rate = (shape.episodes * length / taken for taken in (both - reading, alone))
     limit = Limit(rate, f"matrix products at {shape.episodes} rows and nothing else")
-    what = "decode rate over that of all its matrix products alone"
+    what = f"decode rate over that of all its matrix products alone{'' if graphs else ', without CUDA graphs'}"
     return table_row(what, ">= 0.5", "tokens/s", [decoded], [rate], limit=limit)
 
 
