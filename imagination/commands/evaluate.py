@@ -68,7 +68,8 @@ async def _evaluate(config: Config, run: RunFolder) -> None:
         planned = plan(known, config.evaluate.episodes, f"dream/{which}", config.seed)
         stamp, dream = Provenance(Source.DREAM, version, world.version), partial(DreamEnv, world, starts, guard)
         limit = config.evaluate.max_turns
-        dreams = await play_with_bar(f"dream {which}", planned, dream, agent, stamp, limit, concurrency=128)
+        at_once = max(128, config.engine.slots)
+        dreams = await play_with_bar(f"dream {which}", planned, dream, agent, stamp, limit, concurrency=at_once)
         run.add_rollouts("evaluate", _samples(dreams), which=which, split="train")
         results["dream_success"] = summarise(dreams).success.to_json()
         policies[which] = results

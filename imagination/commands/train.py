@@ -215,7 +215,11 @@ def _worlds(session: Session, data: _Data, recorded: RecordedGroups | None) -> l
     if needs:
         session.calibration(" and ".join(needs))
     make_env = session.dreams(model, data.starts)
-    return [RolloutEnvironment(make_env, Source.DREAM, model.version, 64, model.engines, session.solved_at), *worlds]
+    at_once = max(64, session.config.engine.slots)
+    return [
+        RolloutEnvironment(make_env, Source.DREAM, model.version, at_once, model.engines, session.solved_at),
+        *worlds,
+    ]
 
 
 def _watch(session: Session, policy: Policy, data: _Data, probe: Probe, state: str | None) -> TripwireMonitor | None:

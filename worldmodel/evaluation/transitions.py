@@ -97,7 +97,7 @@ def audit_metrics(judged: Sequence[Judged]) -> dict[str, float | int | None]:
 async def judge(
     model: WorldModel,
     trajectories: Sequence[Trajectory],
-    concurrency: int = 64,
+    concurrency: int | None = None,
     failed: list[tuple[str, int]] | None = None,
     on_episode: Callable[[Trajectory], None] | None = None,
 ) -> list[Judged]:
@@ -105,8 +105,10 @@ async def judge(
 
     Turns that no longer fit the model's context, or whose reward nobody measured, are left out. So are those at which
     generation broke (a server that is down, a NaN); the episode and index of each are added to ``failed``.
+    ``concurrency`` is of episodes: by default as many as the model's engines have slots for, 64 at least.
     """
-    gate = asyncio.Semaphore(concurrency)
+    slots = (getattr(engine, "slots", 0) for engine in getattr(model, "engines", ()))
+    gate = asyncio.Semaphore(concurrency or max(64, *slots, 0))
 
     async def judge_episode(trajectory: Trajectory) -> list[Judged]:
         judged: list[Judged] = []
