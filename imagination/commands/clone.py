@@ -41,7 +41,8 @@ def clone(config: Config, folder: Path) -> None:
         chosen = imitated(train, config.clone, needed=not extra)
         from_world_model = config.clone.from_world_model and not config.policy.model
         if from_world_model:
-            model, tokenizer = load_checkpoint(str(need(run.model("worldmodel"), "fit-world-model")))
+            folder = need(run.model("worldmodel"), "fit-world-model")
+            model, tokenizer = load_checkpoint(str(folder), chat_template=config.policy.chat_template)
         else:
             weights = derive_seed("policy weights", config.seed)
             model, tokenizer = initial_model(run, config.worldmodel, config.vocab_size, config.policy, train, weights)

@@ -53,13 +53,17 @@ def initial_model(
     log: Sequence[Trajectory],
     seed: int,
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """The model before training: a checkpoint, or random weights with a tokenizer trained on the log."""
+    """The model before training: a checkpoint, or random weights with a tokenizer trained on the log. Raises
+    ``UserError``: there is a chat template for no checkpoint.
+    """
     if settings.model:
-        model, tokenizer = load_checkpoint(settings.model, settings.dtype)
+        model, tokenizer = load_checkpoint(settings.model, settings.dtype, settings.chat_template)
         if isinstance(settings, WorldModelSettings) and settings.kind == "diffusion":
             with_mask(model, tokenizer)
         torch.manual_seed(seed)  # adapters start at random
         return adapted(model, settings), tokenizer
+    if settings.chat_template:
+        raise UserError(f"chat_template={settings.chat_template} is for a checkpoint: set model= beside it")
     tokenizer = run_tokenizer(run, worldmodel, vocab_size, log)
     return build_model(settings, tokenizer, seed), tokenizer
 

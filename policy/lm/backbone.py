@@ -61,15 +61,39 @@ def build_model(settings: ModelSettings, tokenizer: PreTrainedTokenizerBase, see
         return LlamaForCausalLM(config)
 
 
-def load_checkpoint(name: str, dtype: str = "float32") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_checkpoint(
+    name: str, dtype: str = "float32", chat_template: str = ""
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a model and its tokenizer from a hub id, a folder, or a ``.gguf`` file, whose weights are unpacked.
 
     ``base`` is the model that comes with this package; a folder of that name is ``./base``.
 
+    Args:
+        chat_template: a file with a template that takes the place of the tokenizer's own.
+
     Raises:
-        CheckpointError: it cannot be read, tensors are missing, or the tokenizer knows more tokens than the model has
-            embeddings for.
+        CheckpointError: it cannot be read, tensors are missing, the tokenizer knows more tokens than the model has
+            embeddings for, or there is no template in the file.
     """
+    template = _read_template(Path(chat_template)) if chat_template else None
+    model, tokenizer = _load(name, dtype)
+    if template is not None:
+        tokenizer.chat_template = template
+    return model, tokenizer
+
+
+def _read_template(file: Path) -> str:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"chat_template={file} cannot be read: {reason}") from error
+    if not text.strip():
+        raise CheckpointError(f"chat_template={file} is empty")
+    return text
+
+
+def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     where = str(BASE_FOLDER) if name == BASE else name
     path = Path(where)
     if path.suffix == ".gguf":

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ACTION_LINE = "\n[action]\n"  # between what a policy thinks and what it does
+_NO_THINKING = "{% set enable_thinking = false %}"
+_OTHER = "set policy.chat_template= or worldmodel.chat_template= to a file"
 
 
 class ChatTemplateError(UserError):
@@ -36,16 +38,31 @@ class ChatFormat:
     user content and the assistant's (the generation prompt), ``to_user`` after ``stop``, which the model samples.
 
     Raises:
-        ChatTemplateError: the tokenizer has no chat template, or the template rewrites contents or depends on their
-            position, so that the conversation cannot grow by appending.
+        ChatTemplateError: the tokenizer has no chat template, or the template raises, rewrites contents or depends on
+            their position, so that the conversation cannot grow by appending. The message says what would do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
-            raise ChatTemplateError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template")
+            raise ChatTemplateError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; {_OTHER} that holds one"
+            )
         self.tokenizer = tokenizer
+        try:
+            opening, to_assistant, assistant_to_user = self._pieces()
+        except ChatTemplateError as error:
+            raise ChatTemplateError(f"{error}; {self._way_out()}") from None
+        self.opening = tuple(self._encode(opening, template=True))
+        self.to_assistant = tuple(self._encode(to_assistant, template=True))
+        stop, *to_user = self._encode(assistant_to_user, template=True)
+        self.stop = stop
+        self.to_user = tuple(to_user)
+        self.encode = lru_cache(maxsize=65536)(self._encode)
+
+    def _pieces(self, before: str = "") -> tuple[str, str, str]:
+        """What stands before the first content, before the assistant's and after it; ``before`` the template."""
         first, answer, second, last = (f"«{name}»" for name in ("FIRST", "ANSWER", "SECOND", "LAST"))
-        text = self._template(first, answer, second, last)
+        text = self._template(before, first, answer, second, last)
         try:
             opening, rest = text.split(first)
             to_assistant, rest = rest.split(answer)
@@ -62,14 +79,22 @@ class ChatFormat:
                 f"prefix of the next one: {to_assistant!r} against {to_assistant_again!r} and {tail!r}, "
                 f"{assistant_to_user!r} against {to_user_again!r}"
             )
-        self.opening = tuple(self._encode(opening, template=True))
-        self.to_assistant = tuple(self._encode(to_assistant, template=True))
-        stop, *to_user = self._encode(assistant_to_user, template=True)
-        self.stop = stop
-        self.to_user = tuple(to_user)
-        self.encode = lru_cache(maxsize=65536)(self._encode)
+        if not assistant_to_user:
+            raise ChatTemplateError("the chat template writes nothing after an answer, which so would have no end")
+        return opening, to_assistant, assistant_to_user
 
-    def _template(self, first: str, answer: str, second: str, last: str) -> str:
+    def _way_out(self) -> str:
+        """What to do about a template that is refused."""
+        try:
+            self._pieces(_NO_THINKING)
+        except ChatTemplateError:
+            return (
+                f"{_OTHER} with another one, such as the model's training template (TRL: chat_templates/*_training"
+                f".jinja), after a line {_NO_THINKING} where it opens thoughts"
+            )
+        return f"with enable_thinking=false it would do: {_OTHER} that holds it after a line {_NO_THINKING}"
+
+    def _template(self, before: str, first: str, answer: str, second: str, last: str) -> str:
         messages = [
             {"role": "user", "content": first},
             {"role": "assistant", "content": answer},
@@ -77,7 +102,16 @@ class ChatFormat:
             {"role": "assistant", "content": last},
             {"role": "user", "content": "«TAIL»"},
         ]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                chat_template=before + self.tokenizer.get_chat_template(),
+                tokenize=False,
+                add_generation_prompt=True,
+            )
+        except Exception as error:  # of a program of others, which may ask for anything of a message
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ChatTemplateError(f"the chat template cannot write plain messages ({reason})") from error
         assert isinstance(text, str)
         return text
 

@@ -216,6 +216,30 @@ def test_checkpoints_that_cannot_serve(run: Path, tmp_path: Path, capsys: pytest
     assert not (run / "models").exists()
 
 
+def test_a_template_in_a_file_takes_the_place_of_that_of_a_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from policy.lm.backbone import build_model, load_tokenizer, save_checkpoint
+    from policy.lm.settings import ModelSettings
+    from policy.lm.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer(["You walk east. Here is a lamp. Nothing new. [reward=0]"], 400)
+    template, file, thinking = str(tokenizer.chat_template), tmp_path / "plain ${x}=1.jinja", tmp_path / "thinking"
+    tokenizer.chat_template = template + "{% if add_generation_prompt %}<think>{% endif %}"
+    size = ModelSettings(hidden=16, layers=1, heads=1, kv_heads=1, mlp=16)
+    save_checkpoint(build_model(size, tokenizer, 0), tokenizer, thinking)
+    words = [f"worldmodel.model={thinking}", "fit.steps=2", "worldmodel.rules=off"]
+    assert "worldmodel.chat_template=" in _fails("fit-world-model", run, capsys, *words)
+    assert "none.jinja" in _fails("fit-world-model", run, capsys, *words, "worldmodel.chat_template=none.jinja")
+    file.write_text("{{ messages[0].content[0].text.strip() }}")
+    chosen = f"worldmodel.chat_template={file}"
+    assert "cannot write plain messages" in _fails("fit-world-model", run, capsys, *words, chosen)
+    file.write_text(template)
+    assert "model=" in _fails("fit-world-model", run, capsys, chosen, "worldmodel.model=")
+    assert main(["fit-world-model", f"run={run.name}", f"output={run.parent}", *words, chosen]) == 0
+    assert load_tokenizer(run / "models" / "worldmodel").chat_template == template
+
+
 def test_settings_that_contradict_each_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "train.group_size" in _fails("train", run, capsys, "train.group_size=1")
     assert "train.expert_share" in _fails("train", run, capsys, "train.group_size=4", "train.expert_share=1.0")

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from policy.lm.render import ChatFormat, Tokens, append_observation, policy_prompt, render_for_policy
 from real_envs.trajectory import Owner, Source, StopReason, Trajectory, Turn
 from tests.support.chats import EPISODE, OUR_CHAT, OURS, QWEN2, QWEN2_CHAT, ids, ours
+from tests.support.refusal import refused
 
 S, A, E = Owner.SCAFFOLD, Owner.AGENT, Owner.ENV
 
@@ -115,6 +116,29 @@ def test_a_template_that_does_not_grow_by_appending_is_refused(template: str, me
         return
     with pytest.raises(ValueError, match=message):
         ChatFormat(ours(template))
+
+
+THINKING = "{{ '<|assistant|>' ~ ('' if enable_thinking is defined and not enable_thinking else '<think>') }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "way_out"),
+    [
+        (EACH + OPEN + "{{ m['content'] }}" + CLOSE + THINKING, "with enable_thinking=false it would do"),
+        (EACH + OPEN + "{{ m['content'] }}" + CLOSE + "{{ '<|assistant|><think>' }}", "training template"),
+        (EACH + "{{ m['content'][0].text.strip() }}" + CLOSE + PROMPT, "training template"),  # of pictures and texts
+        (EACH + "{{ raise_exception('no system') }}" + CLOSE, "training template"),
+        (EACH + "{{ m['content'] ", "training template"),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", "training template"),  # no end of a turn
+    ],
+)
+def test_a_refused_template_is_a_line_that_names_the_setting_and_what_would_do(template: str, way_out: str) -> None:
+    refused(lambda: ChatFormat(ours(template)), "policy.chat_template=", "enable_thinking = false", way_out)
+
+
+def test_what_is_said_of_thoughts_is_true() -> None:
+    template = EACH + OPEN + "{{ m['content'] }}" + CLOSE + THINKING
+    ChatFormat(ours("{% set enable_thinking = false %}\n" + template))
 
 
 def test_no_template_at_all_is_refused() -> None:
