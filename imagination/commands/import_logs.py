@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from imagination.settings import Config, UserError
 from imagination.settings.compose import command, listed
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage, quantile
-from real_envs.importers.drafts import Reading
+from real_envs.importers.drafts import LABELS, Reading
 from real_envs.importers.formats import AUTO, Imported, LogFile, RejectedRecord, log_files, read
 from real_envs.importers.masking import Masking
 from real_envs.importers.outcomes import with_outcome
@@ -30,7 +31,7 @@ from worldmodel.evaluation.proportions import interval, number
 
 COVERAGE, REFUSED, KEY = "coverage.json", "refused.jsonl", "mask.key"
 _INCOMING = "incoming"  # folder of episodes that are not in the log yet
-_SHOWN_FILES, _SHOWN_REFUSALS = 20, 5  # on the terminal
+_SHOWN_FILES, _SHOWN_REFUSALS, _KINDS = 20, 5, 1000  # on the terminal; kinds of refusals that are told apart
 _BATCH = 64  # episodes whose outcomes are decided at a time
 _LONG, _LONGEST = 1000, 8192  # characters of an observation; tokens of a context that a machine can be asked for
 
@@ -46,13 +47,14 @@ def import_logs(config: Config, folder: Path) -> None:
 
     formats:
       auto         the default: says which of these it sees, and why
-      openai       chat messages with tool calls
+      openai       chat messages with tool calls, of OpenAI, Anthropic, verifiers, tau2-bench
       react        printed 'Action:' and 'Observation:', in text or a notebook
       browser-use  folders of history.json and result.json; give the run's folder
       minari       Minari's datasets with text spaces, or discrete ones that imports.names names
       intercode    parallel arrays in turn_history; a reward is the score so far
       commands     '> action' lines with the answers below them
-      agentgym     conversations of from, value and loss
+      agentgym     conversations of from, value and loss, of ShareGPT, too
+      swe-agent    files .traj
       huggingface  Parquet or JSON lines with messages, or with columns that imports.mapping names
       jsonl        our own JSON lines: task_id, start, turns of action, observation, reward
 
@@ -73,11 +75,10 @@ def import_logs(config: Config, folder: Path) -> None:
     settings = config.imports
     if not settings.files:
         raise UserError("no files are named; write `imagine import my-log.jsonl run=...`")
-    format = Tables.name if settings.mapping and settings.format == AUTO else settings.format
+    format = Tables.name if "action" in settings.mapping and settings.format == AUTO else settings.format
     listed = [file for name in settings.files for file in log_files(format, Path(name))]
     files = [file for file in listed if isinstance(file, LogFile)]
-    if settings.mapping and (strange := set(settings.mapping) - set(COLUMNS)):
-        raise UserError(f"imports.mapping names '{min(strange)}'; known are {', '.join(COLUMNS)}")
+    _check_mapping(settings.mapping, files)
     for file in files[:_SHOWN_FILES]:
         print(f"{file.path}: {file.format.name}, as {file.reason}")
     if more := Counter(file.format.name for file in files[_SHOWN_FILES:]):
@@ -93,6 +94,23 @@ def import_logs(config: Config, folder: Path) -> None:
     print(*lines, *next_commands(config, coverage), sep="\n")
 
 
+def _check_mapping(mapping: Mapping[str, str], files: list[LogFile]) -> None:
+    """Raises ``UserError`` for a column that nothing would read."""
+    if strange := mapping.keys() - set(COLUMNS):
+        raise UserError(f"imports.mapping names '{min(strange)}'; known are {', '.join(COLUMNS)}")
+    of_turns = sorted(mapping.keys() - set(LABELS))
+    if of_turns and "action" not in mapping:
+        raise UserError(
+            f"imports.mapping.{of_turns[0]} does nothing without imports.mapping.action and imports.mapping.observation"
+        )
+    other = next((file for file in files if file.format.name != Tables.name), None)
+    if of_turns and other:
+        raise UserError(
+            f"imports.mapping.{of_turns[0]} does nothing in the format {other.format.name}, in which {other.path} is "
+            f"read; there are {', '.join(LABELS)}, or `imagine import {Tables.name}`"
+        )
+
+
 @dataclass(slots=True)
 class ImportReport:
     """What an import did."""
@@ -101,25 +119,28 @@ class ImportReport:
     known: int = 0  # episodes that it had
     rewards_added: int = 0  # episodes whose success became their last reward
     refused: int = 0  # records that are no episode
-    refusals: list[RejectedRecord] = field(default_factory=list)  # the first of them
+    refusals: Alike = field(default_factory=lambda: Alike())
     unknown: list[RejectedRecord] = field(default_factory=list)  # files of folders that are in no known format
     left_out: Counter[str] = field(default_factory=Counter)  # records by a field that has no place in the log
     masks: Mapping[str, int] | None = None  # distinct secrets by kind; ``None`` if nothing was masked
 
     def refuse(self, refusal: RejectedRecord) -> None:
         self.refused += 1
-        if len(self.refusals) < _SHOWN_REFUSALS:
-            self.refusals.append(refusal)
+        self.refusals.add(refusal)
 
     def lines(self, coverage: Coverage) -> list[str]:
         known = f", {self.known} were in the log already" if self.known else ""
         lines = ["", f"{self.added} episodes added{known}"]
         if self.refused:
             lines.append(f"{self.refused} records refused, all of them in {REFUSED}:")
-            lines += [f"  {refusal}" for refusal in self.refusals]
+            lines += self.refusals.lines()
         if self.unknown:
-            lines.append(f"{len(self.unknown)} files of folders left alone, all of them in {REFUSED}:")
-            lines += [f"  {refusal}" for refusal in self.unknown[:_SHOWN_REFUSALS]]
+            suffixes = Counter(file.file.suffix or "without suffix" for file in self.unknown).most_common(8)
+            kinds, alike = ", ".join(f"{suffix} ({count})" for suffix, count in suffixes), Alike()
+            for file in self.unknown:
+                alike.add(file, file.file.suffix)
+            lines.append(f"{len(self.unknown)} files of folders left alone, {kinds}, all of them in {REFUSED}:")
+            lines += alike.lines()
         if self.left_out:
             names = ", ".join(f"{name} ({count})" for name, count in self.left_out.most_common(8))
             lines.append(f"fields without a place in the log, left out: {names}")
@@ -134,6 +155,32 @@ class ImportReport:
                 f"it is the last turn's reward now, {coverage.solved_at:g} or 0"
             )
         return lines
+
+
+class Alike:
+    """Refusals, of which those that say the same are one: the first of them, and how many there are."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[object, tuple[RejectedRecord, int]] = {}
+
+    def add(self, refusal: RejectedRecord, where: str = "") -> None:
+        """``where``: in place of the file, if it may differ. The fields of the messages of a chat are alike."""
+        said = tuple(re.sub(r"\d+", "0", text) for text in (refusal.field, refusal.reason))
+        key: object = (where or refusal.file, said)
+        if key not in self._kinds and len(self._kinds) >= _KINDS:
+            key = ""  # a reason may quote the record: not as many as the file has
+        first, count = self._kinds.get(key, (refusal, 0))
+        self._kinds[key] = first, count + 1
+
+    @property
+    def first(self) -> RejectedRecord | None:
+        return next((refusal for refusal, _ in self._kinds.values()), None)
+
+    def lines(self) -> list[str]:
+        kinds = list(self._kinds.values())
+        more = sum(count for _, count in kinds[_SHOWN_REFUSALS:])
+        lines = [f"  {first}{f' ({count} alike)' if count > 1 else ''}" for first, count in kinds[:_SHOWN_REFUSALS]]
+        return [*lines, *([f"  and {more} others"] if more else [])]
 
 
 class _Import:
@@ -210,7 +257,8 @@ class _Import:
                     batch = []
             self._add(batch, report, coverage)
         if not tasks:
-            first = report.refusals and f"no record is an episode; the first is refused: {report.refusals[0]}"
+            refusal = report.refusals.first
+            first = refusal and f"no record is an episode; the first is refused: {refusal}"
             raise UserError(f"nothing to import: {first or 'the files hold no records'}")
         if self._masking:
             report.masks = self._masking.counts
@@ -291,6 +339,7 @@ def write_coverage(
 def coverage_lines(coverage: Coverage, written: Mapping[str, Any]) -> list[str]:
     """The report on a log; ``written`` is its ``coverage.json``."""
     rewards, lengths, success = written["rewards"], written["turns_per_episode"], written["success"]
+    left_out = [f"{kind} ({count})" for kind, count in written["left_out"].items()]
     splits = ", ".join(f"{count} {split}" for split, count in written["tasks"].items())
     lines = [
         "",
@@ -302,6 +351,7 @@ def coverage_lines(coverage: Coverage, written: Mapping[str, Any]) -> list[str]:
         f"  success            known in {success['known']} episodes, {success['solved']} solved",
         f"  ends               {coverage.terminated} episodes ended by the world, {coverage.failed} broke",
         f"  refused actions    {coverage.invalid} turns",
+        f"  parts left out     {', '.join(left_out) or 'none'}",
     ]
     if (same := written["determinism"]["same_answer"]) is not None:
         lines.append(f"  determinism        {same:.1%} of turns whose state and action occur more than once")

@@ -1,9 +1,10 @@
 """AgentGym's conversations: a list of ``from`` (human or gpt), ``value`` and, perhaps, ``loss``.
 
 The first messages explain the world and are answered by an assent that carries ``loss: false``; the episode begins
-after it. Without such flags everything up to the first message of the model is the start. ``Thought: ... Action: ...``
-is taken apart: the action is what the world answered to, the thought a note of the turn. The last message of the model
-has no answer: it ends the episode with an empty observation.
+after it. Without such flags everything up to the first message of the model is the start, with the record's ``system``.
+``Thought: ... Action: ...`` is taken apart: the action is what the world answered to, the thought a note of the turn.
+The JSON of a ``function_call``, as of LlamaFactory, is written as a call. The last message of the model has no answer:
+it ends the episode with an empty observation.
 """
 
 from __future__ import annotations
@@ -11,65 +12,81 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from real_envs.importers.drafts import LOG, Dialogue, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.ends import ending_of
+from real_envs.importers.messages import apart, decoded, system_text, written_call
 from real_envs.importers.records import Sample
 from real_envs.store.codec import FieldError
 
 CONVERSATIONS = "conversations"
-_MODEL, _WORLD = ("gpt", "assistant", "agent"), ("human", "user", "system", "observation", "tool")
+_MODEL, _CALL = ("gpt", "assistant", "agent", "model", "bot", "chatgpt"), ("function_call", "tool_call")
+_WORLD = (*"human user system observation tool function tool_response function_response ipython".split(),)  # noqa: SIM905
 _KNOWN = ("item_id", "task_id", "reward", "success", CONVERSATIONS)
 
 
 class AgentGymFormat(Format):
     name = "agentgym"
     about = "conversations of from, value and loss, as of AgentGym and ShareGPT"
+    marks = (CONVERSATIONS, "from", "value")
 
     def recognises(self, sample: Sample) -> str:
-        messages = sample.record.get(CONVERSATIONS) if isinstance(sample.record, dict) else None
+        messages = decoded(sample.record.get(CONVERSATIONS)) if isinstance(sample.record, dict) else None
         first = messages[0] if isinstance(messages, list) and messages else None
         good = isinstance(first, dict) and "from" in first
         return "its records have 'conversations' with 'from' and 'value'" if good else ""
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
-        return conversation_draft(value)
+        return conversation_draft(value, reading)
 
 
-def conversation_draft(record: Any) -> EpisodeDraft:
+def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
     """Raises ``FieldError`` where there is no conversation, or a message has no known speaker or no text."""
-    messages = record.get(CONVERSATIONS) if isinstance(record, dict) else None
+    messages = decoded(record.get(CONVERSATIONS)) if isinstance(record, dict) else None
     if not isinstance(messages, list) or not messages:
         raise FieldError(CONVERSATIONS, "is no list of messages, or an empty one")
     flagged = any(isinstance(message, dict) and message.get("loss") is True for message in messages)
-    dialogue = Dialogue()
+    dialogue, called, used = Dialogue(), False, set(_KNOWN)
+    if reading.system and isinstance(record.get("system"), str):
+        used.add("system")
+        dialogue.answer(system_text(record["system"], "system"))
     for i, message in enumerate(messages):
         at = f"{CONVERSATIONS}[{i}]"
         speaker, value = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
         if not isinstance(value, str):
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
-        if speaker in _MODEL:
+        if speaker in _CALL:
+            calls = decoded(value)
+            calls = calls if isinstance(calls, list) else [calls]
+            dialogue.act("\n".join(written_call(call, f"{at}.value") for call in calls))
+            called = True
+        elif speaker in _MODEL:
             if flagged and not dialogue.turns and message.get("loss") is not True:
                 continue  # the assent to the instructions
-            thought, action = thought_and_action(value)
-            dialogue.act(action)
-            if thought:
-                dialogue.turns[-1]["info"] = {f"{LOG}thought": thought}
+            if dialogue.unanswered:
+                raise FieldError(CONVERSATIONS, f"has no answer to action {len(dialogue.turns)}")
+            thoughts, text, _ = apart(value)
+            thought, action = thought_and_action(text)
+            dialogue.act(action, [*thoughts, *filter(None, (thought,))])
+            called = False
         elif speaker in _WORLD:
             dialogue.answer(value)
         else:
             raise FieldError(f"{at}.from", f"is {speaker!r:.40}, not human or gpt")
-    unanswered = next((k for k, turn in enumerate(dialogue.turns[:-1]) if turn["observation"] is None), None)
-    if unanswered is not None:
-        raise FieldError(CONVERSATIONS, f"has no answer to action {unanswered + 1}")
+    judged = record.get("reward") is not None or record.get("success") is not None
+    stop, failure = ending_of(record)
+    stop = dialogue.end(stop, called, judged)
     if not dialogue.turns:
         raise FieldError(CONVERSATIONS, "has no action of the model")
-    dialogue.end()
     task = record.get("task_id", record.get("item_id"))
     return EpisodeDraft.of_record(
         record,
-        _KNOWN,
+        used,
         start="\n\n".join(dialogue.start),
         turns=dialogue.turns,
         task_id=None if task is None else str(task),
+        stop=stop,
+        failure=failure,
+        left_out=dialogue.left_out,
         **{"success": record.get("success"), **outcome(record.get("reward"))},
     )
 

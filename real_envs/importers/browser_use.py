@@ -59,6 +59,10 @@ class BrowserUse(Format):
             else:
                 yield Record(where, {"result": result, "history": history, "pages": pages_of(folder), "run": folder})
 
+    def columns(self, value: Any) -> Mapping[str, Any]:
+        result = value.get("result") if isinstance(value, dict) else None
+        return result if isinstance(result, dict) else {}
+
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         result, history, pages = value["result"], value["history"], value["pages"]
         steps = history.get("history") if isinstance(history, dict) else None

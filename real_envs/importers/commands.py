@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from real_envs.importers.drafts import EpisodeDraft, Format, Reading
-from real_envs.importers.records import Record, Sample, json_records, open_bytes, plain_suffix
+from real_envs.importers.records import Record, Sample, json_records, plain_suffix, text_lines
 from real_envs.store.codec import FieldError
 
 _ACTION = re.compile(r"> ?(\S.*)")
@@ -27,6 +27,7 @@ _KNOWN = (*_TRACE, "problem", "start", "reward", "success", "task_id")
 class Commands(Format):
     name = "commands"
     about = "'> action' lines with the answers below them, in text or in JSON, as of ADaPT's ALFWorld"
+    marks = _TRACE
 
     def recognises(self, sample: Sample) -> str:
         record = sample.record
@@ -40,8 +41,7 @@ class Commands(Format):
 
     def records(self, path: Path) -> Iterator[Record]:
         if plain_suffix(path) not in (".json", ".jsonl", ".ndjson"):
-            with open_bytes(path) as file:
-                yield Record("the file", {"trace": file.read().decode("utf-8", "replace"), "task_id": path.stem})
+            yield Record("the file", {"trace": "".join(text_lines(path)), "task_id": path.stem})
             return
         for record in json_records(path):
             value = record.value
@@ -82,7 +82,7 @@ def _turns(trace: str, acts_first: bool) -> tuple[str, list[dict[str, Any]]]:
     start: list[str] = []
     turns: list[dict[str, Any]] = []
     new_part = acts_first  # whether a line that begins with a space is an action
-    for line in trace.splitlines():
+    for line in trace.replace("\r\n", "\n").split("\n"):  # a form feed ends no line
         action = _ACTION.fullmatch(line.rstrip())
         if action or (new_part and re.match(r" \S", line)):
             turns.append({"action": action[1] if action else line.strip(), "observation": []})

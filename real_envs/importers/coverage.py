@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from real_envs.importers.drafts import LEFT_OUT
 from real_envs.importers.splits import TRAIN, SimilarTasks, heldout_tasks, leaks
 from real_envs.trajectory import Trajectory
 
@@ -119,6 +120,7 @@ class Coverage:
     invalid: int = 0  # turns whose answer begins like a refusal of the action (``INVALID``)
     # episodes of three turns and more whose rewards never fall and rise twice: perhaps scores so far
     cumulative: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)  # parts of turns that the log does not hold, by kind
     stated_success: int = 0
     rewarded_episodes: int = 0  # those with a measured reward; ``only_rewarded`` do not state success beside it
     solved: int = 0
@@ -161,6 +163,9 @@ class Coverage:
             self.observation_sizes[len(turn.observation)] += 1
             self.invalid += bool(INVALID.match(turn.observation.strip()))
             state = turn.observation
+        for key, count in episode.turns[-1].info.items() if episode.turns else ():
+            if key.startswith(LEFT_OUT) and isinstance(count, int | float):
+                self.left_out[key.removeprefix(LEFT_OUT)] += int(count)
         self._count_rewards(episode)
 
     def _count_rewards(self, episode: Trajectory) -> None:
@@ -229,6 +234,7 @@ class Coverage:
             "terminated": self.terminated,
             "failed": self.failed,
             "invalid_answers": self.invalid,
+            "left_out": dict(self.left_out.most_common()),
             "determinism": {
                 "repeated_pairs": repeated.pairs,
                 "same_answer": round(repeated.usual / repeated.turns, 4) if repeated.pairs else None,

@@ -9,18 +9,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from real_envs.importers.records import Record, Sample, json_records
-from real_envs.store.codec import FieldError, decode, entries
+from real_envs.store.codec import FieldError, decode, entries, nearest
 from real_envs.trajectory import Source, StopReason, Trajectory
 
 _FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)
 LOG = "log."  # prefix of the keys of ``Turn.info`` that hold other fields of a record
+THOUGHT = f"{LOG}thought"
+ANSWER = "answer to the last action"  # is left out where an episode was cut before the world answered
+LEFT_OUT = f"{LOG}left_out."  # of those that count parts that are not in the turns
+_HALF = re.compile("[\ud800-\udfff]")
+LABELS = ("task", "agent", "success", "reward")  # what a mapping may name in every format
 _LONGEST_NOTE = 500  # characters of a text that is kept there
 
 
@@ -53,9 +60,12 @@ class EpisodeDraft:
     stop: object = None
     success: object = None
     reward: object = None  # of the whole episode: its last turn earned it, the others 0
+    failure: str | None = None  # what broke, where ``stop`` is a failure
     id: object = None
     # other fields of the record; numbers, flags and short texts are kept with the last turn
     extra: Mapping[str, Any] = field(default_factory=dict)
+    # parts of actions and answers that are not in the turns, by their kind; the last turn keeps the counts as notes
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], used: Collection[str], **stated: Any) -> EpisodeDraft:
@@ -70,38 +80,71 @@ class EpisodeDraft:
 
 
 class Dialogue:
-    """A conversation as a start and turns: what the agent says is an action, all others are its world."""
+    """A conversation as a start and turns: what the agent says is an action, all others are its world.
+
+    ``left_out`` counts parts that are in neither, by their kind.
+    """
 
     def __init__(self) -> None:
         self.start: list[str] = []
         self.turns: list[dict[str, Any]] = []
+        self.left_out: Counter[str] = Counter()
 
     @property
     def unanswered(self) -> bool:
         return bool(self.turns) and self.turns[-1]["observation"] is None
 
-    def act(self, action: str) -> None:
-        self.turns.append({"action": action, "observation": None})
+    def act(self, action: str, thoughts: Collection[str] = ()) -> None:
+        """Two messages in a row are one action; thoughts are a note of its turn."""
+        if not self.unanswered:
+            self.turns.append({"action": "", "observation": None, "info": {}})
+        turn = self.turns[-1]
+        turn["action"] = "\n".join(filter(None, (turn["action"], action)))
+        if thoughts:
+            before = turn["info"].get(THOUGHT)
+            turn["info"][THOUGHT] = "\n\n".join(filter(None, (before, *thoughts)))
 
-    def answer(self, text: str) -> None:
+    def answer(self, text: str, error: bool = False) -> None:
         """What the world says: the start, or the rest of the last observation."""
         if not self.turns:
             self.start.append(text)
-        else:
-            before = self.turns[-1]["observation"]
-            self.turns[-1]["observation"] = text if before is None else f"{before}\n{text}"
+            return
+        turn = self.turns[-1]
+        turn["observation"] = "\n".join(filter(None, (turn["observation"], text)))
+        if error:
+            turn["info"][f"{LOG}is_error"] = True
 
-    def end(self) -> None:
-        """The last message has no answer: it ends the episode with an empty observation."""
-        if self.unanswered:
-            self.turns[-1] |= {"observation": "", "terminated": True}
+    def end(self, stop: StopReason | None, called: bool = False, judged: bool = False) -> StopReason | None:
+        """Gives a last action without an answer an empty observation; returns why the episode ended, where that is
+        known.
+
+        It ended there unless something else is known, or it ``called`` a tool and nobody ``judged`` the episode: then
+        the missing answer counts as left out.
+        """
+        if not self.unanswered:
+            return stop
+        if stop is None:
+            stop = StopReason.TURN_LIMIT if called and not judged else StopReason.TERMINATED
+        if stop is not StopReason.TERMINATED:
+            if not self.turns[-1]["action"].strip():
+                self.turns.pop()
+                self.left_out["last message without an action"] += 1
+                return stop
+            self.left_out[ANSWER] += 1
+        self.turns[-1]["observation"] = ""
+        return stop
 
 
 class Format(ABC):
-    """A file format of logged episodes."""
+    """A file format of logged episodes.
+
+    Attributes:
+        marks: fields of its records; a file in no format is nearest to the one of which it has the most.
+    """
 
     name: ClassVar[str]
     about: ClassVar[str]
+    marks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def recognises(self, sample: Sample) -> str:
@@ -114,6 +157,44 @@ class Format(ABC):
     @abstractmethod
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         """Raises ``FieldError`` where the record is not of this format."""
+
+    def columns(self, value: Any) -> Mapping[str, Any]:
+        """What ``Reading.mapping`` may name in a record."""
+        return value if isinstance(value, dict) else {}
+
+
+def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> EpisodeDraft:
+    """The draft with what mapped columns (``LABELS``) say of the whole episode; ``info.resolved`` lies within ``info``.
+
+    Raises:
+        FieldError: there is no such column.
+    """
+    if not mapping:
+        return draft
+    given: dict[str, Any] = {}
+    for label in LABELS:
+        if (name := mapping.get(label)) is not None:
+            given[label] = _column(columns, name)
+    extra = {key: note for key, note in draft.extra.items() if key not in mapping.values()}
+    changed: dict[str, Any] = {"extra": extra}
+    if given.get("task") is not None:
+        changed["task_id"] = str(given["task"])
+    if "agent" in given:
+        changed["agent"] = given["agent"]
+    if "reward" in given:
+        changed |= outcome(given["reward"])
+    if given.get("success") is not None:
+        changed["success"] = given["success"]
+    return replace(draft, **changed)
+
+
+def _column(columns: Mapping[str, Any], name: str) -> Any:
+    if name in columns:
+        return columns[name]
+    first, dot, rest = name.partition(".")
+    if dot and isinstance(columns.get(first), Mapping):
+        return _column(columns[first], rest)
+    raise FieldError(name, f"is no column; {nearest(name, columns)}")
 
 
 def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Trajectory, tuple[str, ...]]:
@@ -132,6 +213,7 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
         raise FieldError("turns", f"is {shown}, not a list")
     turns = [dict(turn) if isinstance(turn, Mapping) else turn for turn in draft.turns]
     kept, left_out = notes(draft.extra)
+    kept |= {f"{LEFT_OUT}{kind}": count for kind, count in draft.left_out.items() if count}
     for i, turn in enumerate(turns):
         if not isinstance(turn, dict):
             continue  # decode tells
@@ -159,7 +241,9 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
         "turns": turns,
         "stop": stop,
         "prefix_turns": 0,
-        "failure": f"logged with the stop '{stop}'" if isinstance(stop, str) and stop in _FAILURES else None,
+        "failure": (
+            (draft.failure or f"logged with the stop '{stop}'") if isinstance(stop, str) and stop in _FAILURES else None
+        ),
         "success": _flag(draft.success),
     }
     if draft.id is None and name.endswith("/"):
@@ -170,6 +254,33 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
     if turns and ended != (episode.stop is StopReason.TERMINATED):
         raise FieldError("stop", f"is '{stop}', but 'terminated' of the last turn is {str(ended).lower()}")
     return episode, left_out
+
+
+def with_whole_characters(draft: EpisodeDraft) -> EpisodeDraft:
+    """The draft with U+FFFD for half surrogate pairs, which UTF-8 cannot hold, and bytes that are no UTF-8; counted."""
+    replaced = 0
+
+    def whole(value: Any) -> Any:
+        nonlocal replaced
+        if isinstance(value, str) and not value.isascii():
+            value, count = _HALF.subn("\ufffd", value)
+            replaced += count
+        return value
+
+    def whole_turn(turn: Any) -> Any:
+        if not isinstance(turn, dict):
+            return turn
+        info = turn.get("info")
+        notes = {"info": {key: whole(note) for key, note in info.items()}} if isinstance(info, dict) else {}
+        return {key: whole(value) for key, value in turn.items()} | notes
+
+    turns = list(map(whole_turn, draft.turns)) if isinstance(draft.turns, list) else draft.turns
+    plain = {name: whole(getattr(draft, name)) for name in ("start", "task_id", "agent", "id", "failure")}
+    extra = {whole(key): whole(value) for key, value in draft.extra.items()}
+    if not replaced:
+        return draft
+    left_out = Counter(draft.left_out) + Counter({"unreadable character": replaced})
+    return replace(draft, turns=turns, extra=extra, left_out=left_out, **plain)
 
 
 def outcome(value: object) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,13 +18,14 @@ from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
-from real_envs.importers.drafts import Format, Reading, finish
+from real_envs.importers.drafts import Format, Reading, finish, with_columns, with_whole_characters
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
 from real_envs.importers.openai_chat import OpenaiChat
 from real_envs.importers.react import React
 from real_envs.importers.records import Sample, json_records, open_bytes, plain_suffix
+from real_envs.importers.swe_agent import SweAgent
 from real_envs.importers.tables import PARQUET, Tables, grouped, parquet_records
 from real_envs.store.codec import FieldError, nearest
 from real_envs.trajectory import Trajectory
@@ -31,7 +33,8 @@ from real_envs.trajectory import Trajectory
 AUTO = "auto"
 _HEAD = 100_000
 BROKEN = (OSError, EOFError, zlib.error)  # what reading a file may raise, a gzipped one that breaks off included
-_JSON = (".json", ".jsonl", ".ndjson")
+_JSON = (".json", ".jsonl", ".ndjson", ".traj")
+_TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class RejectedRecord:
 
     def __str__(self) -> str:
         field = f", field '{self.field}'" if self.field else ""
-        return f"{self.file}: {self.record}{field} {self.reason}"
+        return f"{self.file}: {self.record}{field} {self.reason}".encode("utf-8", "backslashreplace").decode()
 
 
 class LogFile(NamedTuple):
@@ -68,6 +71,7 @@ _ALL: tuple[Format, ...] = (
     InterCode(),
     AgentGymFormat(),
     OwnJsonLines(),
+    SweAgent(),
     OpenaiChat(),
     Commands(),
     React(),
@@ -86,21 +90,43 @@ def find_format(name: str, path: Path) -> tuple[Format, str]:
     if name != AUTO:
         raise UserError(f"unknown format '{name}'; {nearest(name, (AUTO, *FORMATS))}")
     sample = sample_of(path)
-    for one in _ALL:
-        if reason := one.recognises(sample):
-            return one, reason
+    if recognised := _recognised(sample):
+        return recognised
     if path.is_dir():
         raise UserError(f"{path} is a folder, and neither a run of browser-use nor a dataset of Minari")
-    keys = f"its first record has {', '.join(map(str, sample.record))}; " if isinstance(sample.record, dict) else ""
     raise UserError(
-        f"{path} is in no format that is known here: {keys}name one of {', '.join(FORMATS)}, "
+        f"{path} {_in_no_format(sample)}; name one of {', '.join(FORMATS)}, "
         "or columns with `imagine import huggingface ... imports.mapping.action=...`"
     )
 
 
+def _recognised(sample: Sample) -> tuple[Format, str] | None:
+    reasons = ((one, one.recognises(sample)) for one in _ALL)
+    return next(((one, reason) for one, reason in reasons if reason), None)
+
+
+def _in_no_format(sample: Sample) -> str:
+    """What was seen of a file in no format, and which one comes near, and why it is not in that one."""
+    unknown = "is in no format that is known here"
+    if sample.record is None:
+        return f"{unknown}: {sample.error}" if sample.error else unknown
+    keys = [str(key) for key in sample.record] if isinstance(sample.record, dict) else []
+    seen = f"its first record has {', '.join(keys[:20])}" if keys else f"its first record is {sample.record!r:.60}"
+    near = {one: max(2 * (mark in keys) or len(get_close_matches(mark, keys, 1, 0.8)) for mark in one.marks)
+            for one in _ALL if one.marks}  # fmt: skip
+    best = max(near, key=lambda one: near[one])
+    if not near[best]:
+        return f"{unknown}: {seen}"
+    try:
+        finish(best.draft(sample.record, Reading()))
+    except FieldError as error:
+        return f"{unknown}: {seen}; nearest is {best.name}, but field '{error.field}' {error.reason}"
+    return f"{unknown}: {seen}; nearest is {best.name}"
+
+
 def sample_of(path: Path) -> Sample:
     record: Any = None
-    text = ""
+    text = error_text = ""
     try:
         if not path.exists():
             raise FileNotFoundError(2, "No such file or folder")
@@ -110,20 +136,23 @@ def sample_of(path: Path) -> Sample:
             with open_bytes(path) as file:
                 text = file.read(_HEAD).decode("utf-8-sig", "replace")
             if plain_suffix(path) in _JSON or text.lstrip()[:1] in ("{", "["):
-                values = (first.value for first in islice(json_records(path), 5))
-                record = next((value for value in values if not isinstance(value, FieldError)), None)
+                first = list(islice(json_records(path), 5))
+                record = next((item.value for item in first if not isinstance(item.value, FieldError)), None)
+                if record is None and first:
+                    error_text = f"{first[0].where} {first[0].value.reason}"
             if "\0" in text and record is None:
-                text = ""  # pictures and the like
+                text = error_text = ""  # pictures and the like
     except BROKEN as error:
         raise unreadable(path, error) from None
-    return Sample(path, record, text)
+    return Sample(path, record, text, error_text)
 
 
 def log_files(name: str, path: Path) -> Iterator[LogFile | RejectedRecord]:
     """A file with its format; or those of a folder: runs of browser-use, datasets of Minari, other files, sorted.
 
-    No file of a folder is passed over in silence: one that cannot be read, or is in no format, is refused. In a named
-    format are files of JSON or a table, and those that the format recognises.
+    No file of a folder is passed over in silence: one that cannot be read, or is in no format, is refused. So is text
+    that may be no log: code, diffs and mails have lines with ``>``, too. In a named format are files of JSON or a
+    table, and those that the format recognises.
 
     Raises:
         UserError: there is no such format or file, a single file is in none, or nothing below a folder is in any.
@@ -156,12 +185,25 @@ def _file_of_folder(name: str, file: Path) -> LogFile | RejectedRecord:
     try:
         sample = sample_of(file)
         if name == AUTO:
-            return LogFile(file, *find_format(name, file))
+            recognised = _recognised(sample)
+            unsure = _in_no_format(sample) if recognised is None else _may_be_no_log(sample, recognised[0])
+            if recognised is None or unsure:
+                return RejectedRecord(file, "the file", "", unsure)
+            return LogFile(file, *recognised)
         if sample.record is None and not FORMATS[name].recognises(sample):
             return RejectedRecord(file, "the file", "", f"is not in the format {name}")
         return LogFile(file, FORMATS[name], "you said so")
     except UserError as error:
         return RejectedRecord(file, "the file", "", str(error).removeprefix(f"{file} "))
+
+
+def _may_be_no_log(sample: Sample, format: Format) -> str:
+    """Why a file of a folder that looks like a transcript may be none; "" where it is sure to be a log."""
+    if format.name == Commands.name and sample.record is None:
+        return "has lines '> action', as code, diffs and mails have, too: name the file, or `imagine import commands`"
+    if format.name == React.name and plain_suffix(sample.path) not in _TRANSCRIPTS:
+        return "has lines 'Action: ...', as code and prompts have, too: name the file, or `imagine import react`"
+    return ""
 
 
 def read(
@@ -189,6 +231,9 @@ def read(
                 if isinstance(record.value, FieldError):
                     raise record.value
                 draft = format.draft(record.value, reading)
+                if not (format.name == Tables.name and "action" in reading.mapping):
+                    draft = with_columns(draft, format.columns(record.value), reading.mapping)
+                draft = with_whole_characters(draft)
                 episode, left_out = finish(draft, reading.agent, f"{stem}/")
                 if draft.id is None:
                     times[episode.id] += 1

@@ -186,7 +186,9 @@ class Masking:
         """The episode with all its texts masked; ids and names of tasks and agents stay."""
         notes = [value for turn in episode.turns for value in turn.info.values() if isinstance(value, str)]
         texts = [text for turn in episode.turns for text in (turn.action, turn.observation)]
-        patterns, detectors = self._candidates("\n".join([episode.start, *episode.world_facts, *texts, *notes]))
+        patterns, detectors = self._candidates(
+            "\n".join([episode.start, episode.failure or "", *episode.world_facts, *texts, *notes])
+        )
         if not patterns and not detectors:  # one check for all its texts
             return episode
 
@@ -201,7 +203,8 @@ class Masking:
 
         facts = tuple(map(masked, episode.world_facts))
         turns = tuple(map(turn_masked, episode.turns))
-        return replace(episode, start=masked(episode.start), turns=turns, world_facts=facts)
+        failure = None if episode.failure is None else masked(episode.failure)
+        return replace(episode, start=masked(episode.start), turns=turns, world_facts=facts, failure=failure)
 
     def text(self, text: str) -> str:
         """The text with masks in place of secrets; a mask is never masked again."""

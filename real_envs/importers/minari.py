@@ -50,6 +50,10 @@ class Minari(Format):
             for where, series in episodes:
                 yield Record(where, {"series": series, "spaces": spaces, "metadata": metadata})
 
+    def columns(self, value: Any) -> Mapping[str, Any]:
+        metadata = value.get("metadata") if isinstance(value, dict) else None
+        return metadata if isinstance(metadata, dict) else {}
+
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         series, spaces, metadata = value["series"], value["spaces"], value["metadata"]
         if missing := next((name for name in _SERIES if not isinstance(series.get(name), list)), None):

@@ -1,143 +1,175 @@
-"""Chats in OpenAI's format: messages of system, user, assistant (with tool calls) and tool.
+"""Chats in the formats of OpenAI, Anthropic and their like: messages of system, user, assistant (with calls) and tool.
 
-The assistant acts; users and tools are its world. A tool call is written as a call, ``get_user({"id": "u1"})``, after
-the message that it came with. What stands before the first message of the assistant is the start. A last message that
-nobody answered ends the episode with an empty observation, unless it calls a tool, whose answer is missing then: it is
-left out. A dialogue that the user hung up, or that earned a reward, ended; of others nobody knows.
+The assistant acts; users, tools and later system messages are its world. A tool call is written as a call,
+``get_user({"id": "u1"})``, after the message that it came with; thoughts are a note of the turn (``messages``). What
+stands before the first message of the assistant is the start, with a system prompt that stands beside the messages.
+What a simulated user asked its own tools is in no observation. A last message that nobody answered has an empty
+observation. Where nothing says why an episode ended (``ends``), a dialogue did that the user hung up, that earned a
+reward, or whose last message is an answer; of others nobody knows.
 
-A record is an object with ``messages`` (or ``traj``, ``conversation``, ``trajectory``), with the two lists ``prompt``
-and ``completion`` of a rollout (TRL, verifiers), or the list of messages itself, which may be the whole file. Beside
-them may stand ``task_id``, ``reward`` of the whole episode, ``success``, ``agent`` or ``model``, and ``id``.
+A record is an object with ``messages`` (or ``traj``, ``conversation``, ...), with the two parts ``prompt`` and
+``completion`` of a rollout (TRL, verifiers) or ``input`` and ``output`` of OpenAI's Responses, or the list of messages
+itself, which may be the whole file. Lists may be JSON text. Beside them may stand ``task_id``, ``reward`` of the whole
+episode, ``success``, ``agent`` or ``model``, and ``id``. Results of tau2-bench hold such records as ``simulations``.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
+from real_envs.importers.ends import ending_of
+from real_envs.importers.messages import (
+    AGENT,
+    ITEMS,
+    SYSTEM,
+    Parts,
+    calls_of,
+    decoded,
+    read_message,
+    system_text,
+)
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError
+from real_envs.trajectory import StopReason
 
-MESSAGES = ("messages", "traj", "conversation", "trajectory")
+MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations")
+_ROLLOUTS = (("prompt", "completion"), ("input", "output"))
+_PROMPTS = ("system", "instructions", "system_prompt")  # beside the messages
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
-_WORLD = ("user", "tool", "function")
-_ROLLOUT = ("prompt", "completion")
 _KNOWN = ("task_id", "reward", "success")
+_SIMULATIONS = "simulations"
 
 
 class OpenaiChat(Format):
     name = "openai"
-    about = "chat messages with tool calls (messages of role and content), as of tau-bench"
+    about = "chat messages with tool calls (messages of role and content), of OpenAI, Anthropic, verifiers, tau2-bench"
+    marks = (*MESSAGES, "prompt", "completion", "role", "content")
 
     def recognises(self, sample: Sample) -> str:
-        if isinstance(sample.record, dict) and "role" in sample.record:
+        record = sample.record
+        if _is_message(record):
             return "it is one list of messages with 'role'"
-        key, messages = messages_of(sample.record)
-        good = bool(messages) and isinstance(messages[0], dict) and "role" in messages[0]
+        if isinstance(record, dict) and isinstance(record.get(_SIMULATIONS), list):
+            return f"it has '{_SIMULATIONS}' of tau2-bench"
+        key, messages = messages_of(record)
+        good = bool(messages) and _is_message(messages[0])
         return f"its records have messages with 'role'{f' in {key!r}' if key else ''}" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
         records = json_records(path)
         first = next(records, None)
-        if first is not None and isinstance(first.value, dict) and "role" in first.value:
+        if first is not None and _is_message(first.value):
             yield Record("the file", [first.value, *(record.value for record in records)])
         elif first is not None:
-            yield first
-            yield from records
+            for record in chain((first,), records):
+                yield from _simulations(record) if _has_simulations(record.value) else (record,)
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
+
+
+def _has_simulations(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get(_SIMULATIONS), list) and not messages_of(value)[1]
+
+
+def _simulations(record: Record) -> Iterator[Record]:
+    """The episodes of a results file, each with the policy that its agent was shown and the model that acted."""
+    info = record.value.get("info") if isinstance(record.value.get("info"), dict) else {}
+    world, agent = info.get("environment_info"), info.get("agent_info")
+    beside = {
+        "system": world.get("policy") if isinstance(world, dict) else None,
+        "agent": agent.get("llm") if isinstance(agent, dict) else None,
+    }
+    for i, value in enumerate(record.value[_SIMULATIONS]):
+        yield Record(f"{_SIMULATIONS}[{i}]", beside | value if isinstance(value, dict) else value)
+
+
+def _is_message(value: Any) -> bool:
+    """Or an item of the Responses API."""
+    return isinstance(value, dict) and ("role" in value or value.get("type") in tuple(ITEMS))
 
 
 def messages_of(record: Any) -> tuple[str, list[Any]]:
     """The name of the field that holds the messages, and these; an empty list where there are none."""
     if isinstance(record, list):
         return "", record
-    if isinstance(record, dict) and all(isinstance(record.get(key), list) for key in _ROLLOUT):
-        return "+".join(_ROLLOUT), [message for key in _ROLLOUT for message in record[key]]
-    lists = ((key, record.get(key)) for key in MESSAGES if isinstance(record, dict))
+    if not isinstance(record, dict):
+        return "", []
+    for first, second in _ROLLOUTS:
+        before, after = decoded(record.get(first)), decoded(record.get(second))
+        if isinstance(before, str) and isinstance(after, str) and first == "prompt":
+            after = [{"role": "assistant", "content": after}]
+        if isinstance(before, str | list) and isinstance(after, list) and (first == "prompt" or _items(after)):
+            before = [{"role": "user", "content": before}] if isinstance(before, str) else before
+            return f"{first}+{second}", [*before, *after]
+    lists = ((key, decoded(record.get(key))) for key in MESSAGES)
     return next(((key, messages) for key, messages in lists if isinstance(messages, list)), ("", []))
 
 
+def _items(values: list[Any]) -> bool:
+    return bool(values) and all(_is_message(value) for value in values)
+
+
 def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
-    """Raises ``FieldError`` where there are no messages, or one has no known role or no text."""
+    """Raises ``FieldError`` where there are no messages, or one has no known role or holds what cannot be read."""
     key, messages = messages_of(record)
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
-    dialogue = Dialogue()
-    turns = dialogue.turns
-    calls = False  # whether the last message of the assistant called a tool
-    for i, message in enumerate(messages):
+    dialogue, last, message, used = Dialogue(), Parts(), None, set(_KNOWN)
+    if reading.system and (name := next((name for name in _PROMPTS if isinstance(fields.get(name), str | list)), None)):
+        used.add(name)
+        dialogue.answer(system_text(fields[name], name))
+    of_user = False  # whether the user's own tools answer next
+    for i, value in enumerate(map(decoded, messages)):
         at = f"{key}[{i}]"
-        role = message.get("role") if isinstance(message, dict) else None
-        if role == "assistant":
-            calls = bool(message.get("tool_calls") or message.get("function_call"))
-            action = _action(message, at)
-            if dialogue.unanswered:  # two messages in a row are one action
-                turns[-1]["action"] += f"\n{action}"
-            else:
-                dialogue.act(action)
-        elif role in ("system", "developer"):
-            if turns:
-                raise FieldError(f"{at}.role", f"is '{role}' after the assistant has acted")
-            if reading.system:
-                dialogue.answer(text_of(message.get("content"), f"{at}.content"))
-        elif role in _WORLD:
-            dialogue.answer(text_of(message.get("content"), f"{at}.content"))
-        else:
-            raise FieldError(f"{at}.role", f"is {role!r:.40}, not system, user, assistant or tool")
-    if dialogue.unanswered and calls:
-        turns.pop()
-    dialogue.end()
-    if turns and (_STOP in turns[-1]["observation"] or fields.get("reward")):
-        turns[-1]["terminated"] = True
+        role = value.get("role") if isinstance(value, dict) else None
+        if role == "exit":  # how mini-swe-agent notes its end
+            dialogue.left_out["exit message"] += 1
+            continue
+        if role == "tool" and value.get("requestor", "user" if of_user else "assistant") == "user":
+            dialogue.left_out["answer to the user's own tool"] += 1
+            continue
+        speaker, parts = read_message(value, at)
+        dialogue.left_out += parts.left_out
+        if speaker == AGENT:
+            dialogue.act(parts.text, parts.thoughts)
+            last, message = parts, value
+        elif speaker != SYSTEM or dialogue.turns or reading.system:
+            own_calls = calls_of(value, at)
+            if own_calls:
+                dialogue.left_out["call of the user's own tool"] += len(own_calls)
+            if not own_calls or parts.text:
+                dialogue.answer(parts.text, parts.error)
+        of_user = role == "user" and bool(calls_of(value, at))
+    reward = _reward(fields)
+    stop, failure = ending_of(fields, message)
+    if stop is None and last.unfinished and dialogue.unanswered:
+        stop = StopReason.CONTEXT_LIMIT
+    stop = dialogue.end(stop, last.called, judged=reward is not None or fields.get("success") is not None)
+    turns = dialogue.turns
     if not turns:
-        raise FieldError(key, "has no message of the assistant that was answered")
+        raise FieldError(key, "has no message of the assistant")
+    if stop is None and (_STOP in turns[-1]["observation"] or reward):
+        stop = StopReason.TERMINATED
     return EpisodeDraft.of_record(
         fields,
-        (*key.split("+"), *_KNOWN),
-        start="\n\n".join(dialogue.start),
+        (*key.split("+"), *used),
+        start="\n\n".join(filter(None, dialogue.start)),
         turns=turns,
         task_id=None if fields.get("task_id") is None else str(fields["task_id"]),
-        **{"success": fields.get("success"), **outcome(fields.get("reward"))},
+        stop=stop,
+        failure=failure,
+        left_out=dialogue.left_out,
+        **{"success": fields.get("success"), **outcome(reward)},
     )
 
 
-def text_of(content: Any, at: str) -> str:
-    """The text of a message; parts that are no text are named in brackets, such as ``[image_url]``."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise FieldError(at, f"is {content!r:.60}, not text")
-    return "\n".join(str(part.get("text") or f"[{part.get('type')}]") for part in content)
-
-
-def _action(message: dict[str, Any], at: str) -> str:
-    parts = [text_of(message.get("content"), f"{at}.content")]
-    calls: Any = message.get("tool_calls") or []
-    if not isinstance(calls, list):
-        raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
-    functions = [call.get("function") if isinstance(call, dict) else None for call in calls]
-    if message.get("function_call"):  # the format of 2023
-        functions.append(message["function_call"])
-    for i, function in enumerate(functions):
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise FieldError(f"{at}.tool_calls[{i}]", "names no function")
-        parts.append(f"{function['name']}({_arguments(function.get('arguments'))})")
-    return "\n".join(part for part in parts if part)
-
-
-def _arguments(value: Any) -> str:
-    """JSON in one spelling, however the model spaced it; anything else as it is."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return str(value)
-    return "" if value is None else json.dumps(value, ensure_ascii=False)
+def _reward(fields: Mapping[str, Any]) -> Any:
+    """``reward``, or that of ``reward_info`` (tau2-bench)."""
+    info = fields.get("reward_info")
+    return info.get("reward") if fields.get("reward") is None and isinstance(info, dict) else fields.get("reward")

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import EpisodeDraft, Format, Reading
-from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix
+from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading
+from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix, text_lines
 from real_envs.store.codec import FieldError
 
 _RULE = re.compile(r"-{5,}\s*$")
@@ -43,11 +43,9 @@ class React(Format):
 
     def records(self, path: Path) -> Iterator[Record]:
         if plain_suffix(path) == ".ipynb":
-            lines: Iterable[str] = "".join(_printed(path)).splitlines(keepends=True)
-            yield from _episodes(lines, path)
-            return
-        with open_bytes(path) as file:
-            yield from _episodes(io.TextIOWrapper(file, encoding="utf-8", errors="replace"), path)
+            yield from _episodes(io.StringIO("".join(_printed(path)).replace("\r\n", "\n"), newline="\n"), path)
+        else:
+            yield from _episodes(text_lines(path), path)
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         text, task, solved = value
@@ -57,12 +55,12 @@ class React(Format):
         start, turns = head.strip(), []
         for k, step in enumerate(steps):
             action, *observation = _SEEN.split(step, maxsplit=1)
-            if not observation:
+            if not observation and (k == 0 or k < len(steps) - 1):
                 raise FieldError(f"Observation of action {k}", "is missing")
             if k == 0 and action.strip() == "reset":
                 start = f"{start}\n{observation[0].strip()}".strip()
             else:
-                turns.append({"action": action.strip(), "observation": observation[0].strip()})
+                turns.append({"action": action.strip(), "observation": "".join(observation).strip()})
         if not turns:
             raise FieldError("Action", "is only 'reset': nobody acted")
         score = _SCORE.search(turns[-1]["observation"])
@@ -73,13 +71,17 @@ class React(Format):
             stop="terminated" if score else None,
             success=solved,
             reward=float(score[1]) if score else None,
+            left_out={} if observation else {ANSWER: 1},
         )
 
 
 def _printed(path: Path) -> Iterator[str]:
     """What the cells of a notebook printed; warnings between are none of it."""
     with open_bytes(path) as file:
-        notebook = json.load(file)
+        try:
+            notebook = json.load(file)
+        except (ValueError, RecursionError):
+            return
     for cell in notebook.get("cells", []) if isinstance(notebook, dict) else []:
         for output in cell.get("outputs", []):
             if output.get("output_type") == "stream" and output.get("name") == "stdout":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from real_envs.store.codec import FieldError
 
 _CHUNK = 1 << 20
+_FIRST = 32  # entries of an object that decide whether these, or the object, are the records
 _LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 
@@ -31,11 +34,66 @@ class Sample:
     path: Path
     record: Any
     text: str  # its first 100,000 bytes, if it is text
+    error: str = ""  # why its first record is none
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Unzipped."""
-    return cast(BinaryIO, gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    """Unzipped, and as Windows writes text, in UTF-8: without a mark at the beginning, and not in UTF-16."""
+    raw = cast(BinaryIO, gzip.GzipFile(path)) if path.suffix == ".gz" else path.open("rb")
+    try:
+        head = cast(io.BufferedReader, raw).peek(4)[:4]
+    except BaseException:
+        raw.close()
+        raise
+    if head.startswith(codecs.BOM_UTF8):
+        raw.read(len(codecs.BOM_UTF8))
+    encoding = _wide_encoding(head)
+    return cast(BinaryIO, io.BufferedReader(_InUtf8(raw, encoding))) if encoding else raw
+
+
+def _wide_encoding(head: bytes) -> str:
+    """UTF-16 or UTF-32 by the mark at its beginning, or by the zeros beside two plain letters; "" for all others."""
+    for mark, encoding in (
+        (codecs.BOM_UTF32_LE, "utf-32"),
+        (codecs.BOM_UTF16_LE, "utf-16"),
+        (codecs.BOM_UTF16_BE, "utf-16"),
+    ):
+        if head.startswith(mark):
+            return encoding
+    pairs = {"utf-16-le": (head[::2], head[1::2]), "utf-16-be": (head[1::2], head[::2])}
+    wide = (name for name, (letters, zeros) in pairs.items() if zeros == b"\0\0" and all(9 <= c < 127 for c in letters))
+    return next(wide, "")
+
+
+class _InUtf8(io.RawIOBase):
+    """The bytes of a text in another encoding, in UTF-8."""
+
+    def __init__(self, raw: BinaryIO, encoding: str) -> None:
+        self._raw, self._decoder, self._ready = raw, codecs.getincrementaldecoder(encoding)("replace"), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = self._raw.read(_CHUNK)
+            self._ready = self._decoder.decode(chunk, final=not chunk).encode()
+            if not chunk:
+                break
+        part, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def text_lines(path: Path) -> Iterator[str]:
+    """The lines of a text with "\\n" at their ends, from Windows, too. Bytes that are no UTF-8 are half surrogates."""
+    with open_bytes(path) as file:
+        for line in io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="\n"):
+            yield f"{line[:-2]}\n" if line.endswith("\r\n") else line
 
 
 def plain_suffix(path: Path) -> str:
@@ -45,7 +103,8 @@ def plain_suffix(path: Path) -> str:
 
 def has_keys(path: Path, *keys: str) -> bool:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with open_bytes(path) as file:
+            value = json.load(file)
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(value, dict) and all(key in value for key in keys)
@@ -87,28 +146,34 @@ def _lines(path: Path) -> Iterator[Record]:
             if line.strip():
                 try:
                     yield Record(f"line {number}", json.loads(line.decode("utf-8-sig")))
+                except UnicodeDecodeError as error:
+                    reason = f"is not UTF-8 ({error.reason}); as of Windows: iconv -f windows-1252 -t utf-8 {path}"
+                    yield Record(f"line {number}", FieldError("", reason))
                 except (ValueError, RecursionError) as error:
                     yield Record(f"line {number}", FieldError("", f"is no JSON: {error}"))
 
 
 def _entries(path: Path) -> Iterator[Record]:
-    for n, (key, value) in enumerate(_values(path)):
-        if n == 0 and not isinstance(value, dict | FieldError):
-            with open_bytes(path) as file:
-                content = file.read()
-            try:
-                yield Record("record 1", json.loads(content.decode("utf-8-sig")))
-            except (ValueError, RecursionError) as error:
-                yield Record("record 1", FieldError("", f"is no JSON: {error}"))
-            return
-        yield Record(f"record '{key}'", value)
+    values = _values(path)
+    head = list(islice(values, _FIRST))
+    # one that holds a list of objects, such as messages, is a record, whatever stands before it
+    lists = any(isinstance(value, list) and value and isinstance(value[0], dict) for _, value in head)
+    if head and (lists or not isinstance(head[0][1], dict | FieldError)):
+        with open_bytes(path) as file:
+            content = file.read()
+        try:
+            yield Record("record 1", json.loads(content.decode("utf-8", "surrogateescape")))
+        except (ValueError, RecursionError) as error:
+            yield Record("record 1", FieldError("", f"is no JSON: {error}"))
+        return
+    yield from (Record(f"record '{key}'", value) for key, value in chain(head, values))
 
 
 def _values(path: Path) -> Iterator[tuple[int | str, Any]]:
     """The items of the array, or of the object, that a file holds: (number from 1, or key; value)."""
     decoder = json.JSONDecoder()
     with open_bytes(path) as raw:
-        text = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="replace")
+        text = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape")
         buffer, at, size = text.read(_CHUNK), 0, _CHUNK
 
         def more() -> bool:

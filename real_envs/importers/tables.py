@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from real_envs.importers.agentgym import CONVERSATIONS, conversation_draft
-from real_envs.importers.drafts import EpisodeDraft, Format, Reading
-from real_envs.importers.openai_chat import MESSAGES, chat_draft
+from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
+from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading
+from real_envs.importers.openai_chat import chat_draft, messages_of
 from real_envs.importers.records import Record, Sample, json_records, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
@@ -46,10 +46,11 @@ class Tables(Format):
             raise FieldError("", f"is no row of named columns: it is {value!r:.60}")
         if "steps" in value and "action" in reading.mapping:
             return _mapped(value["steps"], value["row"], reading)
-        if not reading.mapping and CONVERSATIONS in value:
-            return conversation_draft(value)
-        if not reading.mapping and any(name in value for name in MESSAGES):
-            return chat_draft(value, reading)
+        if "action" not in reading.mapping:
+            if AgentGymFormat().recognises(Sample(Path(), value, "")):
+                return conversation_draft(value, reading)
+            if messages_of(value)[0]:
+                return chat_draft(value, reading)
         if "action" not in reading.mapping or "observation" not in reading.mapping:
             raise FieldError(
                 "messages", f"is missing; name columns with imports.mapping ({', '.join(value)} are there)"
@@ -63,11 +64,18 @@ def parquet_records(path: Path) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=64):
-                for row in batch.to_pylist():
+                for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1
-                    yield Record(f"row {number}", row)
+                    yield Record(f"row {number}", {name: _without_nulls(value) for name, value in row.items()})
     except pa.ArrowException as error:
         raise OSError(f"is no readable Parquet: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    """Arrow gives the structs of a column all keys that any of them has: a null within one is no argument of a tool."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def grouped(records: Iterator[Record], reading: Reading) -> Iterator[Record]:
@@ -127,7 +135,8 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
             name, "is no list; where rows are steps, name the column of the episode: imports.mapping.episode"
         )
     answers, start = _ordered(len(actions), observations, value("start"), reading)
-    turns = [{"action": a, "observation": o} for a, o in zip(actions, answers, strict=False)]
+    unanswered = len(answers) < len(actions)
+    turns = [{"action": a, "observation": o} for a, o in zip(actions, [*answers, ""], strict=False)]
     if (rewards := series("reward")) is not None:
         score = 0.0
         for turn, reward in zip(turns, rewards, strict=False):
@@ -136,7 +145,7 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
             score = reward if known else score
     done, cut = series("done"), series("truncated")
     stop = None
-    if done is not None and len(turns) == len(actions) and done and done[-1] is not None:
+    if done and done[-1] is not None:
         over = bool(done[-1]) and not (cut is not None and cut[-1])
         stop = "terminated" if over and reading.done == "terminated" else "turn_limit"
     total = value("reward") if rewards is None else None
@@ -149,12 +158,13 @@ def _mapped(steps: Sequence[Mapping[str, Any]] | None, row: Mapping[str, Any], r
         stop=stop,
         success=value("success"),
         reward=total,
+        left_out={ANSWER: 1} if unanswered and stop != "terminated" else {},
         extra={} if steps is not None else {key: note for key, note in row.items() if key not in mapped},
     )
 
 
 def _ordered(count: int, observations: list[Any], start: Any, reading: Reading) -> tuple[list[Any], Any]:
-    """(the answer to each action, the start). Actions whose answer was not logged have none."""
+    """(the answer to each action, the start). The last action has none where observations were seen before actions."""
     name = reading.mapping["observation"]
     if len(observations) not in (count, count + 1):
         raise FieldError(name, f"has {len(observations)} entries, but there are {count} actions")

@@ -142,6 +142,47 @@ def test_a_folder_is_searched_and_what_is_unknown_in_it_is_told(
     assert row["file"] == str(folder / "notes.md")
 
 
+def test_equal_refusals_are_one_line_and_parts_left_out_are_counted(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*parts: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": list(parts)}]}
+
+    text, picture = {"type": "text", "text": "click"}, {"type": "image", "source": {}}
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    records = [
+        episode(0, 0),
+        said(text, picture),
+        *(said(*[text] * k, {"type": "new"}) for k in range(7)),
+        said(picture),
+    ]
+    write(folder / "a.jsonl", *records)
+    for name in ("a.py", "b.py", "c.diff"):
+        (folder / name).write_text("> look\nA lamp.")
+    for again in (False, True):
+        assert imagine(tmp_path, "import", "auto", str(folder)) == 0
+        out = capsys.readouterr().out
+        assert "8 records refused" in out
+        (line,) = [line for line in out.splitlines() if "'new'" in line]
+        assert line.startswith(f"  {folder / 'a.jsonl'}: line 3, field 'messages[1].content[0].type' ")
+        assert line.endswith("(7 alike)")
+        assert "3 files of folders left alone, .py (2), .diff (1)" in out
+        assert "parts left out     image (1)" in out, again  # the log keeps the count
+    assert json.loads((tmp_path / "mine" / "coverage.json").read_text())["left_out"] == {"image": 1}
+    rows = (tmp_path / "mine" / "refused.jsonl").read_text().splitlines()
+    assert len(rows) == 8 + 3
+
+
+def test_a_column_of_a_chat_is_its_success(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [unknown(task, trial) | {"resolved": int(trial > 1)} for task in range(5) for trial in range(4)]
+    for format in ("auto", "openai"):
+        path = write(log, *records)
+        words = ["import", format, str(path), "imports.mapping.success=resolved", f"run={format}", f"output={tmp_path}"]
+        assert main(words) == 0
+        assert "known in 20 episodes, 10 solved" in capsys.readouterr().out
+
+
 def test_near_duplicate_tasks_stay_on_one_side_in_every_import(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +251,12 @@ def test_unknown_success_is_said_and_not_guessed(tmp_path: Path, log: Path, caps
         (["openai", "{log}", "imports.solved_at=inf"], "imports: solved_at "),
         (["openai", "{log}", "{log}.no.gz"], "{log}.no.gz"),  # after a file that can
         (["huggingface", "{log}", "imports.mapping.acton=a"], "imports.mapping names 'acton'"),
+        (["openai", "{log}", "imports.mapping.action=a"], "imports.mapping.action does nothing in the format openai"),
+        (
+            ["auto", "{log}", "imports.mapping.start=goal"],
+            "imports.mapping.start does nothing without imports.mapping.a",
+        ),
+        (["auto", "{log}", "imports.mapping.success=solvd"], "{log}: line 1, field 'solvd' is no column"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -18,9 +18,12 @@ KEYS = """
 messages traj prompt completion role content tool_calls function name arguments task_id reward success id
 agent turn_history actions observations rewards valid_action thoughts summary max_reward query environment
 conversations from value loss item_id trace problem plans turns action observation terminated start stop
-model_output history result pages metadata step_number index instruction passed x
+model_output history result pages metadata step_number index instruction passed x trajectory thought response query
+type text input output thinking summary tool_use_id requestor reasoning_content source data error info
 """
-WORDS = st.sampled_from(["user", "assistant", "tool", "human", "gpt", "a\n> b", "terminated", "expert", "", "\ud800"])
+SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
+KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image"]
+WORDS = st.sampled_from([*SPEAKERS, *KINDS, "a\n> b", "terminated", "expert", "", "\ud800", "<think>", '{"name": "x"}'])
 PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
 NAMES = st.sampled_from(KEYS.split())
 JSON = st.recursive(
@@ -34,7 +37,9 @@ def record(needed: dict[str, st.SearchStrategy[Any]], *more: str) -> st.SearchSt
     return st.fixed_dictionaries(needed, optional=dict.fromkeys(more, JSON))
 
 
-SAID = st.lists(record({"role": WORDS, "content": JSON, "from": WORDS, "value": JSON}, "tool_calls") | JSON, max_size=5)
+SAID = st.lists(
+    record({"role": WORDS, "content": JSON, "from": WORDS, "value": JSON}, "tool_calls", "type") | JSON, max_size=5
+)
 ARRAYS = st.fixed_dictionaries({name: st.lists(PLAIN, max_size=3) for name in ("actions", "observations", "rewards")})
 RECORDS: dict[str, st.SearchStrategy[Any]] = {
     "openai": record({"messages": SAID}, "reward", "success", "id", "task_id", "agent") | ROW,
@@ -42,6 +47,7 @@ RECORDS: dict[str, st.SearchStrategy[Any]] = {
     "intercode": record({"turn_history": ARRAYS | JSON}, "summary", "query") | ROW,
     "commands": record({"trace": WORDS}, "problem", "reward", "success") | ROW,
     "jsonl": record({"turns": st.lists(ROW, max_size=3), "task_id": JSON}, "start", "stop") | ROW,
+    "swe-agent": record({"trajectory": st.lists(ROW, max_size=3) | JSON}, "history", "info") | ROW,
     "huggingface": ROW | ARRAYS,
     "minari": st.fixed_dictionaries(
         {

@@ -169,3 +169,10 @@ def test_texts_are_not_run_together() -> None:
     turns = hashed([(0, "a", "bc", "d"), (0, "ab", "c", "d")])
     assert turns.repeated().pairs == 0
     assert turns.duplicates(turns.of_tasks([0])) == 0
+
+
+def test_parts_that_were_left_out_are_added_up_by_kind() -> None:
+    last = replace(WIN, info={"log.left_out.image": 2.0, "log.trial": 1.0})
+    found = counted(episode("a", GO, last), episode("b", replace(WIN, info={"log.left_out.image": 1.0}))).to_json()
+    assert found["left_out"] == {"image": 3}
+    assert counted(episode("a", GO, WIN)).to_json()["left_out"] == {}

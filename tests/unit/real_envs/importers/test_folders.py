@@ -15,7 +15,7 @@ from tests.support.refusal import refused
 OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o"}]}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
 
-
+REACT = b"Action: look\nObservation: A lamp.\n"
 WEB = ["other/result.json", "web/history.json", "web/result.json"]  # without browser-use, JSON as any other
 
 
@@ -31,6 +31,8 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path / "a.json", [CHAT])
     write(tmp_path / "c.jsonl.gz", gzip.compress(json.dumps(OWN | {"start": "z"}).encode()))
     write(tmp_path / "game.txt", b"West of House.\n> open mailbox\nA leaflet.\n")
+    write(tmp_path / "printed.log", REACT)
+    write(tmp_path / "prompt.py", b'TEXT = """' + REACT + b'"""')
     write(tmp_path / "README.md", b"# Runs\n\n> quoted, and no action\n")
     write(tmp_path / "b" / "shot.png", b"\x89PNG\r\n\x1a\n\0\0\n> x")
     write(tmp_path / "b" / "cut.jsonl.gz", gzip.compress(json.dumps(OWN).encode())[:-9])
@@ -51,8 +53,10 @@ def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list
 def test_every_file_is_read_or_named(folder: Path) -> None:
     known, unknown = names(folder)
     formats = {".": "browser-use", "a.json": "openai", "b/own.jsonl": "jsonl", "c.jsonl.gz": "jsonl"}
-    assert known == [*formats.items(), ("game.txt", "commands")]
-    assert unknown == ["README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "other/result.json"]
+    assert known == [*formats.items(), ("printed.log", "react")]
+    assert unknown == [
+        *("README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "game.txt", "other/result.json", "prompt.py")
+    ]
     own = {"web/result.json", "web/history.json"}
     every = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert {name for name, _ in known[1:]} | set(unknown) | own == every
@@ -62,6 +66,7 @@ def test_a_named_format_takes_what_could_be_of_it(folder: Path) -> None:
     known, unknown = names(folder, "openai")
     assert [name for name, _ in known] == ["a.json", "b/own.jsonl", "c.jsonl.gz", *WEB]
     assert {"README.md", "game.txt", "b/shot.png"} <= set(unknown)
+    assert ("game.txt", "commands") in names(folder, "commands")[0]
     assert names(folder, "browser-use")[0][0] == (".", "browser-use")
 
 

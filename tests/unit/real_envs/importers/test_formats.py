@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from real_envs.importers.drafts import Reading
-from real_envs.importers.formats import FORMATS, Imported, RejectedRecord, find_format, read
-from real_envs.trajectory import StopReason, Trajectory, Turn
+from real_envs.importers.formats import FORMATS, Imported, find_format, read
+from real_envs.trajectory import StopReason, Turn
+from tests.support.imported import items, only, write
 from tests.support.refusal import refused
 
 CALL = {"id": "c", "function": {"name": "cancel", "arguments": '{"id":"R1"}'}}
@@ -83,24 +84,6 @@ Observation: Your score (min 0.0, max 1.0): 1.0
 """
 
 
-def write(path: Path, content: object) -> Path:
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return path
-
-
-def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[RejectedRecord]]:
-    """What is imported, and what is refusals."""
-    found = list(read(path, find_format(name, path)[0], Reading(**reading)))
-    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, RejectedRecord)]
-
-
-def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:
-    episodes, refusals = items(path, name, **reading)
-    assert refusals == []
-    (episode,) = episodes
-    return episode
-
-
 def test_a_chat_acts_by_messages_and_calls_and_earns_at_its_end(tmp_path: Path) -> None:
     episode = only(write(tmp_path / "chats.json", [CHAT]))
     assert episode.start == "Help.\n\nCancel it."
@@ -133,15 +116,23 @@ def test_a_file_that_is_one_list_of_messages_is_one_chat(tmp_path: Path) -> None
     assert [turn.action for turn in only(chat).turns] == ['cancel({"id": "R1"})', "Done."]
 
 
-def test_an_unanswered_message_ends_a_chat_and_an_unanswered_call_is_left_out(tmp_path: Path) -> None:
+def test_a_last_message_or_call_without_an_answer_is_kept(tmp_path: Path) -> None:
+    """With an empty answer; where the world would have answered, that counts as left out."""
     said = CHAT["traj"][:5]
     answered = only(write(tmp_path / "a.json", [{"messages": said}]))
     assert answered.turns[-1] == Turn("Done.", "", None, True)
     assert answered.task_id.startswith("task-")
-    calling = only(write(tmp_path / "b.json", [{"messages": [*said[:4], said[2]]}]))
-    assert [t.action for t in calling.turns] == ['cancel({"id": "R1"})']
-    assert calling.stop is StopReason.TURN_LIMIT
-    assert calling.task_id == answered.task_id  # the same start is the same task
+    calling = {"messages": [*said[:4], said[2]]}
+    cut = only(write(tmp_path / "b.json", [calling]))
+    assert [t.action for t in cut.turns] == ['cancel({"id": "R1"})'] * 2
+    assert (cut.stop, cut.turns[-1].observation) == (StopReason.TURN_LIMIT, "")
+    assert dict(cut.turns[-1].info) == {"log.left_out.answer to the last action": 1}
+    assert cut.task_id == answered.task_id  # the same start is the same task
+    # a reward says that it was played to its end, and belongs to the call
+    for reward in (1.0, 0.0):
+        paid = only(write(tmp_path / "c.json", [calling | {"reward": reward}]))
+        assert [t.reward for t in paid.turns] == [0.0, reward]
+        assert (paid.stop, dict(paid.turns[-1].info)) == (StopReason.TERMINATED, {})
 
 
 def test_a_chat_that_did_not_end_for_sure_is_cut_off(tmp_path: Path) -> None:
@@ -269,70 +260,6 @@ def test_without_kept_pages_the_results_are_the_observations(tmp_path: Path) -> 
     assert episode.turns[1].action.startswith("click(index=901)")
 
 
-STEPS = [
-    {"ep": "a", "cmd": "look", "out": "dark", "pts": 1, "over": False, "goal": "Find it."},
-    {"ep": "a", "cmd": "light", "out": "bright", "pts": 3, "over": True, "goal": "Find it."},
-    {"ep": "b", "cmd": "wait", "out": "dark", "pts": 0, "over": True, "goal": "Find it."},
-]
-COLUMNS = {"episode": "ep", "action": "cmd", "observation": "out", "reward": "pts", "done": "over", "start": "goal"}
-
-
-def test_rows_that_are_steps_are_put_together(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist(STEPS), tmp_path / "steps.parquet")
-    episodes, _ = items(tmp_path / "steps.parquet", mapping=COLUMNS, observation="after")
-    assert [[t.action for t in e.turns] for e in episodes] == [["look", "light"], ["wait"]]
-    assert [[t.reward for t in e.turns] for e in episodes] == [[1.0, 3.0], [0.0]]
-    assert [e.stop.value for e in episodes] == ["terminated", "terminated"]
-    assert episodes[0].start == "Find it."
-
-
-def test_the_traps_of_tables_are_said_and_not_guessed(tmp_path: Path) -> None:
-    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, STEPS)))
-    _, refusals = items(path, "huggingface", mapping=COLUMNS)
-    assert {(r.field, "imports.observation" in r.reason) for r in refusals} == {("out", True)}
-    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", reward="cumulative")
-    assert [t.reward for t in first.turns] == [1.0, 2.0]  # 3 in all
-    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", done="ended")
-    assert first.stop is StopReason.TURN_LIMIT
-    # seen before: the answer to the last action was not logged
-    (first,), refusals = items(path, "huggingface", mapping=COLUMNS, observation="before")
-    assert (first.start, first.turns[0].observation, len(first.turns)) == ("Find it.\ndark", "bright", 1)
-    assert [r.record for r in refusals] == ["episode 'b'"]
-
-
-def test_rows_of_an_episode_that_comes_back_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, [*STEPS, STEPS[0]])))
-    episodes, refusals = items(path, "huggingface", mapping=COLUMNS, observation="after")
-    assert (len(episodes), [(r.record, r.field) for r in refusals]) == (2, [("episode 'a'", "ep")])
-
-
-def test_rows_that_are_episodes_hold_lists(tmp_path: Path) -> None:
-    row = {"acts": ["x", "y"], "obs": ["0", "1", "2"], "won": 1, "note": "n"}
-    path = write(tmp_path / "rows.jsonl", json.dumps(row))
-    mapping = {"action": "acts", "observation": "obs", "success": "won"}
-    episode = only(path, "huggingface", mapping=mapping)  # one observation more: nothing has to be said
-    assert (episode.start, [t.observation for t in episode.turns]) == ("0", ["1", "2"])
-    assert (episode.success, dict(episode.turns[-1].info)) == (True, {"log.note": "n"})
-
-
-def test_a_row_without_any_action_is_refused_and_ends_no_import(tmp_path: Path) -> None:
-    rows = [{"acts": acts, "obs": acts, "goal": "Find it."} for acts in ([], ["look", "light"])]
-    path = write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
-    mapping = {"action": "acts", "observation": "obs", "start": "goal"}
-    episodes, refusals = items(path, "huggingface", mapping=mapping, observation="before")
-    assert ([e.start for e in episodes], len(refusals)) == (["Find it.\nlook"], 1)
-    _, refusals = items(path, "huggingface", mapping=mapping | {"action": "actz"})
-    assert refusals[0].field == "actz"
-    assert "'acts'" in refusals[0].reason
-
-
-def test_parquet_of_chats_is_read_as_chats(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    pq.write_table(pa.Table.from_pylist([{"messages": messages, "id": "m1"}]), tmp_path / "chats.parquet")
-    episode = only(tmp_path / "chats.parquet")
-    assert (episode.id, episode.turns) == ("m1", (Turn("Hello", "", None, True),))
-
-
 OWN = {"task_id": "t", "start": "s", "turns": [{"action": "a", "observation": "o", "reward": 1, "terminated": True}]}
 
 
@@ -364,6 +291,8 @@ def test_ids_are_the_same_in_every_import_and_of_every_episode_another(tmp_path:
         ("a.txt", "x\n> go\ny", "commands", "'> action'"),
         ("a.txt", SHOP, "react", "'Observation: ...'"),
         ("a.jsonl", OWN, "jsonl", "'turns' with 'action'"),
+        ("a.json", {"simulations": [CHAT]}, "openai", "tau2-bench"),
+        ("a.traj", {"trajectory": [{"action": "a", "observation": "o"}]}, "swe-agent", "'trajectory'"),
     ],
 )
 def test_auto_says_which_format_it_sees_and_why(
@@ -374,11 +303,92 @@ def test_auto_says_which_format_it_sees_and_why(
     assert why in reason
 
 
+def test_what_no_utf_8_can_hold_is_one_character_and_counted(tmp_path: Path) -> None:
+    cut = OWN | {"turns": [{"action": "\ud83d\ude00", "observation": "cut \ud83d", "reward": 1, "terminated": True}]}
+    (turn,) = only(write(tmp_path / "a.jsonl", cut)).turns
+    assert (turn.action, turn.observation) == ("😀", "cut \ufffd")
+    assert dict(turn.info) == {"log.left_out.unreadable character": 1}
+    (tmp_path / "game.txt").write_bytes(b"Hall.\n> look\nA l\xe4mp.\n")
+    (turn,) = only(tmp_path / "game.txt").turns
+    assert (turn.observation, turn.info["log.left_out.unreadable character"]) == ("A l\ufffdmp.", 1)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_transcripts_of_windows_begin_with_their_first_action(tmp_path: Path, encoding: str) -> None:
+    game, run = tmp_path / "game.txt", tmp_path / "run.txt"
+    game.write_bytes("> look\r\nA room.\x0cA hall.\r\n> take\r\nTaken.".encode(encoding))
+    assert [(t.action, t.observation) for t in only(game).turns] == [("look", "A room.\x0cA hall."), ("take", "Taken.")]
+    text = "Action: reset\r\nObservation: Buy tea.\r\n\r\nAction: search[tea]\r\nObservation: 3\r\n\r\nAction: buy\r\n"
+    run.write_bytes(text.encode(encoding))
+    episode = only(run)
+    assert episode.start == "Buy tea."
+    assert [(t.action, t.observation) for t in episode.turns] == [("search[tea]", "3"), ("buy", "")]
+    assert episode.turns[-1].info["log.left_out.answer to the last action"] == 1
+
+
+STEP = {"action": "ls\n", "observation": "a.py\n", "thought": "I look.\n", "response": "I look.", "state": "{}"}
+TRAJ: dict[str, Any] = {
+    "environment": "main",
+    "trajectory": [STEP, {"action": "", "observation": "Exited", "thought": "Exit due to cost", "response": "Exit"}],
+    "history": [
+        {"role": "system", "content": "SHELL."},
+        {"role": "user", "content": "A demonstration.", "is_demo": True},
+        {"role": "user", "content": [{"type": "text", "text": "Fix a.py."}]},
+        {"role": "assistant", "content": "I look."},
+        {"role": "user", "content": "a.py"},
+    ],
+    "info": {"exit_status": "submitted (exit_cost)", "resolved": False},
+}
+
+
+def test_a_trajectory_of_swe_agent_is_what_the_shell_got(tmp_path: Path) -> None:
+    path = write(tmp_path / "repo-1.traj", json.dumps(TRAJ, indent=1))
+    episode = only(path, mapping={"success": "info.resolved"})
+    assert (episode.start, episode.task_id, episode.success) == ("SHELL.\n\nFix a.py.", "repo-1", False)
+    assert [(t.action, t.observation) for t in episode.turns] == [("ls", "a.py\n")]
+    assert episode.stop is StopReason.TURN_LIMIT
+    assert dict(episode.turns[0].info) == {
+        **{"log.thought": "I look.", "log.environment": "main"},
+        **{"log.left_out.demonstration": 1, "log.left_out.last step of the runner": 1},
+    }
+    ended = TRAJ | {"trajectory": [STEP], "info": {"exit_status": "submitted"}}
+    assert only(write(tmp_path / "b.traj", ended)).stop is StopReason.TERMINATED
+    (refusal,) = items(write(tmp_path / "c.traj", TRAJ | {"history": []}))[1]
+    assert refusal.field == "history"
+
+
+def test_a_column_can_be_the_success_or_the_reward_in_every_format(tmp_path: Path) -> None:
+    mapping = {"success": "resolved", "task": "instance", "reward": "score.total", "agent": "by"}
+    beside = {"resolved": 0, "instance": 7, "score": {"total": 0.25}, "by": "m"}
+    chat = {key: value for key, value in CHAT.items() if key not in ("reward", "task_id")}
+    own, won = OWN | {"turns": [{"action": "a", "observation": "o"}]}, beside | {"resolved": 1}
+    code = {key: value for key, value in CODE.items() if key != "summary"}
+    for name, record in (
+        ("openai", chat),
+        ("agentgym", GYM),
+        ("jsonl", own),
+        ("commands", PLAYED),
+        ("intercode", code),
+    ):
+        lost, solved = items(write(tmp_path / "a.json", [record | beside, record | won]), name, mapping=mapping)[0]
+        assert (lost.success, lost.task_id, lost.agent, solved.success) == (False, "7", "m", True)
+        assert lost.turns[-1].reward == 0.25
+        assert "log.resolved" not in lost.turns[-1].info
+    pq.write_table(pa.Table.from_pylist([{"messages": CHAT["traj"]} | beside]), tmp_path / "a.parquet")
+    assert only(tmp_path / "a.parquet", mapping=mapping).success is False
+    (refusal,) = items(write(tmp_path / "b.json", [chat | beside]), mapping={"success": "resolvd"})[1]
+    assert (refusal.field, "'resolved'" in refusal.reason) == ("resolvd", True)
+
+
 def test_what_is_in_no_known_format_is_said_with_what_is_there(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", '{"prompt": "x", "response": "y"}')
     none, cut = tmp_path / "none.json", tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"turns": [{"action": "a"}]}\n' * 9)[:-20])
     refused(lambda: find_format("auto", path), str(path), "prompt, response", "huggingface")
+    near = write(tmp_path / "near.jsonl", '{"conversation": {"role": "user"}, "reward": 1}')
+    refused(lambda: find_format("auto", near), "conversation, reward", "nearest is openai", "'messages'")
+    spoken = write(tmp_path / "spoken.jsonl", '{"conversations": [{"speaker": "human", "value": "x"}]}')
+    refused(lambda: find_format("auto", spoken), "nearest is agentgym", "conversations[0].from")
     refused(lambda: find_format("opena", path), "'opena'", "'openai'")
     refused(lambda: find_format("auto", none), str(none), "No such file")
     refused(lambda: find_format("auto", cut), str(cut), "Compressed file ended")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from real_envs.importers import records
-from real_envs.importers.records import json_records
+from real_envs.importers.records import json_records, text_lines
 from real_envs.store.codec import FieldError
 
 VALUE = {"a": 'say "hi" \\ [}] {', "b": [1, 2.5, None, True, {"c": "é☕"}], "d": {}}
@@ -91,3 +91,47 @@ def test_a_file_larger_than_what_may_be_in_memory(tmp_path: Path, form: str) -> 
         assert tracemalloc.get_traced_memory()[1] < 12_000_000
     finally:
         tracemalloc.stop()
+
+
+WIDE = [
+    ("utf-8-sig", b""),
+    ("utf-16", b""),
+    ("utf-16-be", b"\xfe\xff"),
+    ("utf-16-le", b""),
+    ("utf-16-be", b""),
+    ("utf-32", b""),
+]
+
+
+@pytest.mark.parametrize(("encoding", "mark"), WIDE)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_files_of_windows_are_read_as_any_other(tmp_path: Path, encoding: str, mark: bytes, zipped: bool) -> None:
+    def stored(name: str, text: str) -> Path:
+        content = mark + text.replace("\n", "\r\n").encode(encoding)
+        path = tmp_path / (f"{name}.gz" if zipped else name)
+        path.write_bytes(gzip.compress(content) if zipped else content)
+        return path
+
+    line = json.dumps(VALUE | {"long": "ä☕" * 5000}, ensure_ascii=False)
+    assert values(stored("a.jsonl", f"{line}\n{line}\n")) == [json.loads(line)] * 2
+    assert values(stored("a.json", f"[{line},\n{line}]")) == [json.loads(line)] * 2
+    assert values(stored("b.json", line)) == [json.loads(line)]
+    assert list(text_lines(stored("a.txt", "> lük\nA\x0cB\u2028C\n"))) == ["> lük\n", "A\x0cB\u2028C\n"]
+
+
+def test_bytes_that_are_no_utf_8_are_named_or_kept_apart(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"a": "ä"}\n{"a": 1}\n'.encode("latin-1"))
+    first, second = values(tmp_path / "a.jsonl")
+    assert "UTF-8" in first.reason
+    assert second == {"a": 1}
+    (tmp_path / "a.txt").write_bytes(b"a\xe4b\n")
+    assert list(text_lines(tmp_path / "a.txt")) == ["a\udce4b\n"]
+
+
+def test_an_object_with_a_list_of_objects_is_one_record_whatever_stands_before_it(tmp_path: Path) -> None:
+    trajectory = {"info": {"exit_status": "Submitted"}, "messages": [{"role": "user"}], "format": "1"}
+    (tmp_path / "a.json").write_text(json.dumps(trajectory))
+    assert values(tmp_path / "a.json") == [trajectory]
+    named = {"0": {"a": 1}, "mean": 0.5, "ids": [1, 2]}
+    (tmp_path / "b.json").write_text(json.dumps(named))
+    assert values(tmp_path / "b.json") == [{"a": 1}, 0.5, [1, 2]]

@@ -1,0 +1,271 @@
+"""What one message of a chat holds: texts, thoughts, calls and answers, as OpenAI, Anthropic and their like write them.
+
+Every part is read, or left out and counted by its kind, or it refuses the message. Thoughts, whether ``<think>`` in the
+text, a part or a field of their own, stand apart from the action. A call is written ``get_user({"id": "u1"})``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from real_envs.store.codec import FieldError
+
+AGENT, WORLD, SYSTEM = "agent", "world", "system"
+_SPEAKERS = {
+    "assistant": AGENT,
+    "model": AGENT,
+    **dict.fromkeys(("user", "tool", "function"), WORLD),
+    **dict.fromkeys(("system", "developer"), SYSTEM),
+}
+ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
+    **dict.fromkeys(("reasoning", "function_call", "custom_tool_call"), AGENT),
+    **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
+}
+_TEXTS = ("text", "input_text", "output_text", "summary_text", "reasoning_text")
+_CALLS = ("tool_use", "tool_call", "tool-call", "toolUse", "function_call", "custom_tool_call")
+_ANSWERS = ("tool_result", "tool-result", "toolResult", "function_call_output", "custom_tool_call_output")
+_THOUGHTS = ("thinking", "reasoning", "reasoningContent")
+_BEDROCK = ("text", "toolUse", "toolResult", "reasoningContent")  # keys that stand in place of a type
+_NO_TEXT = frozenset(
+    "image image_url input_image audio input_audio video video_url file input_file document".split()  # noqa: SIM905
+)
+_SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
+_BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
+_THOUGHT = re.compile(
+    r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL
+)
+_CLOSED, _OPENED = re.compile(r"</think(?:ing)?>|\[/THINK\]"), re.compile(r"<think(?:ing)?>|\[THINK\]")
+
+
+@dataclass(slots=True)
+class Parts:
+    """What a message says.
+
+    Attributes:
+        called: it calls a tool.
+        unfinished: it breaks off within a thought.
+        error: it says of itself that it is the answer of a tool that failed.
+        left_out: parts that are no text, by their kind.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    called: bool = False
+    unfinished: bool = False
+    error: bool = False
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(text for text in self.texts if text)
+
+
+def read_message(message: Any, at: str) -> tuple[str, Parts]:
+    """Who speaks (``AGENT``, ``WORLD`` or ``SYSTEM``), and what. Raises ``FieldError`` for what cannot be read."""
+    if not isinstance(message, dict):
+        raise FieldError(at, f"is {message!r:.60}, not a message")
+    role, kind, parts = message.get("role"), message.get("type"), Parts()
+    if role is None and isinstance(kind, str) and kind in ITEMS:
+        _add(message, at, parts, ITEMS[kind] == AGENT)
+        return ITEMS[kind], parts
+    if not isinstance(role, str) or role not in _SPEAKERS:
+        unknown = role is None and kind is not None
+        reason = f"is {(kind if unknown else role)!r:.40}, not system, user, assistant or tool"
+        raise FieldError(f"{at}.{'type' if unknown else 'role'}", reason)
+    speaker = _SPEAKERS[role]
+    acts = speaker == AGENT
+    if acts:
+        thought = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)), "")
+        if isinstance(thought, str) and thought.strip():
+            parts.thoughts.append(thought.strip())
+        elif details := message.get("reasoning_details") or (thought if isinstance(thought, list) else None):
+            parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
+    content = message.get("content")
+    _add_content(content, f"{at}.content", parts, acts)
+    if acts:
+        texts, parts.texts = parts.texts, []
+        for text in texts:
+            thoughts, action, unfinished = apart(text)
+            parts.thoughts += thoughts
+            parts.texts.append(action)
+            parts.unfinished |= unfinished
+        if isinstance(message.get("refusal"), str):
+            parts.texts.append(message["refusal"])
+        for call, where in calls_of(message, at):
+            parts.texts.append(written_call(call, where))
+            parts.called = True
+        if isinstance(content, list):  # the calls of content parts, too
+            parts.called |= any(isinstance(part, dict) and _kind(part) in _CALLS for part in content)
+    parts.error |= speaker == WORLD and (message.get("error") is True or message.get("is_error") is True)
+    parts.left_out.update(key for key in _BESIDE if message.get(key))
+    if parts.left_out.keys() - _SECRET and not parts.text and not parts.thoughts:
+        raise FieldError(f"{at}.content", f"holds {', '.join(parts.left_out)} and no text: nothing of it can be read")
+    return speaker, parts
+
+
+def system_text(value: Any, at: str) -> str:
+    """A system prompt that stands beside the messages: text, or parts."""
+    parts = Parts()
+    _add_content(value, at, parts, False)
+    return parts.text
+
+
+def decoded(value: Any) -> Any:
+    """An object or list that was stored as JSON text; anything else as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "[", '"'):
+        try:
+            inner = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return decoded(inner) if isinstance(inner, str) else inner
+    return value
+
+
+def calls_of(message: Mapping[str, Any], at: str) -> list[tuple[Any, str]]:
+    """The calls of a message, and where each one stands: those of today, and the one of 2023."""
+    calls = decoded(message.get("tool_calls")) or []
+    if not isinstance(calls, list):
+        raise FieldError(f"{at}.tool_calls", f"is {calls!r:.60}, not a list")
+    listed = [(call, f"{at}.tool_calls[{i}]") for i, call in enumerate(calls)]
+    return [*listed, *([(message["function_call"], f"{at}.function_call")] if message.get("function_call") else [])]
+
+
+def written_call(call: Any, at: str) -> str:
+    """A call in one spelling: ``{"function": {"name", "arguments"}}``, the same without nesting, or JSON text of it.
+
+    Raises:
+        FieldError: no function is named.
+    """
+    inner = decoded(call)
+    for key in ("function", "custom"):
+        if isinstance(inner, dict) and isinstance(within := decoded(inner.get(key)), dict):
+            inner = within
+    if not isinstance(inner, dict):
+        raise FieldError(at, f"is {inner!r:.60}, not a call")
+    # Inspect writes the name itself as the function
+    name = next((inner[key] for key in ("name", "toolName", "function") if isinstance(inner.get(key), str)), "")
+    if not name:
+        raise FieldError(at, "names no function")
+    given = (inner[key] for key in ("arguments", "input", "args", "parameters") if inner.get(key) is not None)
+    return f"{name}({_arguments(next(given, None))})"
+
+
+def apart(text: str) -> tuple[list[str], str, bool]:
+    """The thoughts in a text, the text without them, and whether it breaks off within one.
+
+    A chat template may have written the first ``<think>``, so that the text has only its end.
+    """
+    thoughts = [next(group for group in match.group(2, 3, 5) if group is not None) for match in _THOUGHT.finditer(text)]
+    action, unfinished = _THOUGHT.sub("", text), False
+    if closed := _CLOSED.search(action):
+        thoughts, action = [*thoughts, action[: closed.start()]], action[closed.end() :]
+    if opened := _OPENED.search(action):
+        thoughts, action, unfinished = [*thoughts, action[opened.end() :]], action[: opened.start()], True
+    if not (thoughts or closed or unfinished):
+        return [], text, False
+    return [thought.strip() for thought in thoughts if thought.strip()], action.strip(), unfinished
+
+
+def _arguments(value: Any) -> str:
+    """JSON in one spelling, however the model spaced it; anything else as it is."""
+    inner = decoded(value)
+    if isinstance(inner, str):
+        try:
+            inner = json.loads(inner)
+        except (ValueError, RecursionError):
+            return inner
+    return "" if inner is None else json.dumps(inner, ensure_ascii=False)
+
+
+def _kind(part: Mapping[str, Any]) -> Any:
+    kind = part.get("type")
+    return next((key for key in _BEDROCK if part.get(key) is not None), None) if kind is None else kind
+
+
+def _add_content(content: Any, at: str, parts: Parts, acts: bool) -> None:
+    if content is None:
+        return
+    if isinstance(content, str):
+        parts.texts.append(content)
+        return
+    for i, part in enumerate(content if isinstance(content, list) else [content]):
+        if isinstance(part, str):
+            parts.texts.append(part)
+        elif isinstance(part, dict):
+            _add(part, f"{at}[{i}]" if isinstance(content, list) else at, parts, acts)
+        else:
+            raise FieldError(at, f"is {content!r:.60}, not text")
+
+
+def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
+    """Adds what a part of a content, or an item, holds; ``acts``: of the agent."""
+    kind = _kind(part)
+    inner = part[kind] if part.get("type") is None and kind != "text" and isinstance(part.get(kind), dict) else part
+    if kind in _TEXTS or kind == "refusal":
+        text = inner.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(text, str):
+            raise FieldError(f"{at}.text", f"is {text!r:.60}, not text")
+        parts.texts.append(text)
+    elif kind in _THOUGHTS and acts:
+        parts.thoughts += _thoughts(inner, at, parts)
+    elif kind in _CALLS and acts:
+        parts.texts.append(written_call(inner, at))
+        parts.called = True
+    elif kind in _ANSWERS and not acts:
+        parts.error |= inner.get("is_error") is True or inner.get("status") == "error"
+        _add_content(_answer(inner), f"{at}.content", parts, False)
+    elif kind == "document" and (text := _plain_document(inner.get("source"))):
+        parts.texts.append(text)
+    elif isinstance(kind, str) and (kind in _NO_TEXT or kind in _SECRET):
+        parts.left_out[kind] += 1
+    elif kind in _CALLS or kind in _ANSWERS or kind in _THOUGHTS:
+        raise FieldError(f"{at}.type", f"is '{kind}' in a message of {'the agent' if acts else 'its world'}")
+    else:
+        raise FieldError(f"{at}.type", f"is {kind!r:.40}, a kind of part that is not known here")
+
+
+def _plain_document(source: Any) -> str:
+    plain = isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str)
+    return str(source["data"]) if plain else ""
+
+
+def _answer(part: Mapping[str, Any]) -> Any:
+    """What a tool returned: text, parts, or an object, which is written as JSON."""
+    given = next((part[key] for key in ("content", "output", "result") if part.get(key) is not None), None)
+    if isinstance(given, dict) and "type" in given and "value" in given:  # as of the AI SDK
+        given = given["value"]
+    if isinstance(given, list) and all(isinstance(part, dict) and set(part) == {"json"} for part in given):
+        return [json.dumps(part["json"], ensure_ascii=False) for part in given]
+    plain = given is None or isinstance(given, str | list) or (isinstance(given, dict) and "type" in given)
+    return given if plain else json.dumps(given, ensure_ascii=False)
+
+
+def _thoughts(part: Mapping[str, Any], at: str, parts: Parts) -> list[str]:
+    """Of a part ``thinking``, or of an item ``reasoning`` with a summary, a content, or both."""
+    if isinstance(text := part.get("thinking") or part.get("text"), str):
+        return [text.strip()] if text.strip() else []
+    if isinstance(text := part.get("reasoningText"), dict):
+        return _plain_thoughts([text], at, parts)
+    if not (summary := part.get("content") or part.get("summary")):
+        parts.left_out["reasoning"] += bool(part.get("encrypted_content") or part.get("redactedContent"))
+        return []
+    return _plain_thoughts(summary, at, parts)
+
+
+def _plain_thoughts(listed: Any, at: str, parts: Parts) -> list[str]:
+    texts: list[Any] = []
+    for part in listed if isinstance(listed, list) else [listed]:
+        within = isinstance(part, dict)
+        texts.append(
+            next((part[k] for k in ("text", "summary") if isinstance(part.get(k), str)), None) if within else part
+        )
+    if any(text is not None and not isinstance(text, str) for text in texts):
+        raise FieldError(at, f"is {listed!r:.60}, not text")
+    parts.left_out["reasoning"] += sum(text is None for text in texts)  # encrypted
+    parts.left_out += Counter()  # without counts of 0
+    return [text.strip() for text in texts if text and text.strip()]

@@ -1,0 +1,29 @@
+"""What the importers make of a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from real_envs.importers.drafts import Reading
+from real_envs.importers.formats import Imported, RejectedRecord, find_format, read
+from real_envs.trajectory import Trajectory
+
+
+def write(path: Path, content: object) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def items(path: Path, name: str = "auto", **reading: Any) -> tuple[list[Trajectory], list[RejectedRecord]]:
+    """What is imported, and what is refusals."""
+    found = list(read(path, find_format(name, path)[0], Reading(**reading)))
+    return [i.episode for i in found if isinstance(i, Imported)], [i for i in found if isinstance(i, RejectedRecord)]
+
+
+def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:
+    episodes, refusals = items(path, name, **reading)
+    assert refusals == []
+    (episode,) = episodes
+    return episode

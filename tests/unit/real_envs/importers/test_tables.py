@@ -1,0 +1,79 @@
+"""Tables whose columns are named, a row a step or an episode. If these fail, what a table does not show is guessed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from real_envs.trajectory import StopReason, Turn
+from tests.support.imported import items, only, write
+
+STEPS = [
+    {"ep": "a", "cmd": "look", "out": "dark", "pts": 1, "over": False, "goal": "Find it."},
+    {"ep": "a", "cmd": "light", "out": "bright", "pts": 3, "over": True, "goal": "Find it."},
+    {"ep": "b", "cmd": "wait", "out": "dark", "pts": 0, "over": True, "goal": "Find it."},
+]
+COLUMNS = {"episode": "ep", "action": "cmd", "observation": "out", "reward": "pts", "done": "over", "start": "goal"}
+
+
+def test_rows_that_are_steps_are_put_together(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(STEPS), tmp_path / "steps.parquet")
+    episodes, _ = items(tmp_path / "steps.parquet", mapping=COLUMNS, observation="after")
+    assert [[t.action for t in e.turns] for e in episodes] == [["look", "light"], ["wait"]]
+    assert [[t.reward for t in e.turns] for e in episodes] == [[1.0, 3.0], [0.0]]
+    assert [e.stop.value for e in episodes] == ["terminated", "terminated"]
+    assert episodes[0].start == "Find it."
+
+
+def test_the_traps_of_tables_are_said_and_not_guessed(tmp_path: Path) -> None:
+    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, STEPS)))
+    _, refusals = items(path, "huggingface", mapping=COLUMNS)
+    assert {(r.field, "imports.observation" in r.reason) for r in refusals} == {("out", True)}
+    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", reward="cumulative")
+    assert [t.reward for t in first.turns] == [1.0, 2.0]  # 3 in all
+    (first, _), _ = items(path, "huggingface", mapping=COLUMNS, observation="after", done="ended")
+    assert first.stop is StopReason.TURN_LIMIT
+    # seen before: the answer to the last action was not logged, but what it earned was
+    (first, second), _ = items(path, "huggingface", mapping=COLUMNS, observation="before")
+    assert (first.start, [t.observation for t in first.turns]) == ("Find it.\ndark", ["bright", ""])
+    assert ([t.reward for t in first.turns], first.stop) == ([1.0, 3.0], StopReason.TERMINATED)
+    assert [t.action for t in second.turns] == ["wait"]
+    open_end = {key: column for key, column in COLUMNS.items() if key != "done"}
+    (first, _), _ = items(path, "huggingface", mapping=open_end, observation="before")
+    assert dict(first.turns[-1].info) == {"log.left_out.answer to the last action": 1}
+
+
+def test_rows_of_an_episode_that_comes_back_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "steps.jsonl", "\n".join(map(json.dumps, [*STEPS, STEPS[0]])))
+    episodes, refusals = items(path, "huggingface", mapping=COLUMNS, observation="after")
+    assert (len(episodes), [(r.record, r.field) for r in refusals]) == (2, [("episode 'a'", "ep")])
+
+
+def test_rows_that_are_episodes_hold_lists(tmp_path: Path) -> None:
+    row = {"acts": ["x", "y"], "obs": ["0", "1", "2"], "won": 1, "note": "n"}
+    path = write(tmp_path / "rows.jsonl", json.dumps(row))
+    mapping = {"action": "acts", "observation": "obs", "success": "won"}
+    episode = only(path, "huggingface", mapping=mapping)  # one observation more: nothing has to be said
+    assert (episode.start, [t.observation for t in episode.turns]) == ("0", ["1", "2"])
+    assert (episode.success, dict(episode.turns[-1].info)) == (True, {"log.note": "n"})
+
+
+def test_a_row_without_any_action_is_refused_and_ends_no_import(tmp_path: Path) -> None:
+    rows = [{"acts": acts, "obs": acts, "goal": "Find it."} for acts in ([], ["look", "light"])]
+    path = write(tmp_path / "rows.jsonl", "\n".join(map(json.dumps, rows)))
+    mapping = {"action": "acts", "observation": "obs", "start": "goal"}
+    episodes, refusals = items(path, "huggingface", mapping=mapping, observation="before")
+    assert ([e.start for e in episodes], len(refusals)) == (["Find it.\nlook"], 1)
+    _, refusals = items(path, "huggingface", mapping=mapping | {"action": "actz"})
+    assert refusals[0].field == "actz"
+    assert "'acts'" in refusals[0].reason
+
+
+def test_parquet_of_chats_is_read_as_chats(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    pq.write_table(pa.Table.from_pylist([{"messages": messages, "id": "m1"}]), tmp_path / "chats.parquet")
+    episode = only(tmp_path / "chats.parquet")
+    assert (episode.id, episode.turns) == ("m1", (Turn("Hello", "", None, True),))
