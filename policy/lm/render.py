@@ -38,8 +38,9 @@ class ChatFormat:
     user content and the assistant's (the generation prompt), ``to_user`` after ``stop``, which the model samples.
 
     Raises:
-        ChatTemplateError: the tokenizer has no chat template, or the template raises, rewrites contents or depends on
-            their position, so that the conversation cannot grow by appending. The message says what would do.
+        ChatTemplateError: the tokenizer has no chat template, or the template raises, rewrites contents, be it blanks
+            at their ends, or depends on their position, so that the conversation cannot grow by appending. The message
+            says what would do.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -81,6 +82,17 @@ class ChatFormat:
             )
         if not assistant_to_user:
             raise ChatTemplateError("the chat template writes nothing after an answer, which so would have no end")
+        for left, right in ((" \n", "\n "), ("\n ", " \n")):
+            users, agents = ([f"{left}{name}{right}" for name in names] for names in (("A", "B", "C"), ("D", "E")))
+            text = self._template(before, users[0], agents[0], users[1], agents[1], users[2])
+            asked = (
+                f"{user}{to_assistant}{agent}{assistant_to_user}" for user, agent in zip(users, agents, strict=False)
+            )
+            if text != f"{opening}{''.join(asked)}{users[2]}{to_assistant}":
+                raise ChatTemplateError(
+                    "the chat template trims blanks at the ends of contents (`| trim`, `.strip()`), so what a model "
+                    "reads would not be what was said"
+                )
         return opening, to_assistant, assistant_to_user
 
     def _way_out(self) -> str:
@@ -94,13 +106,13 @@ class ChatFormat:
             )
         return f"with enable_thinking=false it would do: {_OTHER} that holds it after a line {_NO_THINKING}"
 
-    def _template(self, before: str, first: str, answer: str, second: str, last: str) -> str:
+    def _template(self, before: str, first: str, answer: str, second: str, last: str, tail: str = "«TAIL»") -> str:
         messages = [
             {"role": "user", "content": first},
             {"role": "assistant", "content": answer},
             {"role": "user", "content": second},
             {"role": "assistant", "content": last},
-            {"role": "user", "content": "«TAIL»"},
+            {"role": "user", "content": tail},
         ]
         try:
             text = self.tokenizer.apply_chat_template(

@@ -101,6 +101,12 @@ PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
         (EACH + OPEN + "{% if loop.last %}{{ m['content'] }}{% endif %}" + CLOSE + PROMPT, "drops or repeats"),
         (EACH + OPEN + "{{ m['content'] + m['content'] }}" + CLOSE + PROMPT, "drops or repeats"),
         (EACH + OPEN + "{{ m['content'] if loop.last else m['content'][:3] }}" + CLOSE + PROMPT, "drops or repeats"),
+        (EACH + OPEN + "{{ m['content'] | trim }}" + CLOSE + PROMPT, "trims blanks"),  # Llama 3, Gemma
+        (
+            EACH + OPEN + "{{ m['content'].lstrip('\n') if m.role == 'user' else m['content'] }}" + CLOSE + PROMPT,
+            "trims",
+        ),
+        (EACH + OPEN + "{{ m['content'].rstrip() if m.role != 'user' else m['content'] }}" + CLOSE + PROMPT, "trims"),
         (EACH + OPEN + "{{ loop.index ~ m['content'] }}" + CLOSE + PROMPT, "differently at"),
         (EACH + OPEN + "{{ m['content'] }}{{ ' NOW' if loop.last }}" + CLOSE + PROMPT, "differently at"),
         (  # reasoning models: the prompt opens a thought that the history does not have
