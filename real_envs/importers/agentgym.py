@@ -55,9 +55,10 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, str):
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
         if speaker in _CALL:
-            calls = decoded(value)
-            calls = calls if isinstance(calls, list) else [calls]
-            dialogue.act("\n".join(written_call(call, f"{at}.value") for call in calls))
+            thoughts, text, _ = apart(value)
+            calls = decoded(text)
+            calls = calls if isinstance(calls, list) else [calls] if calls != text else text.splitlines()
+            dialogue.act("\n".join(written_call(call, f"{at}.value") for call in calls), thoughts)
             called = True
         elif speaker in _MODEL:
             if flagged and not dialogue.turns and message.get("loss") is not True:

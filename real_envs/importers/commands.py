@@ -27,6 +27,7 @@ _KNOWN = (*_TRACE, "problem", "start", "reward", "success", "task_id")
 class Commands(Format):
     name = "commands"
     about = "'> action' lines with the answers below them, in text or in JSON, as of ADaPT's ALFWorld"
+    as_spoken = True
     marks = _TRACE
 
     def recognises(self, sample: Sample) -> str:

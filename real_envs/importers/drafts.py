@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from real_envs.importers.messages import THINKS, apart
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError, decode, entries, nearest
 from real_envs.trajectory import Source, StopReason, Trajectory
@@ -125,11 +126,11 @@ class Dialogue:
             return stop
         if stop is None:
             stop = StopReason.TURN_LIMIT if called and not judged else StopReason.TERMINATED
+        if not self.turns[-1]["action"].strip():
+            self.turns.pop()
+            self.left_out["last message without an action"] += 1
+            return stop
         if stop is not StopReason.TERMINATED:
-            if not self.turns[-1]["action"].strip():
-                self.turns.pop()
-                self.left_out["last message without an action"] += 1
-                return stop
             self.left_out[ANSWER] += 1
         self.turns[-1]["observation"] = ""
         return stop
@@ -140,11 +141,13 @@ class Format(ABC):
 
     Attributes:
         marks: fields of its records; a file in no format is nearest to the one of which it has the most.
+        as_spoken: actions may be all that a model wrote, its thoughts included.
     """
 
     name: ClassVar[str]
     about: ClassVar[str]
     marks: ClassVar[tuple[str, ...]] = ()
+    as_spoken: ClassVar[bool] = False
 
     @abstractmethod
     def recognises(self, sample: Sample) -> str:
@@ -254,6 +257,17 @@ def finish(draft: EpisodeDraft, agent: str = "log", name: str = "") -> tuple[Tra
     if turns and ended != (episode.stop is StopReason.TERMINATED):
         raise FieldError("stop", f"is '{stop}', but 'terminated' of the last turn is {str(ended).lower()}")
     return episode, left_out
+
+
+def with_thoughts_apart(draft: EpisodeDraft) -> EpisodeDraft:
+    """The draft with the thoughts that its actions begin with, ``<think>...</think>``, as notes of their turns."""
+    for turn in draft.turns if isinstance(draft.turns, list) else ():
+        if isinstance(turn, dict) and isinstance(action := turn.get("action"), str) and THINKS.match(action):
+            thoughts, turn["action"], _ = apart(action)
+            info = turn.get("info")
+            notes = {THOUGHT: "\n\n".join(thoughts)} if thoughts else {}
+            turn["info"] = {**info, **notes} if isinstance(info, dict) else notes
+    return draft
 
 
 def with_whole_characters(draft: EpisodeDraft) -> EpisodeDraft:

@@ -18,7 +18,7 @@ from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
-from real_envs.importers.drafts import Format, Reading, finish, with_columns, with_whole_characters
+from real_envs.importers.drafts import Format, Reading, finish, with_columns, with_thoughts_apart, with_whole_characters
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
@@ -201,6 +201,8 @@ def _may_be_no_log(sample: Sample, format: Format) -> str:
     """Why a file of a folder that looks like a transcript may be none; "" where it is sure to be a log."""
     if format.name == Commands.name and sample.record is None:
         return "has lines '> action', as code, diffs and mails have, too: name the file, or `imagine import commands`"
+    if format.name == Tables.name and not Tables.holds_chats(sample.record):
+        return "is a table without messages: name its columns with imports.mapping"
     if format.name == React.name and plain_suffix(sample.path) not in _TRANSCRIPTS:
         return "has lines 'Action: ...', as code and prompts have, too: name the file, or `imagine import react`"
     return ""
@@ -225,7 +227,8 @@ def read(
     stem = Path(path.name.removesuffix(".gz")).stem
     begun = False
     try:
-        for record in grouped(format.records(path), reading):
+        records = parquet_records(path) if plain_suffix(path) == PARQUET else format.records(path)
+        for record in grouped(records, reading):
             begun = True
             try:
                 if isinstance(record.value, FieldError):
@@ -233,7 +236,7 @@ def read(
                 draft = format.draft(record.value, reading)
                 if not (format.name == Tables.name and "action" in reading.mapping):
                     draft = with_columns(draft, format.columns(record.value), reading.mapping)
-                draft = with_whole_characters(draft)
+                draft = with_whole_characters(with_thoughts_apart(draft) if format.as_spoken else draft)
                 episode, left_out = finish(draft, reading.agent, f"{stem}/")
                 if draft.id is None:
                     times[episode.id] += 1

@@ -24,6 +24,7 @@ _KNOWN = ("environment", "task_id", "query", HISTORY, "summary")
 class InterCode(Format):
     name = "intercode"
     about = "parallel arrays of actions, observations and scores in turn_history, as of InterCode"
+    as_spoken = True
     marks = (HISTORY,)
 
     def recognises(self, sample: Sample) -> str:

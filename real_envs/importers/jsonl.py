@@ -88,6 +88,7 @@ class OwnJsonLines(Format):
 
     name = "jsonl"
     about = "our own JSON lines: task_id, start, turns of action, observation, reward (docs/your-logs.md)"
+    as_spoken = True
     marks = ("turns", "start")
 
     def recognises(self, sample: Sample) -> str:

@@ -35,11 +35,21 @@ _NO_TEXT = frozenset(
     "image image_url input_image audio input_audio video video_url file input_file document".split()  # noqa: SIM905
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
+_IN_PLACE = (
+    "tool_calls",
+    "function_call",
+    "refusal",
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking",
+)
 _BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
 _THOUGHT = re.compile(
-    r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL
+    r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL | re.I
 )
-_CLOSED, _OPENED = re.compile(r"</think(?:ing)?>|\[/THINK\]"), re.compile(r"<think(?:ing)?>|\[THINK\]")
+THINKS = re.compile(r"\s*(<(think|thinking|thought|reasoning)>|\[THINK\])", re.I)  # how a text begins with a thought
+_CLOSED, _OPENED = (re.compile(rf"<{end}think(?:ing)?>|\[{end}THINK\]", re.I) for end in ("/", ""))
 
 
 @dataclass(slots=True)
@@ -64,6 +74,13 @@ class Parts:
     def text(self) -> str:
         return "\n".join(text for text in self.texts if text)
 
+    def add(self, text: str, acts: bool) -> None:
+        """Text that somebody said; thoughts in it are apart if it is the agent."""
+        thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
+        self.texts.append(rest)
+        self.thoughts += thoughts
+        self.unfinished |= unfinished
+
 
 def read_message(message: Any, at: str) -> tuple[str, Parts]:
     """Who speaks (``AGENT``, ``WORLD`` or ``SYSTEM``), and what. Raises ``FieldError`` for what cannot be read."""
@@ -85,22 +102,17 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.thoughts.append(thought.strip())
         elif details := message.get("reasoning_details") or (thought if isinstance(thought, list) else None):
             parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
+    elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
+    if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
+        raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
     content = message.get("content")
     _add_content(content, f"{at}.content", parts, acts)
     if acts:
-        texts, parts.texts = parts.texts, []
-        for text in texts:
-            thoughts, action, unfinished = apart(text)
-            parts.thoughts += thoughts
-            parts.texts.append(action)
-            parts.unfinished |= unfinished
         if isinstance(message.get("refusal"), str):
             parts.texts.append(message["refusal"])
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
             parts.called = True
-        if isinstance(content, list):  # the calls of content parts, too
-            parts.called |= any(isinstance(part, dict) and _kind(part) in _CALLS for part in content)
     parts.error |= speaker == WORLD and (message.get("error") is True or message.get("is_error") is True)
     parts.left_out.update(key for key in _BESIDE if message.get(key))
     if parts.left_out.keys() - _SECRET and not parts.text and not parts.thoughts:
@@ -191,11 +203,11 @@ def _add_content(content: Any, at: str, parts: Parts, acts: bool) -> None:
     if content is None:
         return
     if isinstance(content, str):
-        parts.texts.append(content)
+        parts.add(content, acts)
         return
     for i, part in enumerate(content if isinstance(content, list) else [content]):
         if isinstance(part, str):
-            parts.texts.append(part)
+            parts.add(part, acts)
         elif isinstance(part, dict):
             _add(part, f"{at}[{i}]" if isinstance(content, list) else at, parts, acts)
         else:
@@ -210,7 +222,7 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
         text = inner.get("refusal" if kind == "refusal" else "text")
         if not isinstance(text, str):
             raise FieldError(f"{at}.text", f"is {text!r:.60}, not text")
-        parts.texts.append(text)
+        parts.add(text, acts)
     elif kind in _THOUGHTS and acts:
         parts.thoughts += _thoughts(inner, at, parts)
     elif kind in _CALLS and acts:

@@ -99,15 +99,16 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
         return "", record
     if not isinstance(record, dict):
         return "", []
+    lists = ((key, decoded(record.get(key))) for key in MESSAGES)
+    named = next(((key, messages) for key, messages in lists if isinstance(messages, list)), ("", []))
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
-        if isinstance(before, str) and isinstance(after, str) and first == "prompt":
+        if first == "prompt" and isinstance(after, str) and not (named[0] and isinstance(before, str)):
             after = [{"role": "assistant", "content": after}]
         if isinstance(before, str | list) and isinstance(after, list) and (first == "prompt" or _items(after)):
             before = [{"role": "user", "content": before}] if isinstance(before, str) else before
             return f"{first}+{second}", [*before, *after]
-    lists = ((key, decoded(record.get(key))) for key in MESSAGES)
-    return next(((key, messages) for key, messages in lists if isinstance(messages, list)), ("", []))
+    return named
 
 
 def _items(values: list[Any]) -> bool:

@@ -35,6 +35,7 @@ _SEEN = re.compile(r"^Observation: ?", re.MULTILINE)
 class React(Format):
     name = "react"
     about = "printed 'Action:' and 'Observation:' transcripts, also in a notebook, as of ReAct's WebShop"
+    as_spoken = True
 
     def recognises(self, sample: Sample) -> str:
         text = "".join(_printed(sample.path)) if plain_suffix(sample.path) == ".ipynb" else sample.text

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
-from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading
+from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
 from real_envs.importers.openai_chat import chat_draft, messages_of
-from real_envs.importers.records import Record, Sample, json_records, plain_suffix
+from real_envs.importers.records import Record, Sample, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
 COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
@@ -38,24 +38,23 @@ class Tables(Format):
     def recognises(self, sample: Sample) -> str:
         return "it is Parquet" if plain_suffix(sample.path) == PARQUET else ""
 
-    def records(self, path: Path) -> Iterator[Record]:
-        return parquet_records(path) if plain_suffix(path) == PARQUET else json_records(path)
+    @staticmethod
+    def holds_chats(row: Any) -> bool:
+        return bool(messages_of(row)[0])
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         if not isinstance(value, dict):
             raise FieldError("", f"is no row of named columns: it is {value!r:.60}")
         if "steps" in value and "action" in reading.mapping:
-            return _mapped(value["steps"], value["row"], reading)
-        if "action" not in reading.mapping:
-            if AgentGymFormat().recognises(Sample(Path(), value, "")):
-                return conversation_draft(value, reading)
-            if messages_of(value)[0]:
-                return chat_draft(value, reading)
+            return with_thoughts_apart(_mapped(value["steps"], value["row"], reading))
+        if "action" not in reading.mapping and self.holds_chats(value):
+            spoken = AgentGymFormat().recognises(Sample(Path(), value, ""))
+            return conversation_draft(value, reading) if spoken else chat_draft(value, reading)
         if "action" not in reading.mapping or "observation" not in reading.mapping:
             raise FieldError(
                 "messages", f"is missing; name columns with imports.mapping ({', '.join(value)} are there)"
             )
-        return _mapped(None, value, reading)
+        return with_thoughts_apart(_mapped(None, value, reading))
 
 
 def parquet_records(path: Path) -> Iterator[Record]:

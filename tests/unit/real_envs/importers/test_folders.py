@@ -6,6 +6,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from real_envs.importers.drafts import Reading
@@ -32,6 +34,8 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path / "c.jsonl.gz", gzip.compress(json.dumps(OWN | {"start": "z"}).encode()))
     write(tmp_path / "game.txt", b"West of House.\n> open mailbox\nA leaflet.\n")
     write(tmp_path / "printed.log", REACT)
+    pq.write_table(pa.table({"pixels": [1]}), tmp_path / "pictures.parquet")
+    pq.write_table(pa.Table.from_pylist([CHAT]), tmp_path / "chats.parquet")
     write(tmp_path / "prompt.py", b'TEXT = """' + REACT + b'"""')
     write(tmp_path / "README.md", b"# Runs\n\n> quoted, and no action\n")
     write(tmp_path / "b" / "shot.png", b"\x89PNG\r\n\x1a\n\0\0\n> x")
@@ -53,9 +57,11 @@ def names(folder: Path, name: str = "auto") -> tuple[list[tuple[str, str]], list
 def test_every_file_is_read_or_named(folder: Path) -> None:
     known, unknown = names(folder)
     formats = {".": "browser-use", "a.json": "openai", "b/own.jsonl": "jsonl", "c.jsonl.gz": "jsonl"}
+    formats["chats.parquet"] = "huggingface"
     assert known == [*formats.items(), ("printed.log", "react")]
     assert unknown == [
-        *("README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "game.txt", "other/result.json", "prompt.py")
+        *("README.md", "b/cut.jsonl.gz", "b/empty.json", "b/shot.png", "game.txt", "other/result.json"),
+        *("pictures.parquet", "prompt.py"),
     ]
     own = {"web/result.json", "web/history.json"}
     every = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -64,9 +70,18 @@ def test_every_file_is_read_or_named(folder: Path) -> None:
 
 def test_a_named_format_takes_what_could_be_of_it(folder: Path) -> None:
     known, unknown = names(folder, "openai")
-    assert [name for name, _ in known] == ["a.json", "b/own.jsonl", "c.jsonl.gz", *WEB]
+    assert [name for name, _ in known] == [
+        "a.json",
+        "b/own.jsonl",
+        "c.jsonl.gz",
+        "chats.parquet",
+        *WEB[:1],
+        "pictures.parquet",
+        *WEB[1:],
+    ]
     assert {"README.md", "game.txt", "b/shot.png"} <= set(unknown)
     assert ("game.txt", "commands") in names(folder, "commands")[0]
+    assert [type(item) for item in read(folder / "chats.parquet", FORMATS["openai"], Reading())] == [Imported]
     assert names(folder, "browser-use")[0][0] == (".", "browser-use")
 
 

@@ -326,6 +326,22 @@ def test_transcripts_of_windows_begin_with_their_first_action(tmp_path: Path, en
     assert episode.turns[-1].info["log.left_out.answer to the last action"] == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", OWN | {"turns": [{"action": "<think>x</think>\n\ngo", "observation": "o"}]}),
+        ("a.jsonl", CODE | {"turn_history": {"actions": ["<think>x</think>go"], "observations": [""], "rewards": [0]}}),
+        ("a.txt", "Hall.\n> <think>x</think> go\nAttic."),
+        ("a.txt", "Action: <think>x</think>go\nObservation: Attic.\n"),
+    ],
+)
+def test_an_action_has_no_thoughts_in_any_format(tmp_path: Path, name: str, content: object) -> None:
+    (turn,) = only(write(tmp_path / name, content)).turns
+    assert (turn.action, dict(turn.info)) == ("go", {"log.thought": "x"})
+    quoting = OWN | {"turns": [{"action": "grep '</think>' a", "observation": "o"}]}
+    assert only(write(tmp_path / "b.jsonl", quoting)).turns[0].action == "grep '</think>' a"
+
+
 STEP = {"action": "ls\n", "observation": "a.py\n", "thought": "I look.\n", "response": "I look.", "state": "{}"}
 TRAJ: dict[str, Any] = {
     "environment": "main",

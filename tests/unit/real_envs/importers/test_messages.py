@@ -84,6 +84,7 @@ def test_anthropic_blocks_are_calls_answers_and_thoughts(tmp_path: Path) -> None
         ([user("x"), agent("y"), user([{"type": "image_url", "image_url": {"url": "u"}}])], "messages[2].content"),
         ([user("x"), {"type": "web_search_call", "id": "w"}], "messages[1].type"),
         ([user("x"), agent(tool_calls=[{"function": [1]}])], "messages[1].tool_calls[0]"),
+        ([user("x"), {"role": "model", "parts": [{"text": "y"}]}], "messages[1].content"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_refuses_the_episode_by_its_field(tmp_path: Path, messages: list[Any], field: str) -> None:
@@ -121,6 +122,13 @@ def test_thoughts_in_the_text_or_beside_it_are_no_part_of_the_action(tmp_path: P
     episode = one(tmp_path, *messages, user("Ok."))
     assert [turn.action for turn in episode.turns] == ["go east"] * 4 + ["go", "go east"]
     assert {turn.info["log.thought"] for turn in episode.turns} == {"East."}
+
+
+def test_arguments_of_a_call_are_no_thoughts(tmp_path: Path) -> None:
+    call = use("write", text="<think>a</think>b")
+    episode = one(tmp_path, user("x"), agent([{"type": "text", "text": "<think>c</think>"}, call]), user("ok"))
+    assert steps(episode) == [('write({"text": "<think>a</think>b"})', "ok")]
+    assert dict(episode.turns[0].info) == {"log.thought": "c"}
 
 
 def test_a_thought_that_breaks_off_is_no_action(tmp_path: Path) -> None:
@@ -255,10 +263,21 @@ def test_a_completion_of_plain_text_is_one_turn(tmp_path: Path) -> None:
     assert (episode.start, steps(episode), episode.stop) == ("1+1?", [("2", "")], StopReason.TERMINATED)
 
 
+def test_messages_stand_before_texts_made_of_them(tmp_path: Path) -> None:
+    said = [user("x"), agent("look"), user("y")]
+    (whole,) = imported(tmp_path / "a.jsonl", {"prompt": "x", "completion": "look y", "messages": said})
+    (parts,) = imported(tmp_path / "b.jsonl", {"prompt": said[:1], "completion": "look", "messages": said})
+    assert isinstance(whole, Trajectory)
+    assert steps(whole) == [("look", "y")]
+    assert isinstance(parts, Trajectory)
+    assert steps(parts) == [("look", "")]
+
+
 def test_function_calls_of_sharegpt(tmp_path: Path) -> None:
     call = json.dumps({"name": "weather", "arguments": {"city": "Oslo"}})
     said = [("human", "Weather?"), ("gpt", "<think>Ask.</think>I ask."), ("function_call", call),
             ("observation", "5 C"), ("function_call", f"[{call}, {call}]"), ("tool", "5 C, 5 C"),
+            ("function_call", f"<think>Ask.</think>\n{call}\n{call}"), ("tool", "5 C, 5 C"),
             ("gpt", "It is 5 C.")]  # fmt: skip
     spoken = [{"from": who, "value": value} for who, value in said]
     for conversations in (spoken, json.dumps(spoken)):
@@ -268,10 +287,10 @@ def test_function_calls_of_sharegpt(tmp_path: Path) -> None:
         assert episode.start == "Be short.\n\nWeather?"
         assert steps(episode) == [
             (f"I ask.\n{written}", "5 C"),
-            (f"{written}\n{written}", "5 C, 5 C"),
+            *[(f"{written}\n{written}", "5 C, 5 C")] * 2,
             ("It is 5 C.", ""),
         ]
-        assert episode.turns[0].info["log.thought"] == "Ask."
+        assert [turn.info.get("log.thought") for turn in episode.turns] == ["Ask.", None, "Ask.", None]
 
 
 TEXTS = st.text(st.characters(categories=["L", "N"]), min_size=4, max_size=9)
