@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -153,7 +152,8 @@ def _command(words: Sequence[str]) -> int:
         print(overview())
         return 0
     if name == "--version":
-        print(f"imagination {version('imagination')}")
+        here = _load("imagination.commands.doctor:installed")("imagination")
+        print(f"imagination {here or '(not installed, run from its folder)'}")
         return 0
     if name not in STAGES:
         raise unknown("stage", name, list(STAGES))
@@ -185,7 +185,9 @@ def _command(words: Sequence[str]) -> int:
     except (KeyboardInterrupt, SystemExit) as stop:
         if isinstance(stop, SystemExit) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise  # Lightning makes a plain exit(1) of Ctrl-C, after it has shut down
-        print(f"\nstopped; to go on: {compose.command(name, config)}", file=sys.stderr)  # the rest is remembered
+        # the rest is remembered, but for files to import
+        again = shlex.join(["imagine", *words]) if stage.places else compose.command(name, config)
+        print(f"\nstopped; to go on: {again}", file=sys.stderr)
         return 130
     return 0
 

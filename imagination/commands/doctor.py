@@ -82,7 +82,7 @@ def _tried(name: str, check: Callable[[], str], package: str = "", beside: str =
 def _machine() -> Iterator[Row]:
     from imagination.runs.machine import cores, processor
 
-    here = _version("imagination") or "not installed, run from its folder"
+    here = installed("imagination") or "not installed, run from its folder"
     yield Row("imagination", f"{here}, Python {platform.python_version()}, {sys.executable}")
     yield _tried("processor", lambda: f"{processor()}, {cores()} of {os.cpu_count()} cores may be used")
     yield _tried("disk", lambda: f"{shutil.disk_usage('.').free / 2**30:.1f} GiB are free in this folder")
@@ -117,8 +117,8 @@ def _base() -> str:
     return "is here: worldmodel.model=base, or auto"
 
 
-def _version(package: str) -> str:
-    """Empty where it is not installed."""
+def installed(package: str) -> str:
+    """The version of a package; empty where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -127,7 +127,7 @@ def _version(package: str) -> str:
 
 def _packages() -> Iterator[Row]:
     """Those that all needs, one by one, then the optional groups."""
-    needed = requires("imagination") or [] if _version("imagination") else ["torch", "transformers", "lightning"]
+    needed = requires("imagination") or [] if installed("imagination") else ["torch", "transformers", "lightning"]
     extras: dict[str, list[str]] = {name: [] for name in _EXTRAS}
     for requirement in needed:
         wanted, _, condition = (part.strip() for part in requirement.partition(";"))
@@ -144,7 +144,7 @@ def _packages() -> Iterator[Row]:
 
 def _package(requirement: str) -> Row:
     name = re.split(r"[^\w.-]", requirement)[0]
-    here = _version(name)
+    here = installed(name)
     if not here:
         return Row(name, "missing", f"pip install '{requirement}'")
     try:

@@ -250,4 +250,5 @@ def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:
 
 def override(key: str, value: object) -> str:
     """A setting as an override: ``override("train.real_share", [[0, 0.5], [12, 0]])``."""
-    return f"{key}={typed(value)}"
+    texts = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+    return f"{key}={listed(texts) if texts and texts == value else typed(value)}"

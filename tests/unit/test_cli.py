@@ -10,11 +10,13 @@ import ast
 import dataclasses
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import types
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -247,6 +249,13 @@ def test_the_examples_in_the_help_are_valid(called: Calls) -> None:
             assert cli.main(words) == 0, example
 
 
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    out = capsys.readouterr().out.split()
+    assert out[0] == "imagination"
+    assert out[1] == version("imagination")
+
+
 def test_no_word_at_all_is_a_mistake_that_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "stages:" in capsys.readouterr().err
@@ -358,7 +367,8 @@ def test_a_list_of_texts_is_as_it_was_typed() -> None:
     for typed, tasks in texts.items():
         assert load(f"train.tasks={typed}").train.tasks == tasks
     odd = ["it's", "a,b", "x]", "${seed}", "end\\", "", "null", "7"]
-    assert load(f"train.tasks={compose.listed(odd)}").train.tasks == odd
+    for override in (f"train.tasks={compose.listed(odd)}", compose.override("train.tasks", odd)):
+        assert load(override).train.tasks == odd
 
 
 def test_null_and_quotes_and_references() -> None:
@@ -486,8 +496,23 @@ def test_ctrl_c_says_how_to_go_on(
     assert cli.main(["train", "run=mine", "output=elsewhere"]) == 130
     assert capsys.readouterr().err.endswith(": imagine train run=mine output=elsewhere\n")
     assert Path("elsewhere/mine/config.yaml").exists()
+    assert cli.main(["train", "run=mine", "output=my runs/a=b"]) == 130
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "to go on: " in line]
+    cli.main(["clone", *shlex.split(line.partition("to go on: imagine ")[2])[1:]])
+    assert ran[-1][1] == Path("my runs/a=b/mine")
     cli.main(["clone", "run=mine"])  # what was printed is enough: the settings are remembered
-    assert ran[0][0].train.updates == 5
+    assert ran[-1][0].train.updates == 5
+
+
+def test_a_stopped_import_says_its_files(
+    ran: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(config: object, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["imagination.commands.import_logs"], "import_logs", stop)
+    assert cli.main(["import", "my log.json", "run=mine"]) == 130
+    assert shlex.split(capsys.readouterr().err.partition("to go on: ")[2])[1:] == ["import", "my log.json", "run=mine"]
 
 
 # --- the real settings and files
