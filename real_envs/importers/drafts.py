@@ -277,8 +277,11 @@ def with_whole_characters(draft: EpisodeDraft) -> EpisodeDraft:
     def whole(value: Any) -> Any:
         nonlocal replaced
         if isinstance(value, str) and not value.isascii():
-            value, count = _HALF.subn("\ufffd", value)
-            replaced += count
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                value, count = _HALF.subn("\ufffd", value)
+                replaced += count
         return value
 
     def whole_turn(turn: Any) -> Any:

@@ -44,6 +44,7 @@ _IN_PLACE = (
     "reasoning_details",
     "thinking",
 )
+_PLAIN = frozenset(("role", "content", "name", "id", "tool_call_id"))
 _BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
 _THOUGHT = re.compile(
     r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL | re.I
@@ -94,8 +95,11 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         unknown = role is None and kind is not None
         reason = f"is {(kind if unknown else role)!r:.40}, not system, user, assistant or tool"
         raise FieldError(f"{at}.{'type' if unknown else 'role'}", reason)
-    speaker = _SPEAKERS[role]
+    speaker, content = _SPEAKERS[role], message.get("content")
     acts = speaker == AGENT
+    if isinstance(content, str) and message.keys() <= _PLAIN:  # most messages
+        parts.add(content, acts)
+        return speaker, parts
     if acts:
         thought = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)), "")
         if isinstance(thought, str) and thought.strip():
@@ -105,7 +109,6 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
     if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
         raise FieldError(f"{at}.content", f"is missing: there are {', '.join(map(str, message))}")
-    content = message.get("content")
     _add_content(content, f"{at}.content", parts, acts)
     if acts:
         if isinstance(message.get("refusal"), str):
@@ -114,8 +117,9 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
             parts.texts.append(written_call(call, where))
             parts.called = True
     parts.error |= speaker == WORLD and (message.get("error") is True or message.get("is_error") is True)
-    parts.left_out.update(key for key in _BESIDE if message.get(key))
-    if parts.left_out.keys() - _SECRET and not parts.text and not parts.thoughts:
+    if beside := [key for key in _BESIDE if message.get(key)]:
+        parts.left_out.update(beside)
+    if parts.left_out and parts.left_out.keys() - _SECRET and not parts.text and not parts.thoughts:
         raise FieldError(f"{at}.content", f"holds {', '.join(parts.left_out)} and no text: nothing of it can be read")
     return speaker, parts
 
@@ -172,6 +176,8 @@ def apart(text: str) -> tuple[list[str], str, bool]:
 
     A chat template may have written the first ``<think>``, so that the text has only its end.
     """
+    if "<" not in text and "[" not in text:
+        return [], text, False
     thoughts = [next(group for group in match.group(2, 3, 5) if group is not None) for match in _THOUGHT.finditer(text)]
     action, unfinished = _THOUGHT.sub("", text), False
     if closed := _CLOSED.search(action):

@@ -136,17 +136,17 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
             dialogue.left_out["answer to the user's own tool"] += 1
             continue
         speaker, parts = read_message(value, at)
-        dialogue.left_out += parts.left_out
+        if parts.left_out:
+            dialogue.left_out.update(parts.left_out)
+        own_calls = calls_of(value, at) if role == "user" else []
         if speaker == AGENT:
             dialogue.act(parts.text, parts.thoughts)
             last, message = parts, value
         elif speaker != SYSTEM or dialogue.turns or reading.system:
-            own_calls = calls_of(value, at)
-            if own_calls:
-                dialogue.left_out["call of the user's own tool"] += len(own_calls)
+            dialogue.left_out["call of the user's own tool"] += len(own_calls)
             if not own_calls or parts.text:
                 dialogue.answer(parts.text, parts.error)
-        of_user = role == "user" and bool(calls_of(value, at))
+        of_user = bool(own_calls)
     reward = _reward(fields)
     stop, failure = ending_of(fields, message)
     if stop is None and last.unfinished and dialogue.unanswered:
