@@ -14,6 +14,7 @@ _DISK = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "the disk is full"),
     errno.EROFS: "the disk is read-only",
     errno.EIO: "the disk fails",
+    errno.ENAMETOOLONG: "its name is too long",
 }
 
 

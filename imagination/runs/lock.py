@@ -35,7 +35,7 @@ def locked(folder: Path, stage: str) -> Iterator[None]:
     A new folder goes again where the stage was refused before it had made anything.
 
     Raises:
-        UserError: another process writes there, or the disk is full or read-only.
+        UserError: another process writes there, the disk is full or read-only, or there can be no such folder.
     """
     place = folder.resolve()
     if place in _held:
@@ -46,6 +46,8 @@ def locked(folder: Path, stage: str) -> Iterator[None]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _held[place] = _lock(folder, stage)
+        except (FileExistsError, NotADirectoryError, FileNotFoundError) as error:
+            raise UserError(f"{folder} cannot be a run's folder: {error.filename}: {error.strerror}") from error
         except (OSError, UserError):
             _remove_empty(new)
             raise

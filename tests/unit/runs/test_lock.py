@@ -112,6 +112,14 @@ def test_a_run_that_is_refused_before_it_began_leaves_no_folder_and_another_leav
     assert (tmp_path / "sweep" / "a" / "summary.json").exists()
 
 
+def test_a_file_where_the_folder_would_be_is_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    for words in (["run=file", f"output={tmp_path}"], ["run=a", f"output={tmp_path / 'file'}"]):
+        mistaken(capsys, ["train", *words], str(tmp_path / "file"))
+    mistaken(capsys, ["train", f"run={'a' * 300}", f"output={tmp_path}"], "too long")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_one_of_two_that_begin_a_run_at_once_leaves_the_folder_of_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
