@@ -46,7 +46,8 @@ def with_disk_errors_named(folder: Path | None = None) -> Iterator[None]:
         while cause is not None:
             why = _DISK.get(cause.errno or 0) if isinstance(cause, OSError) else None
             if why or any(words in str(cause) for words in _FULL):
-                place = cause.filename if isinstance(cause, OSError) and cause.filename else folder
+                places = (cause.filename2, cause.filename) if isinstance(cause, OSError) else ()  # of a copy, where to
+                place = next(filter(None, places), folder)
                 raise UserError(
                     f"cannot write {str(place or '').removesuffix('.tmp')}: {why or _DISK[errno.ENOSPC]}; what was "
                     "written before is kept, so mend that and run the same command again"

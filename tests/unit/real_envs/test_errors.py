@@ -16,6 +16,11 @@ def full() -> None:
     raise OSError(errno.ENOSPC, "No space left on device", "run/summary.json.tmp")
 
 
+def copied() -> None:
+    """As ``shutil`` raises it: the first name is what was read."""
+    raise OSError(errno.ENOSPC, "No space left on device", "/tmp/draft", None, "run/model.ckpt")
+
+
 def chained() -> None:
     """As torch raises it: from what its writer does after the disk was full."""
     try:
@@ -40,6 +45,7 @@ def _named(raises: Callable[[], None]) -> None:
 
 def test_what_a_disk_is_behind_is_one_line_that_names_the_file() -> None:
     refused(lambda: _named(full), "run/summary.json:", "full")
+    refused(lambda: _named(copied), "run/model.ckpt:", "full")
     refused(lambda: _named(chained), "run/summary.json:", "full")
     refused(lambda: _named(in_words), "outputs/mine", "full")
     refused(lambda: _named(no_right), "log.jsonl")
