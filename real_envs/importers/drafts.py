@@ -28,6 +28,7 @@ THOUGHT = f"{LOG}thought"
 ANSWER = "answer to the last action"  # is left out where an episode was cut before the world answered
 LEFT_OUT = f"{LOG}left_out."  # of those that count parts that are not in the turns
 _HALF = re.compile("[\ud800-\udfff]")
+_TRUTH = {"true": True, "false": False}  # as tables of text have them
 LABELS = ("task", "agent", "success", "reward")  # what a mapping may name in every format
 _LONGEST_NOTE = 500  # characters of a text that is kept there
 
@@ -124,12 +125,13 @@ class Dialogue:
         """
         if not self.unanswered:
             return stop
+        if not self.turns[-1]["action"].strip():
+            last = self.turns.pop()
+            self.left_out["last message without an action"] += 1
+            # who says nothing has done; a thought alone may have been cut
+            return StopReason.TERMINATED if stop is None and THOUGHT not in last["info"] else stop
         if stop is None:
             stop = StopReason.TURN_LIMIT if called and not judged else StopReason.TERMINATED
-        if not self.turns[-1]["action"].strip():
-            self.turns.pop()
-            self.left_out["last message without an action"] += 1
-            return stop
         if stop is not StopReason.TERMINATED:
             self.left_out[ANSWER] += 1
         self.turns[-1]["observation"] = ""
@@ -187,7 +189,8 @@ def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mappi
     if "reward" in given:
         changed |= outcome(given["reward"])
     if given.get("success") is not None:
-        changed["success"] = given["success"]
+        success = given["success"]
+        changed["success"] = _TRUTH.get(success.lower(), success) if isinstance(success, str) else success
     return replace(draft, **changed)
 
 

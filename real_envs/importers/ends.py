@@ -18,7 +18,6 @@ from real_envs.trajectory import StopReason
 _OF_EPISODES = ("stop_condition", "termination_reason", "exit_status", "exit_reason", "end_reason")
 _OF_MESSAGES = ("finish_reason", "stop_reason", "done_reason")
 _CUT_FLAGS, _END_FLAGS = ("is_truncated", "truncated", "truncation"), ("is_completed", "is_done", "done", "terminated")
-FIELDS = (*_OF_EPISODES, *_OF_MESSAGES, *_CUT_FLAGS, *_END_FLAGS, "error", "status", "incomplete_details")
 _FINISHED = frozenset("stop tool_calls tool_use function_call end_turn stop_sequence eos end null none".split())  # noqa: SIM905
 
 _BROKEN = re.compile(
@@ -58,9 +57,11 @@ def ending_of(record: Mapping[str, Any], last: Mapping[str, Any] | None = None) 
     for cut in (StopReason.CONTEXT_LIMIT, StopReason.TURN_LIMIT):
         if cut in kinds.values():
             return Ending(cut)
-    if any(record.get(flag) is True for flag in _CUT_FLAGS) or any(record.get(flag) is False for flag in _END_FLAGS):
+    if any(_flag(record.get(flag)) is True for flag in _CUT_FLAGS) or any(
+        _flag(record.get(flag)) is False for flag in _END_FLAGS
+    ):
         return Ending(StopReason.TURN_LIMIT)
-    ended = any(record.get(flag) is True for flag in _END_FLAGS[1:])
+    ended = any(_flag(record.get(flag)) is True for flag in _END_FLAGS[1:])
     ended |= any(kind is StopReason.TERMINATED and key.split(".")[-1] in _OF_EPISODES for key, kind in kinds.items())
     return Ending(StopReason.TERMINATED if ended else None)
 
@@ -98,6 +99,12 @@ def _of_error(error: Any) -> Ending:
         return Ending(StopReason.TURN_LIMIT)
     late = re.search(r"time_?(d_)?out", words)
     return Ending(StopReason.ENV_TIMEOUT if late else StopReason.ENV_CRASHED, f"logged: {text:.200}")
+
+
+def _flag(value: Any) -> bool | None:
+    """Tables and JSON of other languages write 0 and 1, or texts."""
+    known = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
+    return known.get(str(value).lower()) if isinstance(value, bool | int | float | str) else None
 
 
 def _words(text: str) -> str:

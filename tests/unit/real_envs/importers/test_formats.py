@@ -392,6 +392,7 @@ def test_a_column_can_be_the_success_or_the_reward_in_every_format(tmp_path: Pat
         assert "log.resolved" not in lost.turns[-1].info
     pq.write_table(pa.Table.from_pylist([{"messages": CHAT["traj"]} | beside]), tmp_path / "a.parquet")
     assert only(tmp_path / "a.parquet", mapping=mapping).success is False
+    assert only(write(tmp_path / "c.json", [chat | beside | {"resolved": "True"}]), mapping=mapping).success is True
     (refusal,) = items(write(tmp_path / "b.json", [chat | beside]), mapping={"success": "resolvd"})[1]
     assert (refusal.field, "'resolved'" in refusal.reason) == ("resolvd", True)
 

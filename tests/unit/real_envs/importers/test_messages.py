@@ -196,6 +196,13 @@ def test_items_of_the_responses_api(tmp_path: Path) -> None:
         assert episode.turns[-1].info["log.left_out.reasoning"] == 1
 
 
+def test_a_last_message_that_says_nothing_is_no_action(tmp_path: Path) -> None:
+    for last, stop in ((agent(""), StopReason.TERMINATED), (agent("<think>So.</think>"), StopReason.TURN_LIMIT)):
+        episode = one(tmp_path, user("x"), agent("look"), user("A lamp."), last)
+        assert (steps(episode), episode.stop) == ([("look", "A lamp.")], stop)
+        assert dict(episode.turns[-1].info) == {"log.left_out.last message without an action": 1}
+
+
 def test_reminders_of_the_system_are_answers_and_not_the_start(tmp_path: Path) -> None:
     for role in ("system", "developer"):
         reminder = {"role": role, "content": "2 turns left."}
