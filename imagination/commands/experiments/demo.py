@@ -25,7 +25,7 @@ STAGES = {**arms.STAGES, "evaluate": evaluate}
 def demo(config: Config, folder: Path) -> None:
     """Run the whole flow: collect, fit, clone, train in dreams, evaluate, report.
 
-    Takes about twenty minutes on two CPU cores, then prints a table and the path of the report. A stopped
+    Takes about five minutes on two idle CPU cores, then prints a table and the path of the report. A stopped
     demo resumes, a finished one only reports again, and changed settings redo the stages that depend on them.
 
     Reads: nothing
