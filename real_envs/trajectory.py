@@ -103,6 +103,9 @@ class Observation:
     history: tuple[Turn, ...] = ()
 
 
+NO_ANSWER = "log.left_out.answer to the last action"  # in a turn's info: what the world answered was not logged
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An action and the world's answer."""
@@ -114,6 +117,11 @@ class Turn:
     # what is no input of any model, such as ``{"confidence": 0.98}`` in a dream. ``"reasoning"``, a text, is what a
     # world model that reasons writes before the observation; from ``imagine reflect``, a thought before the action
     info: Mapping[str, float | str | bool] = field(default_factory=dict)
+
+    @property
+    def known(self) -> bool:
+        """Whether answer and reward were logged: no world model learns from other turns, or is judged by them."""
+        return self.reward is not None and NO_ANSWER not in self.info
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,13 @@ def transition_weights(log: Sequence[Trajectory], power: float = 0.5) -> list[li
         power: 0 weighs all turns alike; 1 gives every distinct transition the same total.
 
     Returns:
-        One list per episode with one weight per turn; 0 where the reward was not measured.
+        One list per episode with one weight per turn; 0 where answer or reward were not logged.
     """
     keys = [_transitions(trajectory) for trajectory in log]
     counts = Counter(key for episode in keys for key in episode)
     # a turn whose reward nobody measured is no example: its status line would teach "no reward"
     raw = [
-        [0.0 if turn.reward is None else counts[key] ** -power for key, turn in zip(episode, t.turns, strict=True)]
+        [counts[key] ** -power if turn.known else 0.0 for key, turn in zip(episode, t.turns, strict=True)]
         for episode, t in zip(keys, log, strict=True)
     ]
     total, n = sum(map(sum, raw)), sum(weight > 0 for episode in raw for weight in episode)

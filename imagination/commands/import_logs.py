@@ -165,8 +165,8 @@ class Alike:
 
     def add(self, refusal: RejectedRecord, where: str = "") -> None:
         """``where``: in place of the file, if it may differ. The fields of the messages of a chat are alike."""
-        said = tuple(re.sub(r"\d+", "0", text) for text in (refusal.field, refusal.reason))
-        key: object = (where or refusal.file, said)
+        wording = tuple(re.sub(r"\d+", "0", text) for text in (refusal.field, refusal.reason))
+        key: object = (where or refusal.file, wording)
         if key not in self._kinds and len(self._kinds) >= _KINDS:
             key = ""  # a reason may quote the record: not as many as the file has
         first, count = self._kinds.get(key, (refusal, 0))

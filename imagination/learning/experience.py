@@ -121,7 +121,10 @@ def policy_row(
             return None
     owners = trace.owners[:n]
     made = torch.tensor([owner == Owner.AGENT for owner in owners])
-    said = [k > owners.index(Owner.AGENT) and owner == Owner.ENV for k, owner in enumerate(owners)]
+    observed: list[bool] = []
+    if episode.source is Source.REAL:
+        acted = owners.index(Owner.AGENT)
+        observed = [k > acted and owner == Owner.ENV for k, owner in enumerate(owners)]
     turns = torch.tensor(trace.turns[:n])
     # an action that the world could not answer has no turn
     rewards = torch.tensor([*shaping.rewards(episode), 0.0])
@@ -132,7 +135,7 @@ def policy_row(
         trace.ids[:n],
         made,
         episode.source,
-        observed=said if episode.source is Source.REAL else (),
+        observed=torch.tensor(observed, dtype=torch.bool),
         behavior_logprobs=[NAN if logprob is None else logprob for logprob in trace.logprobs[:n]],
         rl_weight=torch.where(made, torch.tensor(weights)[turns.clamp(min=0)], 0.0),
         turns=turns,
@@ -226,7 +229,7 @@ def after_unsure_actions(batch: RowBatch, share: float) -> Tensor:
     for row in _where(batch.observed.any(1)):
         for turn in follows[row][batch.observed[row]].unique().tolist():
             unsure.append((float(-batch.behavior_logprobs[row][acts_in[row] == turn].mean()), row, turn))
-    unsure.sort(key=lambda found: -found[0])
+    unsure.sort(reverse=True)
     chosen = torch.zeros_like(batch.observed)
     for _, row, turn in unsure[: math.ceil(share * len(unsure))]:
         chosen[row] |= follows[row] == turn

@@ -20,13 +20,13 @@ from typing import Any, ClassVar, Literal
 from real_envs.importers.messages import THINKS, apart
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError, decode, entries, nearest
-from real_envs.trajectory import Source, StopReason, Trajectory
+from real_envs.trajectory import NO_ANSWER, Source, StopReason, Trajectory
 
 _FAILURES = frozenset(reason.value for reason in StopReason if reason.is_failure)
 LOG = "log."  # prefix of the keys of ``Turn.info`` that hold other fields of a record
 THOUGHT = f"{LOG}thought"
-ANSWER = "answer to the last action"  # is left out where an episode was cut before the world answered
 LEFT_OUT = f"{LOG}left_out."  # of those that count parts that are not in the turns
+ANSWER = NO_ANSWER.removeprefix(LEFT_OUT)  # is left out where an episode was cut before the world answered
 _HALF = re.compile("[\ud800-\udfff]")
 _TRUTH = {"true": True, "false": False}  # as tables of text have them
 LABELS = ("task", "agent", "success", "reward")  # what a mapping may name in every format

@@ -52,8 +52,8 @@ class SweAgent(Format):
             if not step["action"].strip() and i == len(steps) - 1 and turns:
                 left_out["last step of the runner"] += 1
                 continue
-            thought, said = step.get("thought"), step.get("response")
-            action = step["action"].strip() or (apart(said)[1] if isinstance(said, str) else "")
+            thought, response = step.get("thought"), step.get("response")
+            action = step["action"].strip() or (apart(response)[1] if isinstance(response, str) else "")
             info = {THOUGHT: thought.strip()} if isinstance(thought, str) and thought.strip() else {}
             turns.append({"action": action, "observation": step.get("observation"), "info": info})
         stop, failure = ending_of(value)

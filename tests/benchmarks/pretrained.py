@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +114,20 @@ def main() -> None:
         print(f"== {name}", flush=True)
         config, run = load_config(overrides, Config), options.out / re.sub(r"\W+", "-", name.lower())
 
-        def write(control: dict[str, Any] | None, config: Config = config, run: Path = run, name: str = name) -> None:
-            lines.append(line(name, RunFolder(run, config.seed), config, control))
-            write_atomically(options.out / "table.md", "\n".join([HEAD, *lines]) + "\n")
-
         demo(config, run)
-        write(None)
+        row = line(name, RunFolder(run, config.seed), config, None)
+        write_table(options.out, [*lines, row])
         if options.card:
             config.train.world = "real"
             config.train.updates = len(RunFolder(run, options.seed).metrics("train"))
-            control = train_arm(config, run, run / "control")
-            lines.pop()
-            write(control)
+            row = line(name, RunFolder(run, config.seed), config, train_arm(config, run, run / "control"))
+        lines.append(row)
+        write_table(options.out, lines)
     print((options.out / "table.md").read_text())
+
+
+def write_table(out: Path, lines: Sequence[str]) -> None:
+    write_atomically(out / "table.md", "\n".join([HEAD, *lines]) + "\n")
 
 
 HEAD = (

@@ -52,7 +52,7 @@ async def roll(
         session, over = ("audit-roll", trajectory.id), False
         async with gate:
             for k, turn in enumerate(trajectory.turns[:turns]):
-                if turn.reward is None:
+                if not turn.known:
                     break  # what follows cannot be judged, and nothing before it is lost
                 predicted: Prediction | None = None
                 if not over:

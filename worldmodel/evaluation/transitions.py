@@ -103,19 +103,19 @@ async def judge(
 ) -> list[Judged]:
     """Predicts every turn of every episode from its real history.
 
-    Turns that no longer fit the model's context, or whose reward nobody measured, are left out. So are those at which
-    generation broke (a server that is down, a NaN); the episode and index of each are added to ``failed``.
+    Turns that no longer fit the model's context, or whose answer or reward nobody logged, are left out. So are those
+    at which generation broke (a server that is down, a NaN); the episode and index of each are added to ``failed``.
     ``concurrency`` is of episodes: by default as many as the model's engines have slots for, 64 at least.
     """
-    slots = (getattr(engine, "slots", 0) for engine in getattr(model, "engines", ()))
-    gate = asyncio.Semaphore(concurrency or max(64, *slots, 0))
+    slots = [getattr(engine, "slots", 0) for engine in getattr(model, "engines", ())]
+    gate = asyncio.Semaphore(concurrency or max([64, *slots]))
 
     async def judge_episode(trajectory: Trajectory) -> list[Judged]:
         judged: list[Judged] = []
         session = ("audit", trajectory.id)
         async with gate:
             for k, turn in enumerate(trajectory.turns):
-                if k < trajectory.prefix_turns or turn.reward is None:
+                if k < trajectory.prefix_turns or not turn.known:
                     continue
                 predicted, reason = None, None
                 try:

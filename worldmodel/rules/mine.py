@@ -115,7 +115,7 @@ def _turns(log: Sequence[Trajectory], language: Language) -> Iterator[tuple[Traj
         episode = EpisodeText(language, trajectory.start)
         for turn in trajectory.turns:
             action = language.templates.read(turn.action)
-            if turn.reward is not None:
+            if turn.known:
                 yield trajectory, episode, action, turn
             episode.add(action, turn.observation, turn.reward)
 

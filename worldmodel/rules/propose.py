@@ -156,7 +156,7 @@ def holding(rules: RuleSet, proposed: Sequence[Rule], log: Sequence[Trajectory])
             action, history = rules.language.templates.read(turn.action), trajectory.turns[:k]
             of = {action.template, *([ANY] if action.fillers else [])}
             candidates = [rule for rule in answered if rule.template in of]
-            if turn.reward is None or not candidates:
+            if not turn.known or not candidates:
                 continue
             if rules.answer(trajectory.start, history, turn.action, trajectory.id) is not None:
                 continue

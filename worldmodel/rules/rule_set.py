@@ -190,7 +190,7 @@ def check_rules(rules: RuleSet, episodes: Sequence[Trajectory]) -> dict[str, Any
     used, errors = Counter[str](), Counter[str]()
     for trajectory in episodes:
         for k, turn in enumerate(trajectory.turns):
-            if turn.reward is None:
+            if not turn.known:
                 continue
             turns += 1
             refuses = rules.language.refuses(turn.action, turn.observation)

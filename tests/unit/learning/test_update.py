@@ -269,12 +269,12 @@ def test_observations_are_predicted_beside_the_policy_loss(temperature: float) -
     rows = [replace(row, observed=~row.action_mask & late) for row, late in zip(rows, seen, strict=True)]
     rows[1] = replace(rows[1], rl_weight=torch.zeros(len(rows[1])))
     trained = [row for k, row in enumerate(rows) if k != 1]
-    said = [scored(model, row.ids, 1.0)[t] for row in rows for t in row.observed.nonzero()[:, 0].tolist()]
-    loss = plain_rl(model, trained, temperature) - 0.3 * torch.stack(said).mean()
+    predicted = [scored(model, row.ids, 1.0)[t] for row in rows for t in row.observed.nonzero()[:, 0].tolist()]
+    loss = plain_rl(model, trained, temperature) - 0.3 * torch.stack(predicted).mean()
     (got,), metrics = update(model, rows, train=replace(DEFAULTS, observation_coef=0.3))
     assert_same(got, gradients_of(loss, model))
-    assert metrics["observed_tokens"] == len(said) > 5
-    assert metrics["observation_loss"] == pytest.approx(-torch.stack(said).mean().item(), rel=1e-4)
+    assert metrics["observed_tokens"] == len(predicted) > 5
+    assert metrics["observation_loss"] == pytest.approx(-torch.stack(predicted).mean().item(), rel=1e-4)
     (off,), without = update(model, rows)
     assert_same(off, gradients_of(plain_rl(model, trained, temperature), model))
     assert "observed_tokens" not in without

@@ -10,6 +10,7 @@ from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.ends import ending_of
 from real_envs.importers.openai_chat import chat_draft
 from real_envs.trajectory import StopReason as Stop
+from worldmodel.objective import transition_weights
 
 SAID = [
     {"role": "user", "content": "A hall."},
@@ -85,6 +86,9 @@ def test_a_reward_does_not_make_an_end_of_a_cut(beside: dict[str, Any], stop: St
         assert episode.solved is (reward == 1.0 and stop is not Stop.ENV_CRASHED)
         missing = said is SAID and not terminated
         assert ("log.left_out.answer to the last action" in episode.turns[-1].info) is missing
+        assert episode.turns[-1].known is not missing
+        weights = transition_weights([episode])[0]
+        assert (weights[-1] == 0.0) is missing, "no world model learns an answer that nobody logged"
     failed, _ = finish(chat_draft({"messages": SAID} | beside, Reading()))
     assert (failed.failure is not None) is (stop is Stop.ENV_CRASHED)
 
