@@ -51,12 +51,12 @@ SCRATCH = ["fit.steps=600", "fit.batch_tokens=2048", "clone.steps=400", "clone.b
 TINY = ["games.train=4", "games.heldout=2", "fit.steps=2", "clone.steps=1", "train.updates=1", "train.group_size=2"]
 # on a card: all weights, by the demo's protocol. Rules are off, as mining them takes minutes of a core.
 CARD = ["preset=demo", "games.train=2000", "games.panel=mapreader", "collect.workers=48", "collect.validation=0.01"]
-CARD += ["collect.heldout_episodes=1", "worldmodel.rules=off", "worldmodel.context=896", "policy.context=896"]
-CARD += ["engine.slots=384", "engine.memory_gib=17", "engine.drafts=false", "fit.average=0", "clone.average=0"]
+CARD += ["collect.heldout_episodes=1", "worldmodel.rules=off", "worldmodel.context=1024", "policy.context=1024"]
+CARD += ["engine.slots=384", "engine.memory_gib=20", "engine.drafts=false", "fit.average=0", "clone.average=0"]
 # a step of 30 layers takes a quarter of a second to launch, however many tokens it has
-CARD += ["fit.steps=4000", "fit.minutes=1.5", "fit.batch_tokens=65536", "fit.micro_tokens=32768", "fit.lr=3e-4"]
-CARD += ["fit.warmup=20", "clone.steps=100", "clone.minutes=1", "clone.batch_tokens=16384", "clone.micro_tokens=16384"]
-CARD += ["clone.lr=1e-4", "clone.warmup=10", "train.updates=16", "train.minutes=3", "train.groups=48"]
+CARD += ["fit.steps=4000", "fit.minutes=1.3", "fit.batch_tokens=65536", "fit.micro_tokens=32768", "fit.lr=3e-4"]
+CARD += ["fit.warmup=20", "clone.steps=100", "clone.minutes=0.6", "clone.batch_tokens=16384", "clone.micro_tokens=16384"]
+CARD += ["clone.lr=1e-4", "clone.warmup=10", "train.updates=14", "train.minutes=2.6", "train.groups=48"]
 CARD += ["train.group_size=8", "train.lr=5e-5", "train.micro_tokens=16384", "evaluate.tasks=100"]
 CARD_TINY = [
     *TINY,

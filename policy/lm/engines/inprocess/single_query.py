@@ -84,14 +84,14 @@ if triton is not None:
 
     @triton.jit
     def _attend(
-        q_at: Any, k_at: Any, v_at: Any, position_at: Any, out_at: Any,
-        slot_stride: Any, head_stride: Any, time: Any, scale: Any,
+        q_at, k_at, v_at, position_at, out_at,
+        slot_stride, head_stride, time, scale,
         GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    ) -> None:  # fmt: skip
+    ):  # fmt: skip
         slot, head = tl.program_id(0), tl.program_id(1)
         row, column = tl.arange(0, ROWS), tl.arange(0, DIM)
         own = (slot * tl.num_programs(1) + head) * GROUP * DIM + row[:, None] * DIM + column[None, :]
-        q = tl.load(q_at + own, mask=row[:, None] < GROUP, other=0.0).to(tl.float32) * scale
+        q = tl.load(q_at + own, mask=row[:, None] < GROUP, other=0.0)
         seen = tl.minimum(tl.load(position_at + slot) + 1, time)
         base = slot.to(tl.int64) * slot_stride + head * head_stride
         highest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -100,14 +100,14 @@ if triton is not None:
         for start in range(0, seen, BLOCK):
             at = start + tl.arange(0, BLOCK)
             block = base + at[:, None] * DIM + column[None, :]
-            k = tl.load(k_at + block, mask=at[:, None] < seen, other=0.0).to(tl.float32)
-            v = tl.load(v_at + block, mask=at[:, None] < seen, other=0.0).to(tl.float32)
-            scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+            k = tl.load(k_at + block, mask=at[:, None] < seen, other=0.0)
+            v = tl.load(v_at + block, mask=at[:, None] < seen, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             scores = tl.where(at[None, :] < seen, scores, float("-inf"))
             higher = tl.maximum(highest, tl.max(scores, 1))
             weights = tl.exp(scores - higher[:, None])
             faded = tl.exp(highest - higher)
             total = total * faded + tl.sum(weights, 1)
-            summed = summed * faded[:, None] + tl.dot(weights, v, input_precision="ieee")
+            summed = summed * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
             highest = higher
         tl.store(out_at + own, (summed / total[:, None]).to(out_at.dtype.element_ty), mask=row[:, None] < GROUP)
