@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from policy.lm.engine import Engine, EngineCounts
 from policy.lm.engines.inprocess.drafts import Drafts
 from policy.lm.engines.inprocess.engine import InProcessEngine
@@ -24,7 +26,8 @@ class Engines:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self._scheduler = DeviceScheduler()
+        graphed = settings.graphs and settings.name != "vllm" and torch.cuda.is_available()
+        self._scheduler = DeviceScheduler(stay=8 if graphed else 1)
         self._counts: list[EngineCounts] = []  # not the engines, whose memory goes with their models
 
     @property

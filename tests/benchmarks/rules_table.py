@@ -4,7 +4,7 @@
     python -m tests.benchmarks.rules_table --worlds demo --modes off refuse repair real
     python -m tests.benchmarks.rules_table --worlds textworld --modes true-outcomes true-refusals true-seen true-new
 
-A world is a preset, or the demo's preset with another game of TextWorldExpress. Each seed has one log, one world model,
+A world is a preset, or the demo's with another game of TextWorldExpress; its held-out tasks are a panel. Each seed has one log, one world model,
 one clone. Its rules are mined from the log and judged on held-back episodes of it; 100 dreams of the clone a mode, from
 the beginnings of held-out tasks, say how often turns contradict their own dream; and the clone is trained in
 dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part answered by the real games,
@@ -53,11 +53,12 @@ _EXPRESS = [
     *("train.updates=24", "train.validation_tasks=48", "train.validate_every=4", "env.options.params=''"),
 ]
 FIVE_ROOMS = "numLocations=5,includeDoors=1,numDistractorItems=2"
-GAMES = {  # of TextWorldExpress
+GAMES = {  # in place of ``preset=<world>``
     "coin": [*_EXPRESS, "env.options.game=coin", f"env.options.params='{FIVE_ROOMS}'"],
-    "twc": [*_EXPRESS, "env.options.game=twc"],
-    "sorting": [*_EXPRESS, "env.options.game=sorting"],
+    **{game: [*_EXPRESS, f"env.options.game={game}"] for game in ("twc", "sorting", "arithmetic")},
+    "babyai-local": ["preset=gymnasium", "env.options.id=BabyAI-GoToLocal-v0"],
 }
+PANELS = {"demo": "mapreader", "gymnasium": "babyai"}  # of worlds that have another name there
 MODES = ("off", "refuse", "repair", "real")
 TRUE = tuple(f"true-{part}" for part in PARTS)
 DREAMS = 100
@@ -73,7 +74,8 @@ def main() -> int:
 
     def make(world: str, seed: int) -> None:
         own = study.settings_of(world, settings, options.worlds)
-        config = load_config([*GAMES.get(world, [f"preset={world}"]), *own, f"seed={seed}"], Config)
+        panel = f"games.panel={PANELS.get(world, world)}"
+        config = load_config([*GAMES.get(world, [f"preset={world}"]), panel, *own, f"seed={seed}"], Config)
         make_part(config, options.out / world, seed, options.modes, options.training_seeds)
 
     parts = [(f"{w}, seed {s}", partial(make, w, s)) for s in options.seeds for w in options.worlds]

@@ -125,16 +125,17 @@ def test_an_interrupted_loop_leaves_an_engine_that_works() -> None:
 
 def test_engines_that_share_a_device_run_full_batches() -> None:
     """Two engines in turn, as policy and world model: the one that more episodes wait for goes first, so steps are
-    fewer than without; and nobody starves."""
+    fewer than without; where the others wait until nearly all have come, they are fewer still, if prompts have steps of
+    their own. Nobody starves."""
 
-    def steps(shared: bool) -> int:
-        turnstiles = [DeviceScheduler()] * 2 if shared else [DeviceScheduler(), DeviceScheduler()]
-        a, b = (InProcessEngine(MODEL, CONTEXT, scheduler=t) for t in turnstiles)
+    def steps(*schedulers: DeviceScheduler, graphed: bool = False) -> int:
+        a, b = (InProcessEngine(MODEL, CONTEXT, scheduler=scheduler) for scheduler in schedulers)
+        a._decoder.graphed = b._decoder.graphed = graphed
 
         async def episode(k: int) -> None:
             ids = prompt(3, seed=k)
             for turn in range(16):
-                for engine, n in ((a, 2 + (k * 5 + turn * 3) % 7), (b, 1)):
+                for engine, n in ((a, 2 + (k * 5 + turn * 3) % 7), (b, 4 if graphed else 1)):
                     completion = await engine.complete(ids, Sampling(n, NEVER), turn, session=k)
                     ids = [*ids, *completion.ids]
 
@@ -144,7 +145,29 @@ def test_engines_that_share_a_device_run_full_batches() -> None:
         asyncio.run(run())
         return a.counts.steps + b.counts.steps
 
-    assert steps(shared=True) < steps(shared=False)
+    assert steps(*[DeviceScheduler()] * 2) < steps(DeviceScheduler(), DeviceScheduler())
+    assert steps(*[DeviceScheduler(8)] * 2, graphed=True) < steps(*[DeviceScheduler()] * 2, graphed=True)
+
+
+@pytest.mark.parametrize("stay", [1, 4])
+def test_an_engine_that_always_has_requests_leaves_steps_to_the_other(stay: int) -> None:
+    """As of a server that plays without an end: a few requests do not keep the device from many."""
+    shared = DeviceScheduler(stay)
+    busy, other = (InProcessEngine(MODEL, CONTEXT, EngineSettings(slots=8), scheduler=shared) for _ in range(2))
+
+    async def run() -> None:
+        async def without_an_end() -> None:
+            for k in range(10_000):
+                await busy.complete(prompt(3, seed=k), Sampling(2, NEVER), k)
+
+        endless = asyncio.ensure_future(without_an_end())
+        await until_it_runs(busy)
+        asked = [other.complete(prompt(3, seed=k), Sampling(3, NEVER), k) for k in range(8)]
+        await asyncio.wait_for(asyncio.gather(*asked), timeout=60)
+        assert not endless.done()
+        endless.cancel()
+
+    asyncio.run(run())
 
 
 def test_weights_do_not_change_under_requests() -> None:

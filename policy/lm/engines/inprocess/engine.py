@@ -286,16 +286,14 @@ class InProcessEngine(SlotEngine[Request]):
 
 def _of_one_shape(counts: np.ndarray) -> np.ndarray:
     """Which rows to feed where a step of single tokens is cheap: those of one token, until the others, which wait for
-    each other, are half of all.
+    each other, are an eighth of all. A step of several tokens takes an H200 as long as twenty of one.
 
     Example::
 
-        counts [1, 1, 7] and then [1, 5, 7]: [True, True, False] and [False, True, True]
+        counts [1] * 8 + [7] and then [1] * 6 + [5, 7]: the first 8 and then the last 2
     """
     several = counts > 1
-    if 2 * several.sum() >= (counts > 0).sum():
-        return several
-    return ~several
+    return several if 8 * several.sum() >= (counts > 0).sum() else ~several
 
 
 def sample(

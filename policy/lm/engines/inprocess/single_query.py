@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,8 +81,8 @@ def _kernel_is_right(device: torch.device, dtype: torch.dtype, heads: int, group
 
 if triton is not None:
 
-    @triton.jit
-    def _attend(
+    @triton.jit  # which looks types up itself, and knows none of Python's
+    def _attend(  # type: ignore[no-untyped-def]
         q_at, k_at, v_at, position_at, out_at,
         slot_stride, head_stride, time, scale,
         GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
