@@ -4,11 +4,11 @@
     python -m tests.benchmarks.rules_table --worlds demo --modes off refuse repair real
     python -m tests.benchmarks.rules_table --worlds textworld --modes true-outcomes true-refusals true-seen true-new
 
-A world is a preset, or the demo's with another game of TextWorldExpress; its held-out tasks are a panel. Each seed has one log, one world model,
-one clone. Its rules are mined from the log and judged on held-back episodes of it; 100 dreams of the clone a mode, from
-the beginnings of held-out tasks, say how often turns contradict their own dream; and the clone is trained in
-dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part answered by the real games,
-see ``partly_true.py``) by every training seed and then played on the held-out tasks.
+A world is a preset, or the demo's with another game of TextWorldExpress; its held-out tasks are a panel. Each seed
+has one log, one world model, one clone. Its rules are mined from the log and judged on held-back episodes of it; 100
+dreams of the clone a mode, from the beginnings of held-out tasks, say how often turns contradict their own dream; and
+the clone is trained in dreams of each mode (``real``: in the real games; ``true-<part>``: without rules, one part
+answered by the real games, see ``partly_true.py``) by every training seed and then played on the held-out tasks.
 
 What exists is not done again. Writes ``<out>/table.md`` after every part; ``--table`` only reads.
 """
