@@ -210,21 +210,23 @@ def plain_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first.
+    """Writes a plain Hugging Face folder; adapters are merged into a copy of the weights first, and lie beside them in
+    ``adapter/``, a folder of peft for the checkpoint that they were trained on.
 
     What was there is replaced once all is written, so that a full disk leaves the checkpoint before.
     """
     draft = folder.with_name(f".{folder.name}")
-    if hasattr(model, "merge_and_unload"):
-        model = copy.deepcopy(model).merge_and_unload()
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
+        if hasattr(model, "merge_and_unload"):
+            model.save_pretrained(draft / "adapter")
+            model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         folder.mkdir(parents=True, exist_ok=True)
         for path in draft.iterdir():
-            if path.is_dir():  # further chat templates of a tokenizer
+            if path.is_dir():  # adapters, further chat templates of a tokenizer
                 shutil.rmtree(folder / path.name, ignore_errors=True)
             os.replace(path, folder / path.name)
     finally:

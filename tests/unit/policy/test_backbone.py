@@ -183,8 +183,8 @@ def test_only_adapters_train() -> None:
     assert len(adapters) == 2 * 2 * 7  # A and B, in two layers, on q, k, v, o and the three of the MLP
 
 
-def test_a_saved_lora_is_a_plain_merged_model(tmp_path: Path) -> None:
-    """Every reader sees one model; and training goes on with what it had, unmerged."""
+def test_a_saved_lora_is_a_plain_merged_model_and_its_adapters_beside_it(tmp_path: Path) -> None:
+    """Every reader sees one model, or adapters for the one before; and training goes on with what it had, unmerged."""
     base = make_model()
     base_logits = logits_of(base)
     model = make_lora(base)
@@ -195,6 +195,8 @@ def test_a_saved_lora_is_a_plain_merged_model(tmp_path: Path) -> None:
     plain = AutoModelForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(logits_of(plain.eval()), expected, atol=1e-5, rtol=1e-5)
     assert [name for name, _ in plain.named_parameters()] == [name for name, _ in make_model().named_parameters()]
+    adapted = pytest.importorskip("peft").PeftModel.from_pretrained(make_model(), tmp_path / "adapter")
+    torch.testing.assert_close(logits_of(adapted.eval()), expected, atol=1e-5, rtol=1e-5)
 
     assert torch.equal(logits_of(model), expected)
     assert any("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
