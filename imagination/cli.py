@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from imagination.settings import compose
 from imagination.settings.schema import explanations, flat_defaults, schema_keys, summary, type_name, unknown
-from real_envs.errors import hides_traceback, with_disk_errors_named
+from real_envs.errors import hides_traceback, printable, with_disk_errors_named
 
 OVERVIEW = """\
 Train LLM agents in imagination: learn a world model from logged episodes, dream new ones in it, train the policy on
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not hides_traceback(error):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
 
 
@@ -247,7 +247,7 @@ def prepared(run: compose.Resolved[Any], stage: Stage) -> Iterator[None]:
     writes = stage.writes_run and os.environ.get("RANK", "0") == "0"  # of those that torchrun starts, the first
     with locked(run.folder, stage.name) if writes and stage.locks else nullcontext():
         if run.earlier:
-            print(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}", file=sys.stderr)
+            print(printable(f"run '{run.config.run}' goes on with: {shlex.join(run.overrides)}"), file=sys.stderr)
         if writes and (stage.locks or ((run.folder / "summary.json").exists() and not is_locked(run.folder))):
             run.remember(TRANSIENT)
         yield

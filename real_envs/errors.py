@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,13 @@ class UserError(ValueError):
 
     Every error that is written for the user derives from it.
     """
+
+
+def printable(line: str) -> str:
+    """The line with control characters written out: a file's name, or what a log holds, must neither move a terminal's
+    cursor nor look like a line of ours.
+    """
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda c: ascii(c[0])[1:-1], line)
 
 
 def hides_traceback(error: Exception) -> bool:

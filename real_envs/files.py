@@ -18,7 +18,8 @@ def write_atomically(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
+        draft.unlink(missing_ok=True)  # of a crash, or a link of somebody else's to a file outside
+        with draft.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

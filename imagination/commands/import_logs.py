@@ -17,6 +17,7 @@ from imagination.runs.lifecycle import run_stage
 from imagination.runs.run_folder import RunFolder
 from imagination.settings import Config, UserError
 from imagination.settings.compose import command, listed
+from real_envs.errors import printable
 from real_envs.files import write_atomically
 from real_envs.importers.coverage import Coverage, quantile
 from real_envs.importers.drafts import LABELS, Reading
@@ -80,7 +81,7 @@ def import_logs(config: Config, folder: Path) -> None:
     files = [file for file in listed if isinstance(file, LogFile)]
     _check_mapping(settings.mapping, files)
     for file in files[:_SHOWN_FILES]:
-        print(f"{file.path}: {file.format.name}, as {file.reason}")
+        print(printable(f"{file.path}: {file.format.name}, as {file.reason}"))
     if more := Counter(file.format.name for file in files[_SHOWN_FILES:]):
         print(f"and {more.total()} more: {', '.join(f'{count} {name}' for name, count in more.most_common())}")
     opened = run_stage(config, folder, "import", models=False)
@@ -91,7 +92,7 @@ def import_logs(config: Config, folder: Path) -> None:
         finally:
             importing.incoming.discard()
     lines = (*report.lines(coverage), *labels.lines(), *coverage_lines(coverage, written))
-    print(*lines, *next_commands(config, coverage), sep="\n")
+    print(*map(printable, (*lines, *next_commands(config, coverage))), sep="\n")
 
 
 def _check_mapping(mapping: Mapping[str, str], files: list[LogFile]) -> None:

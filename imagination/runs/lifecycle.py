@@ -75,13 +75,19 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     """Path of the saved training state and the number of steps it has done; ``(None, 0)`` for a fresh start.
 
     A state that was saved under other settings is not gone on from.
+
+    Raises:
+        UserError: the state is torn, or a pickle that holds more than numbers and texts.
     """
     import torch
 
     path = run.training_state(stage)
     if not path.exists():
         return None, 0
-    state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever its reader stumbles over
+        raise UserError(f"{path} is no training state that can be read ({type(error).__name__}); delete it") from error
     if state.get("settings") != run.settings:
         return None, 0
     return str(path), int(state["steps_done"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from imagination.runs.machine import processor
-from imagination.settings import LoggerName
+from imagination.settings import LoggerName, UserError
 from real_envs.files import write_atomically
 from real_envs.trajectory import Trajectory
 
@@ -128,7 +128,11 @@ class RunFolder:
 
 
 def _append(path: Path, lines: str) -> None:
-    """Adds whole lines. The torn last line of a run that was killed goes; where the disk is full, nothing is added."""
+    """Adds whole lines. The torn last line of a run that was killed goes; where the disk is full, nothing is added.
+    Raises ``UserError``: the file is a link, which may lead out of the folder.
+    """
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and is not written through; put the file itself there")
     with path.open("a+b", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(end - 1, 0))

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from imagination.report.page import render_play_page
 from imagination.serving.http import Gate, endpoint, json_response, read_body, read_object
@@ -27,6 +28,7 @@ from real_envs.errors import UserError
 
 _NEAREST = 3  # logged transitions beside a dreamed one
 _QUERY_CHARS = 20_000  # of each text of a query for them
+_HEAD_SECONDS = 10.0  # until the head of a request must have arrived
 _SHUTDOWN_SECONDS = 5  # for steps under way, after Ctrl-C
 
 
@@ -196,6 +198,32 @@ def listen(host: str, port: int) -> socket.socket:
         ) from error
 
 
+class _Impatient(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Hangs up on clients that connect, or keep a connection, and do not send the head of a request in time."""
+
+    _waited: object = None  # the last request, where none was under way when we last looked
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(_HEAD_SECONDS, self._look)
+
+    def _look(self) -> None:
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self._waited is self.cycle:
+            self.transport.abort()
+            return
+        self._waited = self.cycle if idle else self
+        self._timer = self.loop.call_later(_HEAD_SECONDS, self._look)
+
+    def handle_websocket_upgrade(self, *event: Any) -> None:
+        self._timer.cancel()
+        super().handle_websocket_upgrade(*event)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(error)
+
+
 class Server(uvicorn.Server):
     """Uvicorn that calls ``on_start`` once requests are answered; too long a message closes a socket (1009)."""
 
@@ -204,6 +232,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=_Impatient,
                 log_level="warning",
                 access_log=False,
                 server_header=False,

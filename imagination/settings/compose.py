@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
+_RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{\s*[\w.]+:")  # of OmegaConf, not behind a backslash: ${oc.env:HOME}
 _RUN = r"\w[\w.-]*(/\w[\w.-]*)*"  # a run's name
 
 
@@ -188,8 +189,12 @@ def saved_config(folder: Path, schema: type[C]) -> C:
     Raises ``ConfigError``: it has a key that is not known any more, or was edited by hand into something wrong.
     """
     from omegaconf import OmegaConf
+    from yaml import YAMLError
 
-    saved = OmegaConf.load(folder / "config.yaml")
+    try:
+        saved = OmegaConf.load(folder / "config.yaml")
+    except YAMLError as error:  # a tag such as !!python/object, too
+        raise ConfigError(f"{folder / 'config.yaml'} cannot be read: {str(error).splitlines()[0]}") from error
     plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(asdict(schema())), saved))
     result: C = build(schema, plain)
     return result
@@ -201,9 +206,26 @@ def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
 
 
 def remembered_overrides(folder: Path) -> list[str]:
-    """The overrides that were saved when this run was last used; none for a new run."""
+    """The overrides that were saved when this run was last used; none for a new run.
+    Raises ``ConfigError``: one asks for something of this machine, such as a variable of the environment. A typed one
+    may; but the folder may be somebody else's.
+    """
     path = folder / "overrides.json"
-    return [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    overrides = [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    if asking := next(filter(_RESOLVER.search, overrides), None):
+        raise ConfigError(f"{path}: '{asking}' would be resolved on this machine; write its value there, or remove it")
+    return overrides
+
+
+def _with_value(override_: str, config: Any) -> str:
+    """The override with what ``${oc.env:...}`` and the like were resolved to."""
+    key = override_.partition("=")[0]
+    if not _RESOLVER.search(override_):
+        return override_
+    value: Any = asdict(config)
+    for part in key.split("."):
+        value = value[part]
+    return override(key, value)
 
 
 @dataclass(frozen=True)
@@ -218,7 +240,8 @@ class Resolved(Generic[C]):
     def remember(self, transient: Collection[str] = ()) -> None:
         """Saves configuration and overrides in the run folder, except overrides of the keys in ``transient``."""
         write_atomically(self.folder / "config.yaml", to_yaml(self.config))
-        remember_overrides([o for o in self.overrides if o.partition("=")[0] not in transient], self.folder)
+        kept = [o for o in self.overrides if o.partition("=")[0] not in transient]
+        remember_overrides([_with_value(override, self.config) for override in kept], self.folder)
 
 
 def resolve(overrides: Sequence[str], schema: type[C]) -> Resolved[C]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import pickle
 import shutil
 import struct
 from collections.abc import Iterator
@@ -103,9 +104,13 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     if path.is_dir() and not (path / "config.json").exists():
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, dtype), output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # the last one: torn weights
+        _refuse_code(AutoConfig.from_pretrained(where, trust_remote_code=False))
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where, dtype=getattr(torch, dtype), output_loading_info=True, trust_remote_code=False
+        )
+    # SafetensorError: torn weights; UnpicklingError: a pickle that holds more than weights
+    except (OSError, ValueError, RuntimeError, SafetensorError, pickle.UnpicklingError) as error:
         reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{name}: not a loadable causal LM with a tokenizer: {reason}") from error
     model, info = loaded
@@ -120,6 +125,15 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def _refuse_code(config: PretrainedConfig) -> None:
+    """Raises ``ValueError``: the attention of a ``config.json`` is code of a repository (``owner/kernels``), which
+    transformers would fetch and run.
+    """
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if "/" in (attention := str(getattr(part, "_attn_implementation", ""))):
+            raise ValueError(f"attn_implementation={attention} is code from elsewhere, which is not run")
 
 
 def _load_gguf(file: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -140,8 +154,10 @@ def _load_gguf(file: Path, dtype: torch.dtype = torch.float32) -> tuple[PreTrain
         with file.open("rb") as opened:
             if opened.read(4) != b"GGUF":
                 raise CheckpointError(f"{file}: not a GGUF file: it does not begin with GGUF")
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        unpacked = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
+        unpacked = AutoModelForCausalLM.from_pretrained(
+            file.parent, gguf_file=file.name, dtype=dtype, trust_remote_code=False
+        )
     # A reader of a torn file fails wherever it happens to look: past the end, at a length that is no length, at a name
     # that is no text.
     except (OSError, ValueError, IndexError, KeyError, RuntimeError, OverflowError, MemoryError, struct.error) as error:
@@ -167,7 +183,7 @@ def has_base() -> bool:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder that holds one."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return tokenizer
 
 

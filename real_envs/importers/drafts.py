@@ -31,6 +31,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _TRUTH = {"true": True, "false": False}  # as tables of text have them
 LABELS = ("task", "agent", "success", "reward")  # what a mapping may name in every format
 _LONGEST_NOTE = 500  # characters of a text that is kept there
+_MOST_FIELDS = 10_000  # of a record, or of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,12 @@ class Format(ABC):
     def columns(self, value: Any) -> Mapping[str, Any]:
         """What ``Reading.mapping`` may name in a record."""
         return value if isinstance(value, dict) else {}
+
+
+def check_fields(record: object) -> None:
+    """Raises ``FieldError``: it has more fields than anybody writes."""
+    if isinstance(record, dict) and len(record) > _MOST_FIELDS:
+        raise FieldError("", f"has {len(record):,} fields, and {_MOST_FIELDS:,} are the most")
 
 
 def with_columns(draft: EpisodeDraft, columns: Mapping[str, Any], mapping: Mapping[str, str]) -> EpisodeDraft:

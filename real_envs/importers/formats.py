@@ -18,7 +18,15 @@ from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
-from real_envs.importers.drafts import Format, Reading, finish, with_columns, with_thoughts_apart, with_whole_characters
+from real_envs.importers.drafts import (
+    Format,
+    Reading,
+    check_fields,
+    finish,
+    with_columns,
+    with_thoughts_apart,
+    with_whole_characters,
+)
 from real_envs.importers.intercode import InterCode
 from real_envs.importers.jsonl import OwnJsonLines
 from real_envs.importers.minari import Minari, datasets
@@ -32,7 +40,8 @@ from real_envs.trajectory import Trajectory
 
 AUTO = "auto"
 _HEAD = 100_000
-BROKEN = (OSError, EOFError, zlib.error)  # what reading a file may raise, a gzipped one that breaks off included
+# what reading a file may raise, a gzipped one that breaks off included
+BROKEN = (OSError, EOFError, zlib.error, RecursionError)
 _JSON = (".json", ".jsonl", ".ndjson", ".traj")
 _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
@@ -110,7 +119,7 @@ def _in_no_format(sample: Sample) -> str:
     unknown = "is in no format that is known here"
     if sample.record is None:
         return f"{unknown}: {sample.error}" if sample.error else unknown
-    keys = [str(key) for key in sample.record] if isinstance(sample.record, dict) else []
+    keys = [str(key) for key in islice(sample.record, 1000)] if isinstance(sample.record, dict) else []
     seen = f"its first record has {', '.join(keys[:20])}" if keys else f"its first record is {sample.record!r:.60}"
     near = {one: max(2 * (mark in keys) or len(get_close_matches(mark, keys, 1, 0.8)) for mark in one.marks)
             for one in _ALL if one.marks}  # fmt: skip
@@ -233,6 +242,7 @@ def read(
             try:
                 if isinstance(record.value, FieldError):
                     raise record.value
+                check_fields(record.value)
                 draft = format.draft(record.value, reading)
                 if not (format.name == Tables.name and "action" in reading.mapping):
                     draft = with_columns(draft, format.columns(record.value), reading.mapping)
@@ -250,6 +260,8 @@ def read(
                     raise FieldError("turns", "have no action")
             except FieldError as error:
                 yield RejectedRecord(path, record.where, error.field, error.reason)
+            except RecursionError:
+                yield RejectedRecord(path, record.where, "", "is nested too deeply")
             except OverflowError as error:
                 yield RejectedRecord(path, record.where, "", f"holds a number that is too large: {error}")
             else:

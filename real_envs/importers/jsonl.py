@@ -37,7 +37,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import EpisodeDraft, Format, Reading, finish, notes
+from real_envs.importers.drafts import EpisodeDraft, Format, Reading, check_fields, finish, notes
 from real_envs.importers.records import Sample
 from real_envs.store import StoreError
 from real_envs.store.codec import FieldError, nearest
@@ -135,6 +135,7 @@ def _others(record: Mapping[str, Any], known: frozenset[str], at: str, kept: boo
     """The keys that are not ours."""
     if record.keys() <= known:
         return {}
+    check_fields(record)
     others = {str(key): value for key, value in record.items() if key not in known}
     for key in others:
         if not kept or _misspelt(key, known):

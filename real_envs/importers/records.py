@@ -16,6 +16,7 @@ from real_envs.store.codec import FieldError
 
 _CHUNK = 1 << 20
 _FIRST = 32  # entries of an object that decide whether these, or the object, are the records
+_UNPACKED, _TIMES = 1 << 26, 200  # bytes that any file may unpack to, and how many times its size a larger one
 _LINES = (".jsonl", ".ndjson", ".jsonlines")
 
 
@@ -39,7 +40,7 @@ class Sample:
 
 def open_bytes(path: Path) -> BinaryIO:
     """Unzipped, and as Windows writes text, in UTF-8: without a mark at the beginning, and not in UTF-16."""
-    raw = cast(BinaryIO, gzip.GzipFile(path)) if path.suffix == ".gz" else path.open("rb")
+    raw = cast(BinaryIO, io.BufferedReader(_Unzipped(path))) if path.suffix == ".gz" else path.open("rb")
     try:
         head = cast(io.BufferedReader, raw).peek(4)[:4]
     except BaseException:
@@ -49,6 +50,33 @@ def open_bytes(path: Path) -> BinaryIO:
         raw.read(len(codecs.BOM_UTF8))
     encoding = _wide_encoding(head)
     return cast(BinaryIO, io.BufferedReader(_InUtf8(raw, encoding))) if encoding else raw
+
+
+def check_unpacked(unpacked: int, packed: int) -> None:
+    """Raises ``OSError`` for a bomb: a file of ``packed`` bytes that unpacks to far more than any text does."""
+    if unpacked > max(_UNPACKED, _TIMES * packed):
+        raise OSError(f"it unpacks to more than {_TIMES} times its size: {unpacked:,} of {packed:,} bytes")
+
+
+class _Unzipped(io.RawIOBase):
+    """The bytes of a gzipped file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._packed, self._size = gzip.GzipFile(path), path.stat().st_size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        part = self._file.read1(len(buffer))
+        self._size += len(part)
+        check_unpacked(self._size, self._packed)
+        buffer[: len(part)] = part
+        return len(part)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _wide_encoding(head: bytes) -> str:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from real_envs.importers.agentgym import AgentGymFormat, conversation_draft
 from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading, with_thoughts_apart
 from real_envs.importers.openai_chat import chat_draft, messages_of
-from real_envs.importers.records import Record, Sample, plain_suffix
+from real_envs.importers.records import Record, Sample, check_unpacked, plain_suffix
 from real_envs.store.codec import FieldError, nearest
 
 COLUMNS = ("action", "observation", "episode", "task", "agent", "start", "success", "reward", "done", "truncated")
@@ -62,6 +62,8 @@ def parquet_records(path: Path) -> Iterator[Record]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            check_unpacked(sum(group.total_byte_size for group in groups), path.stat().st_size)
             for batch in file.iter_batches(batch_size=64):
                 for row in batch.to_pylist(maps_as_pydicts="lossy"):
                     number += 1

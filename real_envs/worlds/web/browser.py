@@ -51,6 +51,7 @@ class BrowserLook:
     where: bool = True  # whether a page's text begins with its title and address
     crop: tuple[int, int] | None = None  # width and height of what is kept of a screenshot, in its pixels
     still: bool = False  # without animations
+    offline: bool = False  # whether pages reach this machine alone
 
 
 class BrowserGame(Game):
@@ -79,7 +80,7 @@ class BrowserGame(Game):
         """Raises ``UserError`` where the browser does not start."""
         super().close()  # the episode before; the browser stays
         if self._browser is None:
-            self._browser = KeptBrowser(find_chromium(), self._look.still)
+            self._browser = KeptBrowser(find_chromium(), self._look.still, self._look.offline)
             load_suite(self._look.suite)
             importlib.import_module("browsergym.core")._set_global_playwright(self._browser)
         import gymnasium

@@ -25,6 +25,7 @@ _NAMES = (
     "google-chrome-stable",
     "chrome",
 )
+_LOOPBACK_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1"
 _ADVICE = "install it (Debian: apt-get install chromium-headless-shell, or chromium), or set CHROMIUM to its path"
 
 
@@ -47,12 +48,13 @@ class KeptBrowser:
     Args:
         still: pages show no animations (``prefers-reduced-motion``; jQuery's are off), so that what one sees after an
             action does not depend on how fast the machine is.
+        offline: pages reach this machine alone.
     """
 
-    def __init__(self, executable: str, still: bool = True) -> None:
+    def __init__(self, executable: str, still: bool = True, offline: bool = False) -> None:
         from playwright.sync_api import sync_playwright
 
-        self._executable, self._still = executable, still
+        self._executable, self._still, self._offline = executable, still, offline
         self._playwright = sync_playwright().start()
         self._browser: Any = None
         self.chromium = self  # BrowserGym calls playwright.chromium.launch
@@ -67,6 +69,8 @@ class KeptBrowser:
 
         if self._browser is None or not self._browser.is_connected():
             named.pop("executable_path", None)
+            if self._offline:
+                named["args"] = [*(named.get("args") or ()), _LOOPBACK_ONLY]
             try:
                 self._browser = self._playwright.chromium.launch(executable_path=self._executable, **named)
             except Error as error:

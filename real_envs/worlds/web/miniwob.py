@@ -319,7 +319,8 @@ class Miniwob(GeneratedWorld):
 
 
 def make_game(settings: MiniwobSettings, screens: Path, privileged: bool = False) -> BrowserGame:
-    look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, where=False, crop=_ZOOMED, still=True)
+    local = os.environ.get("MINIWOB_URL", "file:").startswith("file:")
+    look = BrowserLook("miniwob", "bid", settings.delay, _TIMEOUT, False, _ZOOMED, still=True, offline=local)
     return BrowserGame(look, _plan, screens if settings.screenshots else None, privileged)
 
 
