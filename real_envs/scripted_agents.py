@@ -64,8 +64,6 @@ class ScriptedAgent:
     """Follows the simulator's plan and errs with probability ``p``; random valid commands where there is no plan.
 
     With ``up_to``, each episode draws its own probability between the two, so that one agent logs many skills.
-    ``confused`` is the probability, at each command of the plan that another thing would do for, that it takes that
-    thing for the right one, through to the end of the plan.
     """
 
     name: str
@@ -73,13 +71,12 @@ class ScriptedAgent:
     errors: Habits  # of which kinds its errors are; the shares total 1
     up_to: float | None = None
     language: CommandGrammar = INFORM
-    confused: float = 0.0
 
     def start(self, observation: Observation, seed: int) -> Actor:
         rng = random.Random(derive_seed(self.name, seed))
         p, errors = self.p if self.up_to is None else rng.uniform(self.p, self.up_to), self.errors
         habits = Habits(p * errors.valid, p * errors.near_miss, p * errors.garbled, errors.elsewhere)
-        return ScriptedActor(observation, habits, rng, self.language, self.confused)
+        return ScriptedActor(observation, habits, rng, self.language)
 
 
 def expert(language: CommandGrammar = INFORM) -> ScriptedAgent:
@@ -107,15 +104,6 @@ def careless(
     return ScriptedAgent(_name("careless", p, up_to), p, Habits(0.1, 0.55, 0.35, tuple(elsewhere)), up_to, language)
 
 
-def mistaken(language: CommandGrammar = INFORM) -> ScriptedAgent:
-    """Does to the wrong thing what an expert does to the right one: logs of what does not pay.
-
-    Where experts alone get as far as a reward, a log says that whoever gets so far is paid: that the agent did it looks
-    like the cause (Ortega et al. 2021, arXiv 2110.10819). Dreams then pay for any thing.
-    """
-    return ScriptedAgent("mistaken", 0.1, Habits(1 / 2, 1 / 2), language=language, confused=0.5)
-
-
 def mixture(elsewhere: Sequence[str] = (), language: CommandGrammar = INFORM) -> tuple[tuple[Agent, float], ...]:
     """Agents and their shares (total 1) for logs that hold solved, clumsy and hopeless episodes alike.
 
@@ -129,14 +117,6 @@ def mixture(elsewhere: Sequence[str] = (), language: CommandGrammar = INFORM) ->
         (careless(0.3, 0.95, elsewhere, language), 0.3),
         (explorer(language), 0.12),
     )
-
-
-def with_mistaken(shares: Sequence[tuple[Agent, float]], share: float) -> Sequence[tuple[Agent, float]]:
-    """The agents and a share of ``mistaken`` ones, who speak as the first scripted agent does."""
-    languages = [agent.language for agent, _ in shares if isinstance(agent, ScriptedAgent)]
-    if not share or not languages:
-        return shares
-    return (*((agent, part * (1 - share)) for agent, part in shares), (mistaken(languages[0]), share))
 
 
 def deal(shares: Sequence[tuple[Agent, float]], episodes: int, seed: int) -> list[Agent]:
@@ -164,15 +144,9 @@ class ScriptedActor:
     """
 
     def __init__(
-        self,
-        observation: Observation,
-        habits: Habits,
-        rng: random.Random,
-        language: CommandGrammar = INFORM,
-        confused: float = 0.0,
+        self, observation: Observation, habits: Habits, rng: random.Random, language: CommandGrammar = INFORM
     ) -> None:
-        self._habits, self._confused = habits, confused
-        self._wrong_plan: list[str] = []
+        self._habits = habits
         self._rng = rng
         self._language = language
         self._tried: list[str] = []
@@ -212,24 +186,7 @@ class ScriptedActor:
         return self._next()
 
     def _next(self) -> str:
-        if not self._wrong_plan and self._plan and self._confused and self._rng.random() < self._confused:
-            self._wrong_plan = self._with_a_wrong_thing(self._plan)
-        if self._wrong_plan:
-            return self._wrong_plan.pop(0)
         return self._plan[0] if self._plan else self._random_valid()
-
-    def _with_a_wrong_thing(self, plan: Sequence[str]) -> list[str]:
-        """The plan with one thing of its first command replaced throughout; empty where no other would do there."""
-        swaps = [
-            (right, wrong)
-            for right in self._entities
-            for wrong in self._entities
-            if right != wrong and right in plan[0] and plan[0].replace(right, wrong) in self._valid
-        ]
-        if not swaps:
-            return []
-        right, wrong = self._rng.choice(swaps)
-        return [command.replace(right, wrong) for command in plan]
 
     def _random_valid(self) -> str:
         weights = [(0.2 if _IDLE.match(c) else 1.0) * (0.3 if c in self._tried else 1.0) for c in self._valid]

@@ -13,7 +13,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
 from imagination.settings import Config, UserError
 from real_envs.screens import FOLDER
-from real_envs.scripted_agents import deal, with_mistaken
+from real_envs.scripted_agents import deal
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Source, Trajectory
 from real_envs.worker_pool import real_interaction
@@ -72,8 +72,7 @@ async def _collect(config: Config, run: RunFolder) -> None:
     for split, per_task in plan.items():
         played = tasks.tasks(split)
         # over all tasks of the split: with few episodes a task, an agent of a small share would play in none of them
-        agents_of_world = with_mistaken(world.behaviours(commands), config.collect.mistaken)
-        dealt = deal(agents_of_world, per_task * len(played), derive_seed(f"agents/{split}", config.seed))
+        dealt = deal(world.behaviours(commands), per_task * len(played), derive_seed(f"agents/{split}", config.seed))
         for place, agent in enumerate(dealt):
             number, k = divmod(place, per_task)
             task = played[number]

@@ -50,8 +50,6 @@ def fingerprint(config: Config, stage: str = "") -> str:
         if name == "worldmodel" and stage in _FITS:
             # they answer beside the model, and are mined whatever it is fitted to
             del chosen[name]["rules"], chosen[name]["resamples"]
-        if name == "collect" and not chosen[name]["mistaken"]:
-            del chosen[name]["mistaken"]  # runs from before there were such agents are known without
         if name == "env":
             del chosen[name]["price"]  # what a step costs decides nothing that is made
         for model in (chosen[name], chosen[name].get("model")) if isinstance(chosen[name], dict) else ():

@@ -47,14 +47,8 @@ class CollectSettings:
     episodes: int = 800  #: per training task
     heldout_episodes: int = 10  #: per held-out task, only to evaluate the world model there
     max_turns: int = 12  #: turn limit of a logged episode
-    #: share of the episodes in which an agent does to a wrong thing what an expert does to the right one; without any,
-    #: dreams may pay for whatever is done like an expert
-    mistaken: float = 0.0
     validation: float = 0.05  #: share of the episodes of training tasks that no model trains on
     workers: int = 4  #: processes that play real episodes, for every stage
-
-    def __post_init__(self) -> None:
-        require(self, "in [0, 1)", "mistaken")
 
 
 @dataclass

@@ -7,24 +7,12 @@ from collections import Counter
 import pytest
 
 from real_envs.env import Agent, Task
-from real_envs.scripted_agents import (
-    Habits,
-    ScriptedAgent,
-    careless,
-    deal,
-    expert,
-    explorer,
-    garble,
-    mistaken,
-    mixture,
-    noisy,
-    with_mistaken,
-)
+from real_envs.scripted_agents import careless, deal, expert, explorer, garble, mixture, noisy
 from real_envs.trajectory import Observation
 from real_envs.worlds.textworld import REFUSAL, TextWorldGame
 from tests.support.refusal import refused
 
-AGENTS: list[Agent] = [expert(), noisy(0.3), noisy(0.1, 0.6), careless(0.6), explorer(), mistaken()]
+AGENTS: list[Agent] = [expert(), noisy(0.3), noisy(0.1, 0.6), careless(0.6), explorer()]
 
 
 def episode(
@@ -145,35 +133,6 @@ def test_careless_agents_confuse_worlds_only_where_they_know_others(games: list[
     assert tried[0][foreign] > 5
     assert tried[1][foreign] == tried[2][foreign] == 0
     assert {agent.name for agent, _ in mixture((foreign,))} == {agent.name for agent, _ in mixture()}
-
-
-def test_a_confused_agent_does_to_the_wrong_thing_what_is_right_for_another_to_the_end_of_its_plan() -> None:
-    """The wrong thing is one that the world accepts; once its plan is at an end, it follows the right one again."""
-
-    def seen(plan: list[str]) -> Observation:
-        valid = ["take apple", "take pear", "take box key", "look"]
-        hints = {"admissible_commands": valid, "policy_commands": plan, "entities": ["apple", "pear", "box", "chest"]}
-        return Observation("Here are an apple, a pear, a box and a chest.", hints)
-
-    async def three(agent: ScriptedAgent) -> list[str]:
-        actor = agent.start(seen(["take apple", "put apple in box"]), 0)
-        commands = []
-        for _ in range(2):
-            commands.append(await actor.act())
-            actor.observe(seen(["take apple", "put apple in box"]))
-        actor.observe(seen(["open chest"]))  # no other thing can be opened here
-        return [*commands, await actor.act()]
-
-    always = ScriptedAgent("confused", 0.0, Habits(), confused=1.0)
-    assert asyncio.run(three(always)) == ["take pear", "put pear in box", "open chest"]
-    assert asyncio.run(three(expert())) == ["take apple", "take apple", "open chest"]
-
-
-def test_mistaken_agents_have_their_share_and_leave_the_others_theirs() -> None:
-    shares = with_mistaken(mixture(), 0.25)
-    assert shares[-1] == (mistaken(), 0.25)
-    assert [share for _, share in shares[:-1]] == pytest.approx([0.75 * share for _, share in mixture()])
-    assert with_mistaken(mixture(), 0.0) == mixture()
 
 
 def test_agents_say_what_they_lack() -> None:
