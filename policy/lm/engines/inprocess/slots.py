@@ -7,6 +7,9 @@ rectangles, which ``Blocks`` plans once per step for all layers.
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +52,7 @@ class SlotCache:
         shape = (layers, 2, slots, heads, context + 1, dim)
         if device.type == "cpu":
             width = torch.empty((), dtype=dtype).element_size()
-            self.kv = torch.from_numpy(np.zeros((*shape[:-1], dim * width), dtype=np.uint8)).view(dtype)
+            self.kv = torch.from_numpy(_zeros((*shape[:-1], dim * width))).view(dtype)
         else:
             self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.waste_position = context
@@ -76,6 +79,17 @@ class SlotCache:
     def clear(self, slot: int) -> None:
         """Zeros, after a broken sequence: its NaN would leak through the mask into whoever gets the slot next."""
         self.kv[:, :, slot].zero_()
+
+
+def _zeros(shape: tuple[int, ...]) -> np.ndarray:
+    """Bytes that take memory where they are written to. NumPy asks for pages of two megabytes, of which each slot uses
+    the beginning: several times the memory, and most of the time of a first turn."""
+    if sys.platform == "win32":
+        return np.zeros(shape, dtype=np.uint8)
+    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype=np.uint8).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True)
