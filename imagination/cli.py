@@ -9,12 +9,14 @@ Exit codes: 0 done, 2 user error, 130 stopped with Ctrl-C, 1 (with a traceback) 
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import os
 import re
 import shlex
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -127,6 +129,7 @@ STAGES: Mapping[str, Stage] = {stage.name: stage for stage in _ALL}
 def main(argv: Sequence[str] | None = None) -> int:
     """The entry point; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    threading.excepthook = _thread_failed
     try:
         with with_disk_errors_named():
             return _command(words)
@@ -141,6 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return 2
+
+
+def _thread_failed(thread: threading.ExceptHookArgs) -> None:
+    """Shows the traceback, but not of a disk that is full for a logger's thread: the stage meets it, too."""
+    if getattr(thread.exc_value, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+        threading.__excepthook__(thread)
 
 
 def _command(words: Sequence[str]) -> int:

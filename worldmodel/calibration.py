@@ -8,17 +8,15 @@ the weights that it belongs to.
 from __future__ import annotations
 
 import bisect
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_json
 from worldmodel.world_model import Prediction
 
 FILE = "calibration.json"
@@ -161,15 +159,15 @@ class Calibration:
             "n": self.n,
             "goal": self.goal,
         }
-        write_atomically(folder / FILE, json.dumps(data, indent=1) + "\n")
+        write_json(folder / FILE, data)
 
     @classmethod
     def load(cls, folder: Path) -> Calibration | None:
-        """``None`` where there is none: a model that nobody calibrated."""
+        """``None`` where there is none: a model that nobody calibrated. Raises ``UserError``: the file is damaged."""
         path = folder / FILE
         if not path.exists():
             return None
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
         maps = {name: Isotonic(tuple(data[name]["x"]), tuple(data[name]["y"])) for name in ("exact", "outcome")}
         return cls(
             Score(**data["score"]),

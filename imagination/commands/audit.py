@@ -37,7 +37,7 @@ from imagination.runs.worlds import can_play, logged_world
 from imagination.session import Session
 from imagination.settings import AuditSettings, Config, UserError
 from real_envs.env import TaskSet
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_atomically
 from real_envs.worker_pool import real_interaction
 from worldmodel.world_model import LanguageWorldModel
 
@@ -108,7 +108,7 @@ def audited_before(config: Config, folder: Path) -> dict[str, Any] | None:
     models = [*(folder / "models").rglob("config.json"), *(path for path in policies if path.exists())]
     if any(model.stat().st_mtime > written for model in models):
         return None
-    measured: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    measured = read_json(path)
     same = measured.get("version") == VERSION and measured.get("settings") == _settings(config)
     return measured if same else None
 

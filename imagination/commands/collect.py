@@ -12,6 +12,7 @@ from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import check_world, commands_of, open_tasks, world_settings
 from imagination.settings import Config, UserError
+from real_envs.files import CHECKSUMS, check_checksums, write_checksums
 from real_envs.screens import FOLDER
 from real_envs.scripted_agents import deal
 from real_envs.seeding import derive_seed
@@ -40,7 +41,11 @@ def collect(config: Config, folder: Path) -> None:
 
 
 def generate_tasks(config: Config, run: RunFolder) -> None:
-    """Tasks of both splits, in ``games/``. Raises ``UserError``: the world has not so many different ones."""
+    """Tasks of both splits, in ``games/``. Raises ``UserError``: the world has not so many different ones, or one that
+    is there is damaged.
+    """
+    check_checksums(run.games)
+    (run.games / CHECKSUMS).unlink(missing_ok=True)  # a stop before new ones are written leaves none
     counts = {"train": config.games.train, "heldout": config.games.heldout}
     settings = world_settings(config.env, config.games)
     panel = chosen_panel(config) if config.games.panel else None
@@ -55,6 +60,7 @@ def generate_tasks(config: Config, run: RunFolder) -> None:
                 world_of_panel(config.env.name).generate(*asked, panel)
         except ValueError as error:
             raise UserError(f"env={config.env.name}: {error}") from error
+    write_checksums(run.games)
     if panel is not None:
         panel.check_starts(asyncio.run(first_texts(config, run)))
     run.update({"panel": panel and {"name": config.games.panel, "digest": panel.digest}})

@@ -30,7 +30,7 @@ from imagination.session import Session
 from imagination.settings import Config, UserError
 from policy.agent import LanguageModelAgent
 from real_envs.env import Task, TaskSet
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_atomically
 from real_envs.screens import FOLDER
 from real_envs.store import TrajectoryStore
 from real_envs.store.codec import nearest
@@ -89,7 +89,7 @@ def _find(folder: Path, wanted: str) -> dict[str, Any]:
     path = folder / "compare.json"
     if not path.exists():
         raise UserError(f"{path} is not there yet; run `imagine compare` with the same run= and no compare.show first")
-    pairs = {pair["id"]: pair for pair in json.loads(path.read_text(encoding="utf-8"))["pairs"]}
+    pairs = {pair["id"]: pair for pair in read_json(path)["pairs"]}
     if wanted not in pairs:
         raise UserError(f"{path} has no pair '{wanted}'; {nearest(wanted, pairs)}")
     return dict(pairs[wanted])

@@ -16,6 +16,7 @@ from imagination.runs.fingerprint import STEPS, state, summary
 from imagination.settings import Config
 from imagination.settings.compose import load_config, remembered_overrides, saved_config
 from imagination.settings.schema import ConfigError, flatten
+from real_envs.files import read_json
 
 # Folders within a run that hold no run.
 _INSIDE = {"games", "log", "models", "checkpoints", "tokenizer", "tensorboard", "csv", "wandb"}
@@ -92,7 +93,7 @@ def info(folder: Path, root: Path) -> RunInfo:
         stages=done,
         before=policy.get("before", {}).get("train_tasks", {}).get("success"),
         after=policy.get("after", {}).get("train_tasks", {}).get("success"),
-        verdict=json.loads(audit.read_text(encoding="utf-8"))["verdict"]["trust"] if audit.exists() else None,
+        verdict=read_json(audit)["verdict"]["trust"] if audit.exists() else None,
     )
 
 

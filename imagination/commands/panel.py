@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.runs.worlds import open_tasks, world_settings
 from imagination.settings import Config, UserError
 from imagination.settings.compose import config_folder, remembered_overrides
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_atomically
 from real_envs.panels import Panel, digest, installed
 from real_envs.world import FILE, find_world
 from real_envs.worlds.generated import GeneratedWorld
@@ -35,7 +34,7 @@ def panel(config: Config, folder: Path) -> None:
         imagine panel run=mine
         imagine panel run=mine output=runs
     """
-    splits = json.loads(need(folder / "games" / FILE, "collect").read_text())["splits"]
+    splits = read_json(need(folder / "games" / FILE, "collect"))["splits"]
     run = RunFolder(folder, config.seed)
     aside = ("run=", "output=", "seed=", "collect.")
     words = [word for word in remembered_overrides(folder) if not word.startswith(aside)]

@@ -18,6 +18,7 @@ from policy.lm.backbone import BASE_FOLDER, build_model, has_base, load_checkpoi
 from policy.lm.render import ChatFormat
 from policy.lm.settings import AUTO, BASE, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.files import write_checksums
 from real_envs.trajectory import Trajectory
 from worldmodel.diffusion.engine import with_mask
 from worldmodel.formats.full import prediction_text, status_line
@@ -110,5 +111,6 @@ def run_tokenizer(
         texts |= set(thoughts_of(worldmodel, log))
         phrases = [*sorted(status_line(*outcome) for outcome in outcomes), *form.phrases(log)]
         train_tokenizer(sorted(texts), vocab_size, phrases, mask).save_pretrained(folder)
+        write_checksums(folder)
         run.update(made)
     return load_tokenizer(folder)

@@ -26,7 +26,7 @@ from imagination.settings import CriticSettings, TrainSettings, UserError
 from policy.lm.batch import Row, RowBatch, collate
 from policy.lm.forward import ValueHead, encode, split
 from policy.lm.render import ChatFormat, render_for_policy
-from real_envs.files import write_atomically
+from real_envs.files import check_checksums, write_atomically, write_checksums
 from real_envs.seeding import derive_seed
 from real_envs.trajectory import Owner, StopReason, Trajectory
 from worldmodel.extras.synther.transitions import Transitions
@@ -196,15 +196,17 @@ def save_critic(head: ValueHead, folder: Path, purpose: Mapping[str, Any]) -> No
     folder.mkdir(parents=True, exist_ok=True)
     save_file(head.state_dict(), folder / _WEIGHTS)
     write_atomically(folder / _MADE_FOR, json.dumps(purpose, indent=1))
+    write_checksums(folder)
 
 
 def load_critic(folder: Path, purpose: Mapping[str, Any]) -> ValueHead:
     """The head of ``save_critic``.
 
     Raises:
-        UserError: it was fitted for another purpose, or cannot be read.
+        UserError: it was fitted for another purpose, cannot be read, or is not as it was written.
     """
     try:
+        check_checksums(folder)
         known = json.loads((folder / _MADE_FOR).read_text(encoding="utf-8"))
         weights = load_file(folder / _WEIGHTS)
         head = ValueHead(weights["linear.weight"].shape[1])

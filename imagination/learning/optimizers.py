@@ -121,6 +121,17 @@ class MuonAdamW(torch.optim.Optimizer):
         self.param_groups = list(chain.from_iterable(part.param_groups for part in self._parts))
 
 
+def drop_if_not_finite(parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether the gradients hold NaN or an infinity; then all of them go, so that the next step changes nothing."""
+    trained = [p for p in parameters if p.grad is not None]
+    norms = torch._foreach_norm([p.grad for p in trained if p.grad is not None]) if trained else ()
+    if not norms or torch.stack([norm.float() for norm in norms]).isfinite().all():
+        return False
+    for p in trained:
+        p.grad = None
+    return True
+
+
 def split_matrices(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The trained parameters: matrices that map hidden states to hidden states, and the rest."""
     ends: set[int] = set()

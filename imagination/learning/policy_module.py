@@ -21,6 +21,7 @@ from imagination.learning.experience import after_unsure_actions, assign_credit,
 from imagination.learning.losses import EntropyHistory, LossTerms
 from imagination.learning.metrics import means, realised_shares
 from imagination.learning.micro_batch import Losses, Step, logprobs_under, reference_kl
+from imagination.learning.optimizers import drop_if_not_finite
 from imagination.learning.supervised import BETAS, Record
 from imagination.runs.processes import count, gathered, own, sum_gradients
 from imagination.settings import ProgressSettings, TrainSettings
@@ -107,7 +108,7 @@ class PolicyModule(L.LightningModule):
             past = max(self.passed(), update.index / max(1, settings.updates - 1))
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * (1 - (1 - settings.lr_end) * past)
-        metrics, terms, norms = dict(update.metrics), list[LossTerms](), list[float]()
+        metrics, terms, all_norms = dict(update.metrics), list[LossTerms](), list[float]()
         if update.rows:
             batch = collate(update.rows, pad=0)
             self.temperature = temperature_of(batch)
@@ -115,17 +116,19 @@ class PolicyModule(L.LightningModule):
             batch.observed = after_unsure_actions(batch, settings.observation_share)
             batch = batch[trained_rows(batch, settings.observation_coef > 0)]
             before = self._weights() if settings.max_kl else []
-            terms, norms = self._optimise(batch, update, optimizer)
-            if before and norms:
+            terms, all_norms = self._optimise(batch, update, optimizer)
+            if before and all_norms:
                 metrics |= self._within(settings.max_kl, batch, before)
             metrics |= realised_shares(batch)
         self.updates_done = update.index + 1
         measured = means(terms)
-        if "entropy" in measured:
+        if math.isfinite(measured.get("entropy", math.nan)):
             self.entropies = self.entropies.add(measured["entropy"])
         metrics |= measured
-        if norms:
+        if norms := [norm for norm in all_norms if not math.isnan(norm)]:
             metrics["grad_norm"] = sum(norms) / len(norms)
+        if len(norms) < len(all_norms):
+            metrics["skipped_steps"] = len(all_norms) - len(norms)
         self.log_dict({k: v for k, v in metrics.items() if "success" in k or k == "entropy"}, prog_bar=True)
         self.record(update.index, metrics)
 
@@ -146,7 +149,9 @@ class PolicyModule(L.LightningModule):
         return metrics
 
     def _optimise(self, batch: RowBatch, update: Update, optimizer: Any) -> tuple[list[LossTerms], list[float]]:
-        """The optimiser steps of an update: terms of all micro-batches, and the norm of the gradient at each step."""
+        """The optimiser steps of an update: terms of all micro-batches, and the norm of the gradient at each step. That
+        is NaN where the gradient was not finite, and nothing was learned from it.
+        """
         settings, n = self.settings, len(batch)
         collected, norms = list[LossTerms](), list[float]()
         if not n:
@@ -166,8 +171,10 @@ class PolicyModule(L.LightningModule):
                 collected.extend(terms)
                 if unchanged and not remembered and self._differs_from_engine(terms):
                     self._remember_logprobs(batch, range(n) if settings.epochs > 1 else order[size:])
-                norm = torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)
-                norms.append(float(norm))
+                if drop_if_not_finite(self.parameters()):
+                    norms.append(math.nan)
+                else:
+                    norms.append(float(torch.nn.utils.clip_grad_norm_(self.parameters(), settings.grad_clip)))
                 optimizer.step()
         return collected, norms
 

@@ -10,6 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from imagination.learning.optimizers import drop_if_not_finite
 from imagination.learning.supervised import BETAS, Record, schedule
 from imagination.settings import FitSettings, UserError
 from real_envs.screens import Place
@@ -135,6 +136,8 @@ class ScreenModule(L.LightningModule):
         optimizer.zero_grad()
         loss, errors = shortcut_forcing_loss(predict, batch.after, batch.noise)
         self.manual_backward(loss)
+        if drop_if_not_finite(self.parameters()):
+            self.record(step, {"skipped_steps": 1})
         torch.nn.utils.clip_grad_norm_(self.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

@@ -15,14 +15,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from imagination.learning.losses import cross_entropy_loss, token_logprobs
-from imagination.learning.optimizers import MuonAdamW
+from imagination.learning.optimizers import MuonAdamW, drop_if_not_finite
 from imagination.learning.trainer import KeepCheckpoints, StepStream, TimeLimit, WeightAverage, make_trainer
 from imagination.runs.lifecycle import resume_from
 from imagination.runs.processes import count as processes
 from imagination.runs.processes import from_first, gathered, own, sum_gradients
 from imagination.runs.progress_bar import Bar
 from imagination.runs.run_folder import RunFolder
-from imagination.settings import FitSettings
+from imagination.settings import FitSettings, UserError
 from policy.lm.backbone import save_checkpoint
 from policy.lm.batch import RowBatch
 from policy.lm.forward import hidden_before, token_logits
@@ -31,6 +31,7 @@ from real_envs.seeding import derive_seed
 Record = Callable[[int, Mapping[str, float]], None]  # of a step and its metrics
 BETAS = (0.9, 0.98)
 LARGE = 30_000_000  # parameters; below, fp32 wins on CPUs, and a step is too short to measure well
+_MOST_SKIPPED = 10
 _MEASURED = 128  # tokens of the passes that are measured
 
 # --- the objective ---
@@ -112,6 +113,9 @@ def schedule(step: int, steps: int, warmup: int, passed: float = 0.0) -> float:
 class SupervisedModule(L.LightningModule):
     """Training on the tokens that the model should have made (``ce_weight``), by default as next tokens.
 
+    Gradients that are not finite are not learned from and recorded as ``skipped_steps``; ten steps of them in a row are
+    a ``UserError``.
+
     Args:
         settings: with an optimiser that is decided, see ``FitSettings.decided``.
         on_tokens: called after every pass with its number of tokens, and the share of its step that is done.
@@ -133,6 +137,7 @@ class SupervisedModule(L.LightningModule):
         self.model, self.settings, self.record, self.seed = model, settings, record, seed
         self.objective: Objective = objective or NextToken()
         self.on_tokens, self.passed = on_tokens, passed
+        self._skipped_in_a_row = 0
 
     def training_step(self, batch: RowBatch, _: int) -> None:
         # dropout of adapters, the same after a resume
@@ -150,9 +155,18 @@ class SupervisedModule(L.LightningModule):
             parts.append(self._backward(loss, rows))
             self.on_tokens(int(batch.attention_mask[rows].sum()), min(1.0, (start + size) / count))
         sum_gradients(self.parameters())
+        skipped = drop_if_not_finite(self.parameters())
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row == _MOST_SKIPPED:
+            raise UserError(
+                f"the gradients of {_MOST_SKIPPED} steps in a row, up to step {step}, are not finite: lower the "
+                "learning rate, or train in fp32"
+            )
         optimizer.step()
         scheduler.step()
-        if step % 10 == 0:
+        if skipped:
+            self.record(step, {"skipped_steps": 1})
+        elif step % 10 == 0:
             total, right = (float(sum(column)) for column in zip(*gathered(parts), strict=True))
             metrics = {"loss": total, "token_accuracy": right / max(1, loss.count)}
             self.log_dict(metrics, prog_bar=True)

@@ -24,6 +24,8 @@ from typing import Any
 
 from imagination.rollout.play import Episode, Provenance
 from real_envs.env import Agent, Env, StepResult, Task
+from real_envs.errors import UserError
+from real_envs.files import read_text
 from real_envs.trajectory import Observation, Owner, Source, StopReason, Trace, Trajectory, Turn
 from real_envs.worker_pool import PoolStats, real_interaction
 
@@ -63,12 +65,15 @@ class Journal:
         self._records: dict[str, _Record] = {}
         self._earlier, self._now = PoolStats(), PoolStats()  # of processes before the last one, and of the last one
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = read_text(path) if path.exists() else ""
         whole = text[: text.rfind("\n") + 1]  # a torn last line says nothing
         if whole != text:
             path.write_text(whole, encoding="utf-8")
-        for line in whole.splitlines():
-            self._take(json.loads(line))
+        try:
+            for line in whole.splitlines():
+                self._take(json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged: {error!r}") from error
         self._before = real_interaction()
         self._write({"process": 0})
 

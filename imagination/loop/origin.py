@@ -19,7 +19,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.session import Session
 from imagination.settings import UserError
 from real_envs.env import TaskSet
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_atomically
 from real_envs.store import StoreError, TrajectoryStore
 from real_envs.trajectory import Source, StopReason, Trajectory
 from worldmodel.rules.rule_set import FILE
@@ -92,7 +92,7 @@ async def first_looks(run: RunFolder, tasks: TaskSet) -> None:
 def roots(run: RunFolder) -> dict[str, Start]:
     """Where dreams of new tasks begin, by the names that ``starts_from_log`` gives; none without ``first_looks``."""
     path = run.path / "loop" / STARTS
-    shown: Mapping[str, str] = json.loads(path.read_text()) if path.exists() else {}
+    shown: Mapping[str, str] = read_json(path) if path.exists() else {}
     seen = [
         Trajectory(task, task, task, Source.REAL, "", 0, text, (), StopReason.TURN_LIMIT)
         for task, text in shown.items()

@@ -21,6 +21,7 @@ from typing import Any
 from imagination.evaluation.compare.alignment import replayed_pairs, still_true
 from imagination.evaluation.costs import ledger, loop_dreams, price_of, read_control, spent_to_learn, without_dreams
 from real_envs.errors import UserError
+from real_envs.files import read_json, read_text
 from worldmodel.evaluation.proportions import Proportion, difference_ci95
 
 STAGES = ("collect", "fit_world_model", "clone", "train", "evaluate")
@@ -61,19 +62,17 @@ class RunData:
 
 
 def load_run(run_folder: Path | str) -> RunData:
-    """Reads a run folder. Raises ``ReportError``: there is no such folder, or a line is no JSON object (a torn last
-    line of a run that was killed is skipped).
+    """Reads a run folder. Raises ``UserError``: there is no such folder, a file is damaged, or a line is no JSON object
+    (a torn last line of a run that was killed is skipped).
     """
     folder = Path(run_folder)
     if not folder.is_dir():
         raise ReportError(f"{folder} is no run folder")
-    summary = json.loads(_text(folder / "summary.json") or "{}")
-    if not isinstance(summary, dict):
-        raise ReportError(f"{folder / 'summary.json'} holds no JSON object")
+    summary = folder / "summary.json"
     return RunData(
         folder=folder,
         config=_text(folder / "config.yaml"),
-        summary=summary,
+        summary=read_json(summary) if summary.exists() else {},
         metrics=_jsonl(folder / "metrics.jsonl"),
         rollouts=_jsonl(folder / "rollouts.jsonl"),
         control=load_run(folder / "control") if (folder / "control" / "summary.json").exists() else None,
@@ -236,7 +235,7 @@ def _proportion(data: Mapping[str, Any] | None) -> Proportion:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+    return read_text(path) if path.exists() else ""
 
 
 def _jsonl(path: Path) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from imagination.settings import Config, EnvSettings
+from real_envs.files import read_json
 
 # Names of folders, how many processes work, where losses are logged, what an hour costs, and what only looks at a run
 # or starts others from it, decide nothing that is made.
@@ -68,7 +69,7 @@ State = Literal["done", "other settings", "stopped", "not done"]
 def summary(folder: Path) -> dict[str, Any]:
     """What the stages of a run noted; nothing for a new run."""
     path = folder / "summary.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def state(config: Config, folder: Path, stage: str) -> State:

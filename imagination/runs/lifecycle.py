@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -77,7 +78,7 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     A state that was saved under other settings is not gone on from.
 
     Raises:
-        UserError: the state is torn, or a pickle that holds more than numbers and texts.
+        UserError: the state is damaged, or a pickle that holds more than numbers and texts.
     """
     import torch
 
@@ -85,6 +86,10 @@ def resume_from(run: RunFolder, stage: str) -> tuple[str | None, int]:
     if not path.exists():
         return None, 0
     try:
+        with zipfile.ZipFile(path) as file:
+            broken = file.testzip()  # torch writes checksums, but reads without a look at them
+        if broken is not None:
+            raise zipfile.BadZipFile(broken)
         state: Mapping[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever its reader stumbles over
         raise UserError(f"{path} is no training state that can be read ({type(error).__name__}); delete it") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from imagination.runs.machine import processor
 from imagination.settings import LoggerName, UserError
-from real_envs.files import write_atomically
+from real_envs.files import read_json, read_text, write_atomically, write_json
 from real_envs.trajectory import Trajectory
 
 
@@ -68,12 +68,12 @@ class RunFolder:
     @property
     def summary(self) -> dict[str, Any]:
         path = self.path / "summary.json"
-        return dict(json.loads(path.read_text())) if path.exists() else {}
+        return read_json(path) if path.exists() else {}
 
     def update(self, values: Mapping[str, Any]) -> None:
         """Merges ``values`` into ``summary.json``; nested dicts are merged key by key."""
         merged = _merge(self.summary, values)
-        write_atomically(self.path / "summary.json", json.dumps(merged, indent=1))
+        write_json(self.path / "summary.json", merged)
 
     def record(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """One line of ``metrics.jsonl``."""
@@ -81,10 +81,13 @@ class RunFolder:
         _append(self.path / "metrics.jsonl", json.dumps(line) + "\n")
 
     def metrics(self, stage: str) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl`` that a stage wrote."""
+        """The lines of ``metrics.jsonl`` that a stage wrote. Raises ``UserError``: one of them is no JSON."""
         path = self.path / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        text = read_text(path) if path.exists() else ""
+        try:
+            rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        except ValueError as error:
+            raise UserError(f"{path} is damaged: {error}") from error
         return [row for row in rows if row["stage"] == stage]
 
     @contextmanager
@@ -102,7 +105,7 @@ class RunFolder:
         for name in ("metrics.jsonl", "rollouts.jsonl"):
             path = self.path / name
             if path.exists():
-                lines = path.read_text().splitlines(keepends=True)
+                lines = read_text(path).splitlines(keepends=True)
                 kept = [line for line in lines if not _of(line, stage, from_step)]
                 write_atomically(path, "".join(kept))
         if from_step == 0 and stage in self.summary.get("wall_seconds", {}):

@@ -9,6 +9,7 @@ from imagination.runs.run_folder import RunFolder
 from imagination.settings import EnvSettings, GamesSettings, UserError
 from imagination.settings.schema import build
 from real_envs.env import TaskSet
+from real_envs.files import check_checksums
 from real_envs.store import TrajectoryStore
 from real_envs.world import FILE, World, find_world
 from real_envs.worlds.textworld import TextWorld
@@ -46,9 +47,10 @@ def check_world(run: RunFolder, settings: EnvSettings) -> None:
 
 def open_tasks(run: RunFolder, settings: EnvSettings, workers: int, privileged: bool = False) -> TaskSet:
     """The run's tasks and environments to play them in; the caller closes them. Raises ``UserError``: ``collect`` has
-    not made them, or the log is of another world; ``UnknownWorld``: the world is not installed here.
+    not made them, one is damaged, or the log is of another world; ``UnknownWorld``: the world is not installed here.
     """
     need(run.games / FILE, "collect")
+    check_checksums(run.games)
     check_world(run, settings)
     return find_world(settings.name).open(run.games, privileged, workers)
 

@@ -189,13 +189,15 @@ def saved_config(folder: Path, schema: type[C]) -> C:
     Raises ``ConfigError``: it has a key that is not known any more, or was edited by hand into something wrong.
     """
     from omegaconf import OmegaConf
-    from yaml import YAMLError
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError  # type: ignore[import-untyped]
 
+    path = folder / "config.yaml"
     try:
-        saved = OmegaConf.load(folder / "config.yaml")
-    except YAMLError as error:  # a tag such as !!python/object, too
-        raise ConfigError(f"{folder / 'config.yaml'} cannot be read: {str(error).splitlines()[0]}") from error
-    plain = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(asdict(schema())), saved))
+        merged = OmegaConf.merge(OmegaConf.create(asdict(schema())), OmegaConf.load(path))
+        plain = OmegaConf.to_container(merged)
+    except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     result: C = build(schema, plain)
     return result
 
@@ -207,11 +209,15 @@ def remember_overrides(overrides: Sequence[str], folder: Path) -> None:
 
 def remembered_overrides(folder: Path) -> list[str]:
     """The overrides that were saved when this run was last used; none for a new run.
-    Raises ``ConfigError``: one asks for something of this machine, such as a variable of the environment. A typed one
-    may; but the folder may be somebody else's.
+    Raises ``ConfigError``: the file is damaged, or one asks for something of this machine, such as a variable of the
+    environment. A typed one may; but the folder may be somebody else's.
     """
     path = folder / "overrides.json"
-    overrides = [str(override) for override in json.loads(path.read_text(encoding="utf-8"))] if path.exists() else []
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        overrides = [str(override) for override in saved]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error}; give the settings again without it") from error
     if asking := next(filter(_RESOLVER.search, overrides), None):
         raise ConfigError(f"{path}: '{asking}' would be resolved on this machine; write its value there, or remove it")
     return overrides

@@ -30,6 +30,7 @@ from transformers import (
 
 from policy.lm.settings import BASE, LoraSettings, ModelSettings
 from real_envs.errors import UserError
+from real_envs.files import check_checksums, write_checksums
 
 BASE_FOLDER = Path(__file__).with_name("base")
 
@@ -75,6 +76,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: it cannot be read, tensors are missing, the tokenizer knows more tokens than the model has
             embeddings for, or there is no template in the file.
+        UserError: a file is not as ``save_checkpoint`` wrote it.
     """
     template = _read_template(Path(chat_template)) if chat_template else None
     model, tokenizer = _load(name, dtype)
@@ -103,6 +105,7 @@ def _load(name: str, dtype: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBa
         raise CheckpointError("base: this installation came without the base model; `imagine pretrain` makes one")
     if path.is_dir() and not (path / "config.json").exists():
         raise CheckpointError(f"{name}: no config.json; this folder is not a Hugging Face checkpoint")
+    check_checksums(path)
     try:
         _refuse_code(AutoConfig.from_pretrained(where, trust_remote_code=False))
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
@@ -182,7 +185,8 @@ def has_base() -> bool:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder that holds one."""
+    """The tokenizer of a folder that holds one. Raises ``UserError``: a file there is not as it was written."""
+    check_checksums(folder)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return tokenizer
 
@@ -240,6 +244,7 @@ def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path
             model = copy.deepcopy(model).merge_and_unload()
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
+        write_checksums(draft)
         folder.mkdir(parents=True, exist_ok=True)
         for path in draft.iterdir():
             if path.is_dir():  # adapters, further chat templates of a tokenizer

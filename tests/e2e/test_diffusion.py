@@ -29,6 +29,7 @@ from policy.lm.backbone import build_model, save_checkpoint
 from policy.lm.engine import EngineUnavailable
 from policy.lm.settings import EngineSettings, LoraSettings
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.files import CHECKSUMS
 from tests.support.tiny import TASKS, start, tiny_settings, write_log
 from worldmodel.diffusion.engine import CanvasEngine, DiffusionWorldModel
 from worldmodel.world_model import PredictionInvalid
@@ -148,6 +149,7 @@ def test_what_diffusion_cannot_is_said_in_a_line(fitted: Path, tmp_path: Path) -
     config = diffusion_settings()
     folder = tmp_path / "run" / "models" / "worldmodel" / "config.json"
     folder.write_text(folder.read_text().replace('"diffusion_block": 16,', ""))
+    (folder.parent / CHECKSUMS).unlink()
     with pytest.raises(UserError, match=r"models/worldmodel: .* next token"):
         load(config, tmp_path / "run")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from real_envs.files import write_atomically
+from real_envs.files import read_json, write_json
 from real_envs.trajectory import Trajectory, Turn
 from worldmodel.rules.conditions import Rule
 from worldmodel.rules.episode import EpisodeText, Language
@@ -135,7 +134,7 @@ class RuleSet:
             "rules": [rule.to_json() | {"in_words": str(rule)} for rule in self.rules],
             "invariants": [i.to_json() | {"in_words": str(i)} for i in self.invariants],
         }
-        write_atomically(folder / FILE, json.dumps(data, indent=1, ensure_ascii=False))
+        write_json(folder / FILE, data, ensure_ascii=False)
 
     @staticmethod
     def load(folder: Path) -> RuleSet | None:
@@ -148,7 +147,7 @@ class RuleSet:
         if not path.exists():
             return None
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            data = read_json(path)
             if data["version"] != VERSION:
                 raise RulesInvalid(f"{path}: version {data['version']}, and this program reads {VERSION}")
             refusals = Refusals(frozenset(data["refusals"]))

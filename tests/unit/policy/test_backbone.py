@@ -15,6 +15,7 @@ from policy.lm.backbone import CheckpointError, build_model, load_checkpoint, sa
 from policy.lm.forward import decoder, hidden_before, token_logits
 from policy.lm.settings import LoraSettings, ModelSettings
 from policy.lm.tokenizer import train_tokenizer
+from real_envs.files import CHECKSUMS
 
 TOKENIZER = train_tokenizer(["You see a lamp."], 280)
 SIZES = ModelSettings(hidden=16, layers=2, heads=4, kv_heads=2, mlp=32, context=64)
@@ -90,6 +91,7 @@ def test_a_checkpoint_is_loaded_in_the_dtype_asked_for(tmp_path: Path) -> None:
 def test_a_tokenizer_without_padding_pads_with_its_end(tmp_path: Path) -> None:
     """Many hub checkpoints have none; ``None`` in a padded batch would crash long after loading."""
     save_checkpoint(make_model(), TOKENIZER, tmp_path)
+    (tmp_path / CHECKSUMS).unlink()  # hub checkpoints have none of these either
     path = tmp_path / "tokenizer_config.json"
     config = json.loads(path.read_text())
     del config["pad_token"]
@@ -147,6 +149,7 @@ def damage(folder: Path, how: str) -> None:
 def test_a_broken_folder_is_named_with_the_reason(tmp_path: Path, how: str, reason: str) -> None:
     """The user reads one line that says which folder to look at; anything else is a traceback out of a library."""
     save_checkpoint(make_model(), TOKENIZER, tmp_path)
+    (tmp_path / CHECKSUMS).unlink()  # as another program wrote it
     damage(tmp_path, how)
     with pytest.raises(CheckpointError) as error:
         load_checkpoint(str(tmp_path))

@@ -124,6 +124,7 @@ def test_a_rule_of_an_unknown_kind_is_refused(rules: RuleSet, tmp_path: Path) ->
     rules.save(tmp_path)
     data = json.loads((tmp_path / FILE).read_text())
     data["rules"][0]["copy"]["kind"] = "python"
+    del data["sha256"]
     (tmp_path / FILE).write_text(json.dumps(data))
     with pytest.raises(RulesInvalid, match="python"):
         RuleSet.load(tmp_path)
