@@ -190,7 +190,7 @@ def saved_config(folder: Path, schema: type[C]) -> C:
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError  # type: ignore[import-untyped]
+    from yaml import YAMLError
 
     path = folder / "config.yaml"
     try:

@@ -28,7 +28,7 @@ from policy.lm.render import ChatFormat
 from policy.lm.settings import ModelSettings
 from policy.lm.tokenizer import train_tokenizer
 from real_envs.errors import UserError, printable
-from real_envs.files import write_atomically
+from real_envs.files import CHECKSUMS, write_atomically
 from real_envs.importers.drafts import Reading
 from real_envs.importers.formats import LogFile, log_files, read
 from real_envs.world import GROUP, find_world, world_names
@@ -76,6 +76,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = train_tokenizer(["a b c"] * 5, 300)
     folder = tmp_path_factory.mktemp("checkpoint") / "good"
     save_checkpoint(build_model(settings, tokenizer, 0), tokenizer, folder)
+    (folder / CHECKSUMS).unlink()  # whoever edits a checkpoint removes them
     return folder
 
 
