@@ -3,11 +3,13 @@
 #   make demo                                   the whole flow on a laptop
 #   make train ARGS='run=mine preset=tiny'      any stage of `imagine`, with overrides
 #   make test PYTHON=/path/to/python3.12        another interpreter
+#   make chaos MINUTES=60                       faults of disks, processes, clients and worlds; an hour of resets
 #   make vllm-cpu                               the tests of engine=vllm and engine=openai, without a GPU
 #   make learn ARGS='grpo ppo --seeds 0'        which algorithms reach a known optimum, and how soon
 VENV ?= .venv
 VLLM_VENV ?= .venv-vllm
 ARGS ?=
+MINUTES ?= 3
 STAGES := demo demo-seeds pretrain collect fit-world-model rules refine-world-model reflect relabel clone fit-critic train evaluate audit audit-table ablate few-shot loop compare report import serve
 
 BIN := $(VENV)/bin
@@ -24,7 +26,7 @@ NEW_ENOUGH := -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 1
 CANDIDATES := python3.11 python3 python3.12 python3.13 python3.14 python
 PYTHON ?= $(shell for p in $(CANDIDATES); do if $$p $(NEW_ENOUGH) 2>/dev/null; then echo $$p; break; fi; done)
 
-.PHONY: help install test docs stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
+.PHONY: help install test docs chaos stability learn peers clients vllm-cpu bench bench-gpu tripwires pretrained worlds fidelity loop-table base base-table rules-table logs-table early-experience diffusion-table clean $(STAGES)
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$()A-Z -]+:.*## / {sub(/\$$\(STAGES\)/, "<stage>", $$1); printf "  make %-10s %s\n", $$1, $$2}' \
@@ -72,6 +74,12 @@ test: $(STAMP)  ## lint, format check, types, tests on all cores (four at most)
 
 docs: $(STAMP)  ## the site in site/; strict: a dead link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
+
+# The serving test wants the machine for itself, so it comes after the others.
+chaos: $(STAMP)  ## full disks, kills, damaged files, vanished clients, resets; MINUTES=60 resets worlds for an hour
+	CHAOS_MINUTES=$(MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos -m '' --numprocesses=2 --dist=worksteal \
+		--ignore=tests/chaos/test_serving.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/test_serving.py -m '' $(ARGS)
 
 stability: $(STAMP)  ## which tests hang on luck: end-to-end tests under many seeds and machines; an hour or two
 	$(BIN)/python -m tests.stability $(ARGS)

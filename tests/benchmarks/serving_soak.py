@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 from websockets.asyncio.client import connect
@@ -98,8 +99,8 @@ def verdict(low: float, high: float, most: float) -> str:
 # --- clients
 
 
-async def over_socket(address: str, chance: random.Random, pause: float) -> None:
-    """A few episodes over one socket, which one client in eight then leaves without a word."""
+async def over_socket(address: str, chance: random.Random, pause: float, aborts: float) -> None:
+    """A few episodes over one socket, which the client leaves without a word after a share ``aborts`` of its steps."""
     async with connect(f"ws://{address}/ws") as socket:
         for _ in range(chance.randrange(1, 6)):
             await socket.send(json.dumps({"type": "reset", "data": {"seed": chance.randrange(10**6)}}))
@@ -109,36 +110,44 @@ async def over_socket(address: str, chance: random.Random, pause: float) -> None
                 await socket.send(json.dumps({"type": "step", "data": {"message": chance.choice(ACTIONS)}}))
                 reply = json.loads(await socket.recv())
                 done = reply["type"] == "error" or reply["data"]["done"]
-                if chance.random() < 1 / 60:
+                if chance.random() < aborts:
                     socket.transport.abort()
                     return
 
 
-async def over_agentgym(address: str, chance: random.Random, pause: float) -> None:
+async def over_agentgym(address: str, chance: random.Random, pause: float, aborts: float) -> None:
+    """The same over HTTP; a session that is left is there until it is idle for too long."""
     async with httpx.AsyncClient(base_url=f"http://{address}/agentgym", trust_env=False, timeout=60) as client:
-        handle = (await client.post("/create")).json()
+
+        async def post(path: str, body: object = None) -> dict[str, Any]:
+            reply = await client.post(path, json=body)
+            if reply.status_code >= 500:
+                raise RuntimeError(f"{path} answered {reply.status_code}: {reply.text}")
+            return dict(reply.json())
+
+        handle = await post("/create")
         for _ in range(chance.randrange(1, 6)):
-            await client.post(
-                "/reset", json={**handle, "data_idx": chance.randrange(2), "seed": chance.randrange(10**6)}
-            )
+            await post("/reset", {**handle, "data_idx": chance.randrange(2), "seed": chance.randrange(10**6)})
             done = False
             while not done:
                 await asyncio.sleep(chance.uniform(0, 2 * pause))
-                reply = (await client.post("/step", json={**handle, "action": chance.choice(ACTIONS)})).json()
+                reply = await post("/step", {**handle, "action": chance.choice(ACTIONS)})
                 done = "error" in reply or reply["done"]
-        await client.post("/close", json=handle)
+                if chance.random() < aborts:
+                    return
+        await post("/close", handle)
 
 
-async def play(number: int, address: str, pause: float, until: float) -> None:
+async def play(number: int, address: str, pause: float, aborts: float, until: float) -> None:
     chance, way = random.Random(number), over_agentgym if number % 2 else over_socket
     while time.monotonic() < until:
-        await way(address, chance, pause)
+        await way(address, chance, pause, aborts)
 
 
 async def soak(pid: int, address: str, options: argparse.Namespace) -> list[Reading]:
     begun = time.monotonic()
     until = begun + 60 * options.minutes
-    playing = asyncio.gather(*(play(k, address, options.pause, until) for k in range(options.clients)))
+    playing = asyncio.gather(*(play(k, address, options.pause, options.aborts, until) for k in range(options.clients)))
     readings: list[Reading] = []
     while not playing.done():
         await asyncio.wait([playing], timeout=options.every)
@@ -155,6 +164,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.4, help="seconds between a client's requests, on average")
+    parser.add_argument("--aborts", type=float, default=1 / 60, help="share of steps after which a client is gone")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between readings")
     parser.add_argument("--show", type=int, default=30, help="prints one reading in so many")
     parser.add_argument("--most", type=float, default=5.0, help="MiB an hour that still count as flat")

@@ -31,7 +31,16 @@ SETTINGS = (
 SHORTER = {"fit-world-model": ("fit.steps=10",)}
 STAGES = ("collect", "fit-world-model", "clone", "train", "evaluate", "report")
 # Depends on how long something took, or counts what a stopped stage had already spent.
-_OF_THE_CLOCK = {"time", "wall_seconds", "real_seconds", "real_steps", "real_resets", "real_money", "dreamed_turns"}
+_OF_THE_CLOCK = {
+    "time",
+    "wall_seconds",
+    "real_seconds",
+    "real_steps",
+    "real_resets",
+    "real_money",
+    "dreamed_turns",
+    "speed",
+}
 NAME = "tiny"
 
 

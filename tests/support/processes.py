@@ -1,9 +1,10 @@
-"""Whether a process, of whosoever, still runs."""
+"""Whether a process, of whosoever, still runs, what runs below it, and its memory."""
 
 from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 
 def alive(pid: int) -> bool:
@@ -21,3 +22,25 @@ def gone_within(pid: int, seconds: float) -> bool:
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not alive(pid)
+
+
+def below(process: int) -> list[int]:
+    """All living descendants, found anew from the parents that /proc tells."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it ended meanwhile
+            continue
+        if state != "Z":
+            parents[int(entry.name)] = int(parent)
+    found = [process]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found[1:]
+
+
+def resident(process: int) -> int:
+    """Memory, in kB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines() if alive(process) else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0)

@@ -17,7 +17,7 @@ import pytest
 from real_envs.env import EnvFailure, StepResult, Task
 from real_envs.trajectory import Observation
 from real_envs.worker_pool import WorkerPool
-from tests.support.processes import alive, gone_within
+from tests.support.processes import alive, below, gone_within, resident
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 TASK = Task("t")
@@ -145,7 +145,7 @@ def test_a_guard_that_was_killed_is_replaced() -> None:
 
 async def test_resets_keep_memory_and_processes_flat() -> None:
     """200 resets, or for as many seconds as ``IMAGINATION_SOAK`` says; each 20th episode hangs and costs its worker."""
-    before = set(_below(os.getpid()))  # of tests that ran in this process earlier
+    before = set(below(os.getpid()))  # of tests that ran in this process earlier
     begin, resets = time.monotonic(), 0
     async with WorkerPool(Tidy, workers=2, step_timeout=0.2) as pool:
         envs = [pool.make_env() for _ in range(2)]
@@ -166,7 +166,7 @@ async def test_resets_keep_memory_and_processes_flat() -> None:
             worker = await episode(resets)
             resets += 1
             if resets % 40 == 10:
-                found.append((len(set(_below(os.getpid())) - before), _memory(os.getpid()), _memory(worker)))
+                found.append((len(set(below(os.getpid())) - before), resident(os.getpid()), resident(worker)))
                 if SOAK and resets % 2000 == 10:
                     print(f"{time.monotonic() - begin:.0f} s, {resets} resets: {found[-1]}", flush=True)
         half = len(found) // 2
@@ -178,26 +178,4 @@ async def test_resets_keep_memory_and_processes_flat() -> None:
         for ours in (1, 2):
             first, last = (max(row[ours] for row in part) for part in (found[:half], found[half:]))
             assert last < first + 4096, "grew by more than 4 MB"
-    assert len(set(_below(os.getpid())) - before) <= 1, "the guard alone"
-
-
-def _below(process: int) -> list[int]:
-    """All living descendants, found anew from the parents that /proc tells."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it ended meanwhile
-            continue
-        if state != "Z":
-            parents[int(entry.name)] = int(parent)
-    found = [process]
-    for known in found:
-        found += [child for child, parent in parents.items() if parent == known]
-    return found[1:]
-
-
-def _memory(process: int) -> int:
-    """Resident, in kB."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines() if alive(process) else []
-    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0)
+    assert len(set(below(os.getpid())) - before) <= 1, "the guard alone"

