@@ -46,6 +46,9 @@ def test_a_disk_that_fills_at_any_write_loses_nothing_and_the_stage_goes_on_with
         before = digests(root / NAME, "models", "games", "tokenizer"), logged(root / NAME), lines(root / NAME)
         done = flow.run(stage, root, "full", at, more)
         where = f"{stage}, write {at} of {writes}: {done.err}"
+        if done.code == 0:  # a logger's thread writes now and then, so that there may be fewer writes another time
+            assert result(root / NAME) == whole, where
+            continue
         assert done.code == 2, where
         assert len(done.errors) == 1, where
         assert "full" in done.errors[0], where
@@ -71,7 +74,7 @@ def test_a_stage_that_is_killed_anywhere_comes_to_the_same(flow: Flow, stage: st
         root = flow.copy(stage, f"killed-{stage}")
         before = logged(root / NAME)
         done = flow.run(stage, root, "kill", at, more)
-        assert done.code == -9, f"{stage}, change {at} of {changes}: {done.err}"
+        assert done.code == -9 or done.changes < at, f"{stage}, change {at} of {changes}: {done.err}"
         kept = logged(root / NAME)
         assert before <= kept, f"{stage}, change {at}"
         again = flow.run(stage, root, more=more)
