@@ -21,6 +21,7 @@ from real_envs.store.codec import FieldError
 CONVERSATIONS = "conversations"
 _MODEL, _CALL = ("gpt", "assistant", "agent", "model", "bot", "chatgpt"), ("function_call", "tool_call")
 _WORLD = (*"human user system observation tool function tool_response function_response ipython".split(),)  # noqa: SIM905
+_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _KNOWN = ("item_id", "task_id", "reward", "success", CONVERSATIONS)
 
 
@@ -56,9 +57,11 @@ def conversation_draft(record: Any, reading: Reading) -> EpisodeDraft:
             raise FieldError(f"{at}.value", f"is {value!r:.60}, not text")
         if speaker in _CALL:
             thoughts, text, _ = apart(value)
-            calls = decoded(text)
+            tagged = _TAGGED.findall(text)
+            calls = tagged or decoded(text)
             calls = calls if isinstance(calls, list) else [calls] if calls != text else text.splitlines()
-            dialogue.act("\n".join(written_call(call, f"{at}.value") for call in calls), thoughts)
+            beside = _TAGGED.sub("", text).strip() if tagged else ""
+            dialogue.act("\n".join([beside, *(written_call(call, f"{at}.value") for call in calls)]).strip(), thoughts)
             called = True
         elif speaker in _MODEL:
             if flagged and not dialogue.turns and message.get("loss") is not True:

@@ -18,6 +18,7 @@ from real_envs.errors import UserError
 from real_envs.importers.agentgym import AgentGymFormat
 from real_envs.importers.browser_use import PAGES, BrowserUse, task_folders
 from real_envs.importers.commands import Commands
+from real_envs.importers.containers import not_read
 from real_envs.importers.drafts import (
     Format,
     Reading,
@@ -42,7 +43,7 @@ AUTO = "auto"
 _HEAD = 100_000
 # what reading a file may raise, a gzipped one that breaks off included
 BROKEN = (OSError, EOFError, zlib.error, RecursionError)
-_JSON = (".json", ".jsonl", ".ndjson", ".traj")
+_JSON = (".json", ".jsonl", ".ndjson", ".traj", ".eval")
 _TRANSCRIPTS = ("", ".txt", ".log", ".out", ".ipynb")  # of text in a folder
 
 
@@ -116,6 +117,8 @@ def _recognised(sample: Sample) -> tuple[Format, str] | None:
 
 def _in_no_format(sample: Sample) -> str:
     """What was seen of a file in no format, and which one comes near, and why it is not in that one."""
+    if known := not_read(sample.record):
+        return f"is one of {known}"
     unknown = "is in no format that is known here"
     if sample.record is None:
         return f"{unknown}: {sample.error}" if sample.error else unknown

@@ -5,7 +5,8 @@ An observation is the output of the action beside it; the start is the query. A 
 score. (Some agents are judged only when they submit; their zeros before are scores, too.) The task is solved where the
 best score is 1. There is no flag of an end: an episode ended that reached a score of 1 or submitted.
 
-Thoughts and the validity of an action are notes of its turn.
+Thoughts and the validity of an action are notes of its turn. A last action ``blocked`` without an observation is what
+the runner wrote where the model's server refused to answer; it is left out, and the episode was cut.
 """
 
 from __future__ import annotations
@@ -38,13 +39,21 @@ class InterCode(Format):
         columns = {name: history.get(name) for name in (*_ARRAYS, "valid_action", "thoughts")}
         arrays = {name: array for name, array in columns.items() if isinstance(array, list)}
         lengths = {name: len(array) for name, array in arrays.items()}
+        blocked = (
+            arrays.get("actions", [])[-1:] == ["blocked"] and lengths["actions"] == lengths.get("observations", -1) + 1
+        )
+        if blocked:
+            if not lengths["observations"]:
+                raise FieldError(f"{HISTORY}.actions", "hold nothing but 'blocked': nobody acted")
+            arrays = {name: array[: lengths["observations"]] for name, array in arrays.items()}
+            lengths = {name: len(array) for name, array in arrays.items()}
         if missing := [name for name in _ARRAYS if name not in lengths]:
             raise FieldError(f"{HISTORY}.{missing[0]}", "is no list")
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
             raise FieldError(HISTORY, f"has arrays of unequal lengths ({counts})")
         score, turns = 0.0, []
-        for k, (action, observation, reward) in enumerate(zip(*(history[name] for name in _ARRAYS), strict=True)):
+        for k, (action, observation, reward) in enumerate(zip(*(arrays[name] for name in _ARRAYS), strict=True)):
             if isinstance(reward, bool) or not isinstance(reward, int | float):
                 raise FieldError(f"{HISTORY}.rewards[{k}]", f"is {reward!r:.40}, not a number")
             info = {
@@ -65,4 +74,5 @@ class InterCode(Format):
             turns=turns,
             task_id=task or None,
             success=None if best is None else best == 1,
+            left_out={"action that was blocked": int(blocked)},
         )

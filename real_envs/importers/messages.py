@@ -16,12 +16,12 @@ from typing import Any
 from real_envs.store.codec import FieldError
 
 AGENT, WORLD, SYSTEM = "agent", "world", "system"
-_SPEAKERS = {
-    "assistant": AGENT,
-    "model": AGENT,
-    **dict.fromkeys(("user", "tool", "function"), WORLD),
-    **dict.fromkeys(("system", "developer"), SYSTEM),
+_NAMES = {
+    AGENT: "assistant model ai gpt chatbot chatgpt bot agent aimessage aimessagechunk tool-call",
+    WORLD: "user tool function human humanmessage toolmessage tool_result toolresult tool-response observation",
+    SYSTEM: "system developer systemmessage",
 }
+SPEAKERS = {name: speaker for speaker, names in _NAMES.items() for name in names.split()}
 ITEMS = {  # of OpenAI's Responses API, which have a type in place of a role
     **dict.fromkeys(("reasoning", "function_call", "custom_tool_call"), AGENT),
     **dict.fromkeys(("function_call_output", "custom_tool_call_output"), WORLD),
@@ -35,16 +35,16 @@ _NO_TEXT = frozenset(
     "image image_url input_image audio input_audio video video_url file input_file document".split()  # noqa: SIM905
 )
 _SECRET = frozenset(("redacted_thinking",))  # thoughts that nobody can read
-_IN_PLACE = (
-    "tool_calls",
-    "function_call",
-    "refusal",
-    "reasoning_content",
-    "reasoning",
-    "reasoning_details",
-    "thinking",
+_IN_PLACE = frozenset(
+    "tool_calls function_call refusal reasoning_content reasoning reasoning_details thinking".split()  # noqa: SIM905
 )
 _PLAIN = frozenset(("role", "content", "name", "id", "tool_call_id"))
+_ABOUT = (
+    "usage usage_metadata response_metadata provider_specific_fields metadata providerMetadata logprobs tokens cost"
+)
+_ABOUT += " tool_call_ids cache_control extra extras info timing raw_data token_ids thinking_blocks error"
+_NO_PARTS = frozenset(_ABOUT.split())  # fields with lists and objects that are no part of what was said
+_REDACTED = "redacted-by-litellm"  # what LiteLLM writes in place of a text
 _BESIDE = ("images", "audio", "videos", "files", "attachments")  # fields beside the content that hold no text
 _THOUGHT = re.compile(
     r"<(think|thinking)>(.*?)</\1>|\[THINK\](.*?)\[/THINK\]|\A\s*<(thought|reasoning)>(.*?)</\4>", re.DOTALL | re.I
@@ -77,6 +77,9 @@ class Parts:
 
     def add(self, text: str, acts: bool) -> None:
         """Text that somebody said; thoughts in it are apart if it is the agent."""
+        if text == _REDACTED:
+            self.left_out["redacted text"] += 1
+            return
         thoughts, rest, unfinished = apart(text) if acts else ([], text, False)
         self.texts.append(rest)
         self.thoughts += thoughts
@@ -91,20 +94,20 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
     if role is None and isinstance(kind, str) and kind in ITEMS:
         _add(message, at, parts, ITEMS[kind] == AGENT)
         return ITEMS[kind], parts
-    if not isinstance(role, str) or role not in _SPEAKERS:
+    if not isinstance(role, str) or role.lower() not in SPEAKERS:
         unknown = role is None and kind is not None
         reason = f"is {(kind if unknown else role)!r:.40}, not system, user, assistant or tool"
         raise FieldError(f"{at}.{'type' if unknown else 'role'}", reason)
-    speaker, content = _SPEAKERS[role], message.get("content")
+    speaker, content = SPEAKERS[role.lower()], message.get("content")
     acts = speaker == AGENT
-    if isinstance(content, str) and message.keys() <= _PLAIN:  # most messages
+    if isinstance(content, str) and message.keys() <= _PLAIN and content != _REDACTED:  # most messages
         parts.add(content, acts)
         return speaker, parts
     if acts:
         thought = next((message[key] for key in ("reasoning_content", "reasoning", "thinking") if message.get(key)), "")
         if isinstance(thought, str) and thought.strip():
             parts.thoughts.append(thought.strip())
-        elif details := message.get("reasoning_details") or (thought if isinstance(thought, list) else None):
+        elif details := message.get("reasoning_details") or message.get("thinking_blocks") or thought:
             parts.thoughts += _plain_thoughts(details, f"{at}.reasoning_details", parts)
     elsewhere = any(isinstance(value, list | dict) and value for value in message.values()) or "text" in message
     if "content" not in message and elsewhere and not any(message.get(key) for key in _IN_PLACE):
@@ -116,18 +119,27 @@ def read_message(message: Any, at: str) -> tuple[str, Parts]:
         for call, where in calls_of(message, at):
             parts.texts.append(written_call(call, where))
             parts.called = True
-    parts.error |= speaker == WORLD and (message.get("error") is True or message.get("is_error") is True)
-    if beside := [key for key in _BESIDE if message.get(key)]:
-        parts.left_out.update(beside)
-    if parts.left_out and parts.left_out.keys() - _SECRET and not parts.text and not parts.thoughts:
-        raise FieldError(f"{at}.content", f"holds {', '.join(parts.left_out)} and no text: nothing of it can be read")
+            parts.left_out["unparsed arguments"] += isinstance(call, dict) and bool(call.get("parse_error"))
+    elif speaker == WORLD and (error := message.get("error")):
+        parts.error = True
+        text = error.get("message") if isinstance(error, dict) else error
+        if isinstance(text, str) and text not in parts.text:
+            parts.add(text, False)
+    parts.error |= speaker == WORLD and message.get("is_error") is True
+    for key, value in message.items():
+        if key in _BESIDE or (isinstance(value, list | dict) and key not in _PLAIN and key not in _IN_PLACE):
+            parts.left_out[key if key in _BESIDE else f"field {key}"] += bool(value) and key not in _NO_PARTS
+    parts.left_out += Counter()  # without counts of 0
+    unread = [kind for kind in parts.left_out if kind not in _SECRET and not kind.startswith("field ")]
+    if unread and not parts.text and not parts.thoughts:
+        raise FieldError(f"{at}.content", f"holds {', '.join(unread)} and no text: nothing of it can be read")
     return speaker, parts
 
 
 def system_text(value: Any, at: str) -> str:
     """A system prompt that stands beside the messages: text, or parts."""
     parts = Parts()
-    _add_content(value, at, parts, False)
+    _add_content(value.get("parts") if isinstance(value, dict) else value, at, parts, False)
     return parts.text
 
 
@@ -229,6 +241,9 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
         if not isinstance(text, str):
             raise FieldError(f"{at}.text", f"is {text!r:.60}, not text")
         parts.add(text, acts)
+        cited = inner.get("citations") or inner.get("annotations")
+        if isinstance(cited, list) and cited:
+            parts.left_out["citation"] += len(cited)
     elif kind in _THOUGHTS and acts:
         parts.thoughts += _thoughts(inner, at, parts)
     elif kind in _CALLS and acts:
@@ -237,8 +252,12 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
     elif kind in _ANSWERS and not acts:
         parts.error |= inner.get("is_error") is True or inner.get("status") == "error"
         _add_content(_answer(inner), f"{at}.content", parts, False)
-    elif kind == "document" and (text := _plain_document(inner.get("source"))):
+    elif kind == "document" and (text := _plain_document(inner.get("source") or inner.get("document"))):
         parts.texts.append(text)
+    elif kind in ("search_result", "tool_reference"):  # in the answers of Anthropic's tools
+        about = [inner.get(key) for key in ("title", "source", "tool_name")]
+        parts.texts += [text for text in about if isinstance(text, str)]
+        _add_content(inner.get("content"), f"{at}.content", parts, False)
     elif isinstance(kind, str) and (kind in _NO_TEXT or kind in _SECRET):
         parts.left_out[kind] += 1
     elif kind in _CALLS or kind in _ANSWERS or kind in _THOUGHTS:
@@ -248,7 +267,8 @@ def _add(part: Mapping[str, Any], at: str, parts: Parts, acts: bool) -> None:
 
 
 def _plain_document(source: Any) -> str:
-    plain = isinstance(source, dict) and source.get("type") == "text" and isinstance(source.get("data"), str)
+    """Of Anthropic, or of Cohere, which has no type."""
+    plain = isinstance(source, dict) and source.get("type", "text") == "text" and isinstance(source.get("data"), str)
     return str(source["data"]) if plain else ""
 
 
@@ -265,8 +285,13 @@ def _answer(part: Mapping[str, Any]) -> Any:
 
 def _thoughts(part: Mapping[str, Any], at: str, parts: Parts) -> list[str]:
     """Of a part ``thinking``, or of an item ``reasoning`` with a summary, a content, or both."""
-    if isinstance(text := part.get("thinking") or part.get("text"), str):
+    if part.get("redacted") is True:
+        parts.left_out["reasoning"] += 1
+        return []
+    if isinstance(text := part.get("thinking") or part.get("text") or part.get("reasoning"), str):
         return [text.strip()] if text.strip() else []
+    if isinstance(text, list):  # of Mistral
+        return _plain_thoughts(text, at, parts)
     if isinstance(text := part.get("reasoningText"), dict):
         return _plain_thoughts([text], at, parts)
     if not (summary := part.get("content") or part.get("summary")):
@@ -277,11 +302,10 @@ def _thoughts(part: Mapping[str, Any], at: str, parts: Parts) -> list[str]:
 
 def _plain_thoughts(listed: Any, at: str, parts: Parts) -> list[str]:
     texts: list[Any] = []
+    keys = ("text", "summary", "thinking")
     for part in listed if isinstance(listed, list) else [listed]:
         within = isinstance(part, dict)
-        texts.append(
-            next((part[k] for k in ("text", "summary") if isinstance(part.get(k), str)), None) if within else part
-        )
+        texts.append(next((part[k] for k in keys if isinstance(part.get(k), str)), None) if within else part)
     if any(text is not None and not isinstance(text, str) for text in texts):
         raise FieldError(at, f"is {listed!r:.60}, not text")
     parts.left_out["reasoning"] += sum(text is None for text in texts)  # encrypted

@@ -20,28 +20,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from real_envs.importers.containers import contained, container_of, not_read, sessions
+from real_envs.importers.dialects import is_message, is_session, spoken
 from real_envs.importers.drafts import Dialogue, EpisodeDraft, Format, Reading, outcome
 from real_envs.importers.ends import ending_of
-from real_envs.importers.messages import (
-    AGENT,
-    ITEMS,
-    SYSTEM,
-    Parts,
-    calls_of,
-    decoded,
-    read_message,
-    system_text,
-)
+from real_envs.importers.messages import AGENT, SYSTEM, Parts, calls_of, decoded, read_message, system_text
 from real_envs.importers.records import Record, Sample, json_records
 from real_envs.store.codec import FieldError
 from real_envs.trajectory import StopReason
 
-MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations")
+_LESS_SURE = ("history", "contents", "events", "chat_messages", "loglines", "chat_history")
+MESSAGES = ("messages", "traj", "conversation", "trajectory", "conversations", *_LESS_SURE)
 _ROLLOUTS = (("prompt", "completion"), ("input", "output"))
-_PROMPTS = ("system", "instructions", "system_prompt")  # beside the messages
+_PROMPTS = ("system", "instructions", "system_prompt", "systemInstruction", "system_instruction")  # beside the messages
 _STOP = "###STOP###"  # how the simulated user of tau-bench hangs up
 _KNOWN = ("task_id", "reward", "success")
-_SIMULATIONS = "simulations"
 
 
 class OpenaiChat(Format):
@@ -51,46 +44,39 @@ class OpenaiChat(Format):
 
     def recognises(self, sample: Sample) -> str:
         record = sample.record
-        if _is_message(record):
-            return "it is one list of messages with 'role'"
-        if isinstance(record, dict) and isinstance(record.get(_SIMULATIONS), list):
-            return f"it has '{_SIMULATIONS}' of tau2-bench"
+        if is_session(record) or is_message(record):
+            return (
+                "it is a session of Claude Code"
+                if is_session(record)
+                else "it is one list of messages, items or events"
+            )
         key, messages = messages_of(record)
-        good = bool(messages) and _is_message(messages[0])
-        return f"its records have messages with 'role'{f' in {key!r}' if key else ''}" if good else ""
+        if not_read(record) or not (container_of(record) or _begins(messages)):
+            return ""
+        kind = (
+            "messages with 'role'"
+            if messages and isinstance(messages[0], dict) and "role" in messages[0]
+            else "messages"
+        )
+        return f"its records have {container_of(record) or kind}{f' in {key!r}' if key else ''}"
 
     def records(self, path: Path) -> Iterator[Record]:
         records = json_records(path)
         first = next(records, None)
-        if first is not None and _is_message(first.value):
-            yield Record("the file", [first.value, *(record.value for record in records)])
-        elif first is not None:
-            for record in chain((first,), records):
-                yield from _simulations(record) if _has_simulations(record.value) else (record,)
+        records = chain(() if first is None else (first,), records)
+        if first is not None and is_message(first.value) and not is_session(first.value):
+            yield Record("the file", [record.value for record in records])
+        else:
+            yield from (sessions if first is not None and is_session(first.value) else contained)(records)
 
     def draft(self, value: Any, reading: Reading) -> EpisodeDraft:
         return chat_draft(value, reading)
 
 
-def _has_simulations(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get(_SIMULATIONS), list) and not messages_of(value)[1]
-
-
-def _simulations(record: Record) -> Iterator[Record]:
-    """The episodes of a results file, each with the policy that its agent was shown and the model that acted."""
-    info = record.value.get("info") if isinstance(record.value.get("info"), dict) else {}
-    world, agent = info.get("environment_info"), info.get("agent_info")
-    beside = {
-        "system": world.get("policy") if isinstance(world, dict) else None,
-        "agent": agent.get("llm") if isinstance(agent, dict) else None,
-    }
-    for i, value in enumerate(record.value[_SIMULATIONS]):
-        yield Record(f"{_SIMULATIONS}[{i}]", beside | value if isinstance(value, dict) else value)
-
-
-def _is_message(value: Any) -> bool:
-    """Or an item of the Responses API."""
-    return isinstance(value, dict) and ("role" in value or value.get("type") in tuple(ITEMS))
+def _begins(messages: list[Any]) -> bool:
+    """With a message. Older logs of OpenHands hold pairs of an action and its answer."""
+    first = messages[0] if messages else None
+    return is_message(decoded(first[0] if isinstance(first, list) and first else first))
 
 
 def messages_of(record: Any) -> tuple[str, list[Any]]:
@@ -100,7 +86,10 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
     if not isinstance(record, dict):
         return "", []
     lists = ((key, decoded(record.get(key))) for key in MESSAGES)
-    named = next(((key, messages) for key, messages in lists if isinstance(messages, list)), ("", []))
+    sure = (
+        (key, given) for key, given in lists if isinstance(given, list) and (key not in _LESS_SURE or _begins(given))
+    )
+    named = next(sure, ("", []))
     for first, second in _ROLLOUTS:
         before, after = decoded(record.get(first)), decoded(record.get(second))
         if first == "prompt" and isinstance(after, str) and not (named[0] and isinstance(before, str)):
@@ -112,22 +101,23 @@ def messages_of(record: Any) -> tuple[str, list[Any]]:
 
 
 def _items(values: list[Any]) -> bool:
-    return bool(values) and all(_is_message(value) for value in values)
+    return bool(values) and all(is_message(value) for value in values)
 
 
 def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     """Raises ``FieldError`` where there are no messages, or one has no known role or holds what cannot be read."""
+    if about := not_read(record):
+        raise FieldError("", f"is one of {about}")
     key, messages = messages_of(record)
     if not messages:
         raise FieldError(MESSAGES[0], "is no list of messages, or an empty one")
     fields = record if isinstance(record, dict) else {}
     dialogue, last, message, used = Dialogue(), Parts(), None, set(_KNOWN)
-    if reading.system and (name := next((name for name in _PROMPTS if isinstance(fields.get(name), str | list)), None)):
-        used.add(name)
-        dialogue.answer(system_text(fields[name], name))
+    if reading.system and (prompts := [key for key in _PROMPTS if isinstance(fields.get(key), str | list | dict)]):
+        used.add(prompts[0])
+        dialogue.answer(system_text(fields[prompts[0]], prompts[0]))
     of_user = False  # whether the user's own tools answer next
-    for i, value in enumerate(map(decoded, messages)):
-        at = f"{key}[{i}]"
+    for at, value in _each(key, messages, dialogue):
         role = value.get("role") if isinstance(value, dict) else None
         if role == "exit":  # how mini-swe-agent notes its end
             dialogue.left_out["exit message"] += 1
@@ -151,7 +141,11 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
     stop, failure = ending_of(fields, message)
     if stop is None and last.unfinished and dialogue.unanswered:
         stop = StopReason.CONTEXT_LIMIT
-    stop = dialogue.end(stop, last.called, judged=reward is not None or fields.get("success") is not None)
+    stop = dialogue.end(
+        stop,
+        last.called,
+        judged=reward is not None or fields.get("success") is not None or (message or {}).get("ends") is True,
+    )
     turns = dialogue.turns
     if not turns:
         raise FieldError(key, "has no message of the assistant")
@@ -168,6 +162,15 @@ def chat_draft(record: Any, reading: Reading) -> EpisodeDraft:
         left_out=dialogue.left_out,
         **{"success": fields.get("success"), **outcome(reward)},
     )
+
+
+def _each(key: str, messages: list[Any], dialogue: Dialogue) -> Iterator[tuple[str, Any]]:
+    """Where each message stands, and the message in plain terms."""
+    for i, value in enumerate(map(decoded, messages)):
+        for part in value if isinstance(value, list) else (value,):
+            plain, left_out = spoken(part)
+            dialogue.left_out.update(left_out)
+            yield from ((f"{key}[{i}]", message) for message in plain)
 
 
 def _reward(fields: Mapping[str, Any]) -> Any:

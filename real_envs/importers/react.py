@@ -2,7 +2,8 @@
 
 The first action of an episode is ``reset``, whose observation is the start; where there is none, the text above the
 first action is. A line of dashes with the number of the episode below it, or the next ``reset``, begins another
-episode. As WebShop prints it:
+episode, and so does a line ``Question: ...`` or ``Context: ...`` below an action. Actions and observations may have
+numbers. What a line ``Thought: ...`` above an action says is a note of its turn. As WebShop prints it:
 
 - ``Your score (min 0.0, max 1.0): 0.5`` is the episode's reward, and its end. An episode without one has no reward.
 - ``137 0.68 0.38 0.0`` below an episode are the mean reward and the success rate of the first 137: the episode was
@@ -20,16 +21,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from real_envs.importers.drafts import ANSWER, EpisodeDraft, Format, Reading
+from real_envs.importers.drafts import ANSWER, THOUGHT, EpisodeDraft, Format, Reading
 from real_envs.importers.records import Record, Sample, open_bytes, plain_suffix, text_lines
 from real_envs.store.codec import FieldError
 
 _RULE = re.compile(r"-{5,}\s*$")
 _SCORE = re.compile(r"Your score \(min 0\.0, max 1\.0\): (-?[\d.]+)")
 _RATES = re.compile(r"^(\d+) (-?[\d.e-]+) ([\d.e-]+) [\d.e-]+\s*$", re.MULTILINE)
-_STEP = re.compile(r"^Action: ?", re.MULTILINE)
+_STEP = re.compile(r"^Action(?: ?\d+)?: ?", re.MULTILINE)
+_TASK = re.compile(r"(Question|Context): ?\S")
+_THOUGHT = re.compile(r"^Thought(?: ?\d+)?: ?", re.MULTILINE)
 _RESET = re.compile(r"Action: ?reset\s*$")
-_SEEN = re.compile(r"^Observation: ?", re.MULTILINE)
+_SEEN = re.compile(r"^Observation(?: ?\d+)?: ?", re.MULTILINE)
 
 
 class React(Format):
@@ -39,7 +42,7 @@ class React(Format):
 
     def recognises(self, sample: Sample) -> str:
         text = "".join(_printed(sample.path)) if plain_suffix(sample.path) == ".ipynb" else sample.text
-        good = bool(re.search(r"^Action: ?.*\nObservation:", text, re.MULTILINE))
+        good = bool(re.search(r"^Action(?: ?\d+)?: ?.*\nObservation(?: ?\d+)?:", text, re.MULTILINE))
         return "it has lines 'Action: ...' above lines 'Observation: ...'" if good else ""
 
     def records(self, path: Path) -> Iterator[Record]:
@@ -53,15 +56,18 @@ class React(Format):
         head, *steps = _STEP.split(text)
         if not steps:
             raise FieldError("Action", "is nowhere in the episode")
-        start, turns = head.strip(), []
+        start, *thoughts = (part.strip() for part in _THOUGHT.split(head))
+        turns: list[dict[str, Any]] = []
         for k, step in enumerate(steps):
             action, *observation = _SEEN.split(step, maxsplit=1)
             if not observation and (k == 0 or k < len(steps) - 1):
                 raise FieldError(f"Observation of action {k}", "is missing")
+            info = {THOUGHT: "\n\n".join(filter(None, thoughts))} if any(thoughts) else {}
+            seen, *thoughts = (part.strip() for part in _THOUGHT.split("".join(observation)))
             if k == 0 and action.strip() == "reset":
-                start = f"{start}\n{observation[0].strip()}".strip()
+                start = f"{start}\n{seen}".strip()
             else:
-                turns.append({"action": action.strip(), "observation": "".join(observation).strip()})
+                turns.append({"action": action.strip(), "observation": seen, "info": info})
         if not turns:
             raise FieldError("Action", "is only 'reset': nobody acted")
         score = _SCORE.search(turns[-1]["observation"])
@@ -72,7 +78,7 @@ class React(Format):
             stop="terminated" if score else None,
             success=solved,
             reward=float(score[1]) if score else None,
-            left_out={} if observation else {ANSWER: 1},
+            left_out={ANSWER: int(not observation), "last thought": int(any(thoughts))},
         )
 
 
@@ -119,7 +125,7 @@ def _episodes(lines: Iterable[str], path: Path) -> Iterator[Record]:
             yield from record()
             part, name, ruled = [], line.strip(), False
         else:
-            if _RESET.match(line) and any(_STEP.match(earlier) for earlier in part):
+            if (_RESET.match(line) or _TASK.match(line)) and any(_STEP.match(earlier) for earlier in part):
                 yield from record()
                 part, name = [], ""
             ruled = False

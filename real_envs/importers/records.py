@@ -6,6 +6,7 @@ import codecs
 import gzip
 import io
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -147,6 +148,9 @@ def json_records(path: Path) -> Iterator[Record]:
     Raises:
         OSError: the file cannot be read.
     """
+    if plain_suffix(path) == ".eval":
+        yield from _samples(path)
+        return
     with open_bytes(path) as file:
         head = file.read(_CHUNK).decode("utf-8-sig", "ignore").lstrip()
     if plain_suffix(path) in _LINES or _looks_like_lines(head):
@@ -155,6 +159,20 @@ def json_records(path: Path) -> Iterator[Record]:
         yield from (Record(f"record {key}", value) for key, value in _values(path))
     else:
         yield from _entries(path)
+
+
+def _samples(path: Path) -> Iterator[Record]:
+    """Those of a log of Inspect, one at a time, each with what the log says of its run."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            check_unpacked(sum(info.file_size for info in file.infolist()), path.stat().st_size)
+            names = file.namelist()
+            run = next((name for name in ("header.json", "_journal/start.json") if name in names), None)
+            about = json.loads(file.read(run))["eval"] if run else {}
+            for name in (name for name in names if name.startswith("samples/")):
+                yield Record(name, {"eval": about, "samples": [json.loads(file.read(name))]})
+    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, NotImplementedError) as error:
+        raise OSError(f"is no log of Inspect that can be read ({error}): inspect log convert --to json") from error
 
 
 def _looks_like_lines(head: str) -> bool:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from real_envs.importers.containers import contained, sessions
 from real_envs.importers.drafts import Reading, finish
 from real_envs.importers.formats import FORMATS, Imported, find_format, read
+from real_envs.importers.records import Record
 from real_envs.store.codec import FieldError, decode, encode
 
 KEYS = """
@@ -20,9 +22,12 @@ agent turn_history actions observations rewards valid_action thoughts summary ma
 conversations from value loss item_id trace problem plans turns action observation terminated start stop
 model_output history result pages metadata step_number index instruction passed x trajectory thought response query
 type text input output thinking summary tool_use_id requestor reasoning_content source data error info
+parts functionCall functionResponse args toolInvocation state payload sessionId uuid parentUuid isSidechain message
+kwargs lc additional_kwargs invalid_tool_calls samples simulations eval scores attachments limit sender kind
 """
 SPEAKERS = ["user", "assistant", "tool", "system", "human", "gpt", "function_call", "observation"]
-KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image"]
+KINDS = ["text", "tool_use", "tool_result", "thinking", "reasoning", "document", "image", "ai", "response_item"]
+KINDS += ["server_tool_use", "mcp_tool_result", "tool-f", "dynamic-tool", "web_search_call", "run", "output-available"]
 WORDS = st.sampled_from([*SPEAKERS, *KINDS, "a\n> b", "terminated", "expert", "", "\ud800", "<think>", '{"name": "x"}'])
 PLAIN = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.integers() | WORDS
 NAMES = st.sampled_from(KEYS.split())
@@ -84,6 +89,24 @@ def test_a_record_is_an_episode_or_is_refused(name: str) -> None:
         assert episode.id
 
     check()
+
+
+LINE = record(
+    {"type": WORDS}, "sessionId", "uuid", "parentUuid", "isSidechain", "message", "payload", "role", "content"
+)
+RUN = record({"eval": ROW, "samples": st.lists(ROW | record({"messages": SAID}, "scores", "limit") | JSON, max_size=3)})
+
+
+@settings(max_examples=150)
+@given(st.lists(LINE, max_size=5), st.lists(RUN | ROW | JSON, max_size=3))
+def test_lines_and_logs_of_other_programs_become_records(lines: list[Any], runs: list[Any]) -> None:
+    chats = [*sessions(Record("line", line) for line in lines), *contained(Record("record", run) for run in runs)]
+    for chat in chats:
+        if not isinstance(chat.value, FieldError):
+            try:
+                finish(FORMATS["openai"].draft(chat.value, Reading()), name="file/")
+            except FieldError:
+                continue
 
 
 @settings(max_examples=60)

@@ -27,3 +27,18 @@ def only(path: Path, name: str = "auto", **reading: Any) -> Trajectory:
     assert refusals == []
     (episode,) = episodes
     return episode
+
+
+def only_of(folder: Path, *records: object, name: str = "log.jsonl") -> Trajectory:
+    """The episode of a file with these records, one a line."""
+    return only(write(folder / name, "\n".join(map(json.dumps, records))))
+
+
+def steps(episode: Trajectory) -> list[tuple[str, str]]:
+    return [(turn.action, turn.observation) for turn in episode.turns]
+
+
+def left_out(episode: Trajectory) -> dict[str, Any]:
+    """The parts of an episode that are not in its turns, by their kind."""
+    mark = "log.left_out."
+    return {key.removeprefix(mark): value for key, value in episode.turns[-1].info.items() if key.startswith(mark)}

@@ -82,9 +82,9 @@ def test_anthropic_blocks_are_calls_answers_and_thoughts(tmp_path: Path) -> None
         ([user([use("look")]), agent("y")], "messages[0].content[0].type"),
         ([user("x"), agent([{"type": "text", "text": None}])], "messages[1].content[0].text"),
         ([user("x"), agent("y"), user([{"type": "image_url", "image_url": {"url": "u"}}])], "messages[2].content"),
-        ([user("x"), {"type": "web_search_call", "id": "w"}], "messages[1].type"),
+        ([user("x"), {"type": "hologram", "id": "w"}], "messages[1].type"),
         ([user("x"), agent(tool_calls=[{"function": [1]}])], "messages[1].tool_calls[0]"),
-        ([user("x"), {"role": "model", "parts": [{"text": "y"}]}], "messages[1].content"),
+        ([user("x"), {"role": "model", "parts": [{"new": "y"}]}], "messages[1].content[0].type"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_refuses_the_episode_by_its_field(tmp_path: Path, messages: list[Any], field: str) -> None:

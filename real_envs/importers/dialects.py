@@ -1,0 +1,279 @@
+"""Messages as other programs write them, in the terms that ``messages`` reads: role, content of parts, ``tool_calls``.
+
+Read are messages of LangChain, Gemini, the AI SDK, Cohere, ShareGPT and Claude's export, items of OpenAI's Responses
+with hosted tools, events of OpenHands, lines of Claude Code and Codex. One that holds calls and answers is several
+messages; what is no message is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from real_envs.importers.messages import AGENT, ITEMS, SPEAKERS
+
+Message = dict[str, Any]
+Reader = Callable[[Message, Counter[str]], list[Any]]
+_ASSISTANT, _TOOL, _USER = "assistant", "tool", "user"
+_EMPTY = {"type": "text", "text": ""}  # in place of parts that are in another message, so that indices stay
+_MORE = {"parts", "is_demo"}  # fields of a plain message by which it is none
+_SOURCES = (_USER, "agent", "environment", "system")
+# of an event's arguments, what is no part of the action
+_ABOUT = (
+    "thought blocking hidden confirmation_state is_confirmed action_risk security_risk wait_for_response keep_prompt"
+)
+_ABOUT += " image_urls kernel_init_code include_extra action source id timestamp message timeout cause"
+_NO_EVENTS = ("null", "agent_state_changed", "change_agent_state", "recall", "condensation", "condensation_request")
+_NO_MESSAGES = ("mcp_list_tools", "item_reference", "ghost_snapshot", "compaction")
+
+
+def is_session(value: Any) -> bool:
+    """A line of a session of Claude Code."""
+    if not isinstance(value, dict) or not isinstance(value.get("type"), str) or {"role", "content"} & value.keys():
+        return False
+    return "sessionId" in value or "leafUuid" in value or value["type"] == "file-history-snapshot"
+
+
+def is_message(value: Any) -> bool:
+    """Or an item, an event, or a line of a session."""
+    if not isinstance(value, dict):
+        return False
+    named = "role" in value or value.get("type") in tuple(ITEMS) or {"from", "value"} <= value.keys()
+    return named or ("sender" in value and ("text" in value or "content" in value)) or _reader(value) is not None
+
+
+def spoken(value: Any) -> tuple[list[Any], Counter[str]]:
+    """The messages that it stands for, and what of it is left out, by its kind."""
+    left_out: Counter[str] = Counter()
+    if not isinstance(value, dict):
+        return [value], left_out
+    plain = isinstance(value.get("content"), str) and isinstance(value.get("role"), str)
+    if plain and not _MORE & value.keys():
+        return [value], left_out
+    if value.get("is_demo"):
+        return [], Counter({"demonstration": 1})
+    reader = _reader(value)
+    made = reader(value, left_out) if reader else [value]
+    return [part for message in made for part in _apart(_with_role(message), left_out)], left_out
+
+
+def _reader(value: Mapping[str, Any]) -> Reader | None:
+    """How a value that has no plain role is read."""
+    kind, source = value.get("type"), value.get("source")
+    if isinstance(value.get("message"), dict) and kind in (_USER, _ASSISTANT):
+        return _claude_code
+    if is_session(value) or kind in _NO_MESSAGES:
+        return _no_message
+    if isinstance(value.get("payload"), dict) and isinstance(kind, str):
+        return _codex
+    if "role" in value:
+        return None
+    typed = str(kind).lower() in SPEAKERS and ("content" in value or isinstance(value.get("data"), dict))
+    if typed or (value.get("lc") and isinstance(value.get("kwargs"), dict)):
+        return _langchain
+    act, seen = value.get("action"), value.get("observation")
+    about = source in _SOURCES or "content" in value or "args" in value or "thought" in value
+    if about and isinstance(act or seen, str) and (act is None or seen is None):
+        return _event
+    item = isinstance(kind, str) and kind not in ITEMS and kind.endswith(("_call", "_call_output"))
+    return _item if item else None
+
+
+def _no_message(value: Message, left_out: Counter[str]) -> list[Any]:
+    left_out[f"line of type {value['type']}"] += 1
+    return []
+
+
+def _claude_code(line: Message, left_out: Counter[str]) -> list[Any]:
+    if line.get("isApiErrorMessage") or line["message"].get("model") == "<synthetic>":
+        left_out["message of the program"] += 1
+        return []
+    return [line["message"]]
+
+
+def _codex(line: Message, left_out: Counter[str]) -> list[Any]:
+    if line["type"] == "response_item":
+        messages, more = spoken(line["payload"])
+        left_out.update(more)
+        return messages
+    given = line["payload"].get("base_instructions") or line["payload"].get("instructions")
+    text = given.get("text") if isinstance(given, dict) else given
+    if line["type"] != "session_meta" or not isinstance(text, str):
+        return _no_message(line, left_out)
+    return [{"role": "system", "content": text}]
+
+
+def _langchain(value: Message, left_out: Counter[str]) -> list[Any]:
+    inner = next((value[key] for key in ("kwargs", "data") if isinstance(value.get(key), dict)), value)
+    path = value.get("id") if value.get("lc") else None
+    name = path[-1] if isinstance(path, list) and path else value.get("type")
+    beside = inner["additional_kwargs"] if isinstance(inner.get("additional_kwargs"), dict) else {}
+    calls = [*(inner.get("tool_calls") or beside.get("tool_calls") or ()), *(inner.get("invalid_tool_calls") or ())]
+    known = ("type", "additional_kwargs", "invalid_tool_calls", "tool_call_chunks")
+    message = beside | {key: kept for key, kept in inner.items() if key not in known}
+    if calls:
+        message.pop("function_call", None)
+    failed = inner.get("status") == "error"
+    return [message | {"role": inner.get("role") or name, "tool_calls": calls, "error": failed}]
+
+
+def _event(event: Message, left_out: Counter[str]) -> list[Any]:
+    """Of OpenHands; older ones have no ``args``."""
+    kind = event.get("action") or event["observation"]
+    if kind in _NO_EVENTS:
+        left_out[f"event {kind}"] += 1
+        return []
+    if "observation" in event:
+        return [{"role": _TOOL, "content": event.get("content"), "error": kind == "error"}]
+    args = event["args"] if isinstance(event.get("args"), dict) else event
+    source = event.get("source") or ("agent" if kind != "message" else None)
+    if kind in ("message", "system") or source != "agent":
+        return [{"role": "system" if kind == "system" else source, "content": args.get("content")}]
+    given = {key: value for key, value in args.items() if key not in _ABOUT.split() and value is not None}
+    call = {"name": kind, "arguments": given}
+    message = {"role": _ASSISTANT, "content": None, "tool_calls": [call], "ends": kind == "finish"}
+    return [message | {"reasoning_content": args.get("thought")}]
+
+
+def _item(item: Message, left_out: Counter[str]) -> list[Any]:
+    """A hosted tool, or the shell, with what it gave where that was logged."""
+    kind, output = item["type"], item.get("output")
+    if kind.endswith("_output"):
+        picture = isinstance(output, dict) and output.get("type") == "computer_screenshot"
+        return [{"role": _TOOL, "content": [output] if picture else _shown(output)}]
+    keys = ("arguments", "action", "code", "queries", "operation", "input")
+    given = next((item[key] for key in keys if item.get(key) is not None), None)
+    call = {"name": item.get("name") or kind.removesuffix("_call"), "arguments": given}
+    answer = next((item[key] for key in ("output", "outputs", "results", "error") if item.get(key) is not None), None)
+    left_out[f"answer of {call['name']}"] += answer is None and "call_id" not in item
+    seen = [{"role": _TOOL, "content": _shown(answer), "error": bool(item.get("error"))}] if answer is not None else []
+    return [{"role": _ASSISTANT, "content": None, "tool_calls": [call]}, *seen]
+
+
+def _objects(value: Any) -> list[Message]:
+    return [inner for inner in value if isinstance(inner, dict)] if isinstance(value, list) else []
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _with_role(message: Any) -> Any:
+    """The message with a role, content and calls under the names that ``messages`` knows."""
+    given = message if isinstance(message, dict) else {}
+    role = next((given[key] for key in ("role", "sender", "from") if isinstance(given.get(key), str)), None)
+    if role is None:
+        return message
+    made = {key: value for key, value in given.items() if key not in ("sender", "from", "parts")} | {"role": role}
+    if isinstance(given.get("parts"), list) and given["parts"]:
+        made["content"] = given["parts"]
+        made.pop("toolInvocations", None)
+    if made.get("content") in (None, []):
+        keys = ("value", "text", "system_prompt", "message")
+        made["content"] = next((made.pop(key) for key in keys if made.get(key) is not None), made.get("content"))
+    elif isinstance(made["content"], list):
+        made.pop("text", None)  # of Claude's export: the texts of its content once more
+    if (results := made.pop("tool_results", None)) is not None:
+        made["content"] = _shown(results)
+    return made | ({"reasoning_content": made.pop("tool_plan")} if "tool_plan" in made else {})
+
+
+def _apart(message: Any, left_out: Counter[str]) -> Iterator[Any]:
+    """The message, or several where the agent's content holds answers."""
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list) or not _objects(content):
+        yield message
+        return
+    message = dict(message)
+    # LangChain and others note the calls of the content once more
+    ids = [
+        part["id"] for part in _objects(content) if part.get("type") in ("tool_use", "function_call") and "id" in part
+    ]
+    if ids and isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [call for call in calls if not isinstance(call, dict) or call.get("id") not in ids]
+    if SPEAKERS.get(str(message.get("role")).lower()) != AGENT:
+        yield message | {"content": [plain for part in content for _, plain in _parts(part, left_out)]}
+        return
+    made: list[Message] = [{"role": _ASSISTANT, "content": []}]
+    later: list[Any] = []  # answers to the calls of a step of the AI SDK, which were made at once
+
+    def add(role: str, at: int, parts: list[Any]) -> None:
+        if parts and made[-1]["role"] != role:
+            made.append({"role": role, "content": []})
+        made[-1]["content"] += [_EMPTY] * (at - len(made[-1]["content"])) * bool(parts) + parts
+
+    for at, part in enumerate([*content, {"type": "step-start"}]):
+        if not isinstance(part, dict) or part.get("type") in ("step-start", "text", "reasoning"):
+            add(_TOOL, at, later)
+            later = []
+        for role, plain in _parts(part, left_out):
+            if role == _TOOL and ("state" in part or "toolInvocation" in part):
+                later.append(plain)
+            elif plain is not _EMPTY:
+                add(role, at, [plain])
+    agents = [each for each in made if each["role"] == _ASSISTANT]
+    agents[-1] |= {key: value for key, value in message.items() if key not in ("role", "content")}
+    if len(agents) > 1 and "reasoning_content" in agents[-1]:
+        agents[0]["reasoning_content"] = agents[-1].pop("reasoning_content")
+    yield from made
+
+
+def _parts(part: Any, left_out: Counter[str]) -> Iterator[tuple[str, Any]]:
+    """(who speaks, the part in the terms of ``messages``); a part may hold a call and its answer."""
+    kind = part.get("type") if isinstance(part, dict) else ""
+    if kind == "":
+        yield _ASSISTANT, part
+    elif not isinstance(kind, str):
+        yield _gemini(part)
+    elif kind in ("server_tool_use", "mcp_tool_use"):
+        yield _ASSISTANT, {**part, "type": "tool_use"}
+    elif kind.endswith("_tool_result"):
+        yield _result(_of_server(part.get("content"), left_out), part.get("is_error") is True)
+    elif kind == "tool_use" and "tool_type" in part:  # of Inspect, with its result
+        yield _ASSISTANT, part
+        if part.get("error") or part.get("result") is not None:
+            yield _result(part.get("error") or part["result"], bool(part.get("error")))
+    elif kind in ("tool-invocation", "dynamic-tool") or (kind.startswith("tool-") and "state" in part):
+        inner = part["toolInvocation"] if isinstance(part.get("toolInvocation"), dict) else part
+        name, given = inner.get("toolName") or kind.removeprefix("tool-"), inner.get("input", inner.get("args"))
+        yield _ASSISTANT, {"type": "tool_use", "name": name, "input": given}
+        if inner.get("state") in ("output-available", "result", "output-error"):
+            failed = inner["state"] == "output-error"
+            yield _result(inner.get("errorText") if failed else inner.get("output", inner.get("result")), failed)
+    elif kind.startswith(("data", "source")) or kind in ("reference", "container_upload", "step-start"):
+        left_out[kind] += kind != "step-start"
+        yield _ASSISTANT, _EMPTY
+    else:
+        yield _TOOL if kind in ("tool_result", "tool-result") else _ASSISTANT, part
+
+
+def _result(content: Any, failed: bool = False) -> tuple[str, Message]:
+    return _TOOL, {"type": "tool_result", "content": content, "is_error": failed}
+
+
+def _gemini(part: Message) -> tuple[str, Any]:
+    if isinstance(call := part.get("functionCall", part.get("function_call")), dict):
+        return _ASSISTANT, {**call, "type": "tool_use"}
+    if isinstance(answer := part.get("functionResponse", part.get("function_response")), dict):
+        given = answer.get("response")
+        keys = given.keys() if isinstance(given, dict) else set()
+        alone = keys in ({"output"}, {"result"}, {"error"})
+        return _result(next(iter(given.values())) if given and alone else given, keys == {"error"})
+    if {"inlineData", "inline_data", "fileData", "file_data"} & part.keys():
+        return _ASSISTANT, {"type": "file"}
+    thought = part.get("thought") is True and isinstance(part.get("text"), str)
+    return _ASSISTANT, {"type": "thinking", "thinking": part["text"]} if thought else part
+
+
+def _of_server(content: Any, left_out: Counter[str]) -> Any:
+    """What a tool of Anthropic's server gave; what is encrypted in it cannot be read."""
+
+    def plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        left_out["encrypted content"] += sum(key.startswith("encrypted") for key, _ in pairs)
+        return {key: value for key, value in pairs if key != "type" and not key.startswith("encrypted")}
+
+    if content is None or (all(part.get("type") == "text" for part in _objects(content)) and isinstance(content, list)):
+        return content
+    return _shown(json.loads(json.dumps(content), object_pairs_hook=plain))

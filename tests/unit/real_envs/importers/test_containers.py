@@ -1,0 +1,193 @@
+"""Files that hold chats in another form: sessions and samples. If these fail, dialogues are cut or doubled."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real_envs.errors import UserError
+from real_envs.importers.formats import find_format
+from real_envs.trajectory import StopReason
+from tests.support.imported import items, left_out, only_of, steps
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value} | more
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def agent(content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content} | more
+
+
+def line(uuid: str, parent: str | None, kind: str, content: Any, **more: Any) -> dict[str, Any]:
+    message = {"role": kind, "content": content} | ({"model": "m"} if kind == "assistant" else {})
+    about = {"uuid": uuid, "parentUuid": parent, "sessionId": "s", "isSidechain": False, "type": kind}
+    return about | {"message": message} | more
+
+
+def test_sessions_of_claude_code_and_their_side_chains_are_episodes(tmp_path: Path) -> None:
+    use = [{"type": "tool_use", "id": "t", "name": "Bash", "input": {"command": "ls"}}]
+    path = tmp_path / "s.jsonl"
+    lines = [
+        {"type": "summary", "summary": "Files", "leafUuid": "u6"},
+        line("u1", None, "user", "List it."),
+        line("u2", "u1", "assistant", [{"type": "thinking", "thinking": "ls", "signature": "x"}]),
+        line("u3", "u2", "assistant", [text("Looking.")]),
+        line("u4", "u3", "assistant", use),
+        line("x1", None, "user", "Search.", isSidechain=True),
+        line("x2", "x1", "assistant", [text("Found.")], isSidechain=True),
+        line("u5", "u4", "user", [{"type": "tool_result", "tool_use_id": "t", "content": "a.py"}]),
+        line("u6", "u5", "assistant", [text("One file.")]),
+        line("u6", "u5", "assistant", [text("One file.")]),
+        line("u7", "u6", "assistant", [text("API Error: 529")], isApiErrorMessage=True),
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    (main, side), _ = items(path)
+    assert (main.start, main.agent, side.start) == ("List it.", "m", "Search.")
+    assert steps(main) == [('Looking.\nBash({"command": "ls"})', "a.py"), ("One file.", "")]
+    assert main.turns[0].info["log.thought"] == "ls"
+    assert left_out(main) == {"line of type summary": 1, "message of the program": 1}
+    assert steps(side) == [("Found.", "")]
+
+
+def test_what_came_before_a_rewind_was_taken_back(tmp_path: Path) -> None:
+    episode = only_of(
+        tmp_path,
+        line("u1", None, "user", "A"),
+        line("u2", "u1", "assistant", [text("wrong")]),
+        line("u3", None, "user", "B"),
+        line("u4", "u3", "assistant", [text("right")]),
+        line("u5", "u4", "user", "C"),
+        line("u6", "u5", "assistant", [text("bad")]),
+        line("u7", "u4", "user", "D"),
+        line("u8", "u7", "assistant", [text("good")]),
+    )
+    assert episode.start == "B"
+    assert steps(episode) == [("right", "D"), ("good", "")]
+    assert episode.turns[-1].info["log.rewound_messages"] == 4
+
+
+def test_a_rollout_of_codex_has_each_item_once(tmp_path: Path) -> None:
+    payloads = [
+        ("session_meta", {"base_instructions": {"text": "You are Codex."}}),
+        ("response_item", {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "ls"}]}),
+        ("event_msg", {"type": "user_message", "message": "ls"}),
+        ("response_item", {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}'}),
+        ("response_item", {"type": "function_call_output", "output": "a"}),
+        ("response_item", {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]}),
+    ]
+    episode = only_of(tmp_path, *({"timestamp": "t", "type": kind, "payload": payload} for kind, payload in payloads))
+    assert episode.start == "You are Codex.\n\nls"
+    assert steps(episode) == [('shell({"command": ["ls"]})', "a"), ("a", "")]
+    assert left_out(episode) == {"line of type event_msg": 1}
+
+
+def inspect_log() -> dict[str, Any]:
+    call = {"id": "c", "function": "bash", "arguments": {"cmd": "ls"}}
+    answer = {"role": "tool", "content": "attachment://k", "error": {"type": "timeout", "message": "late"}}
+    thought = {"type": "reasoning", "reasoning": "hm"}
+    first = {
+        "id": 1,
+        "messages": [user("Find."), agent([thought, text("So:")], tool_calls=[call]), answer, agent("x")],
+        "attachments": {"k": "a flag"},
+        "scores": {"includes": {"value": "C"}},
+    }
+    hosted = {"type": "tool_use", "tool_type": "web_search", "name": "search", "arguments": '{"q": 1}', "result": "hit"}
+    limit = {"type": "message", "limit": 2}
+    second = {
+        "id": 2,
+        "messages": [user("Q"), agent([hosted, text("A")])],
+        "scores": {"a": {"value": "I"}},
+        "limit": limit,
+    }
+    return {"version": 2, "eval": {"task": "ctf", "model": "m"}, "samples": [first, second]}
+
+
+@pytest.mark.parametrize("name", ["log.json", "log.eval"])
+def test_samples_of_inspect_are_episodes_with_their_scores(tmp_path: Path, name: str) -> None:
+    log, path = inspect_log(), tmp_path / name
+    if name == "log.eval":
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("header.json", json.dumps({"eval": log["eval"]}))
+            for sample in log["samples"]:
+                file.writestr(f"samples/{sample['id']}_epoch_1.json", json.dumps(sample))
+    else:
+        path.write_text(json.dumps(log))
+    (first, second), _ = items(path)
+    assert (first.task_id, first.agent, first.success, second.success) == ("ctf/1", "m", True, False)
+    assert steps(first) == [('So:\nbash({"cmd": "ls"})', "a flag\nlate"), ("x", "")]
+    assert dict(first.turns[0].info) == {"log.thought": "hm", "log.is_error": True}
+    assert steps(second) == [('search({"q": 1})', "hit"), ("A", "")]
+    assert second.stop is StopReason.TURN_LIMIT
+
+
+def test_a_broken_log_of_inspect_is_refused_by_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "log.eval"
+    path.write_bytes(b"no zip")
+    with pytest.raises(UserError, match=r"log\.eval"):
+        find_format("auto", path)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"cum_reward": 1.0, "n_steps": 3, "terminated": True}, "AgentLab"),
+        ({"input": "system\nx", "output": "y", "gts": "1", "score": 1.0}, "verl"),
+        ([{"task_name": "t", "agent": "a", "status": "started", "task": "x"}], "CrewAI"),
+        ([{"title": "t", "mapping": {}, "current_node": "c"}], "ChatGPT"),
+        ({"messages": [{"source": "a", "type": "TextMessage", "content": "x", "models_usage": None}]}, "AutoGen"),
+        ({"id": 1, "messages": [user("Hi")], "response": {"choices": [{"message": agent("Yo")}]}}, "calls"),
+        ({"run_type": "llm", "inputs": {"messages": [user("Hi")]}, "outputs": {}}, "calls"),
+        ({"type": "GENERATION", "traceId": "t", "input": [user("Hi")], "output": agent("Yo")}, "calls"),
+        ({"object": "trace.span", "span_data": {"type": "generation"}}, "calls"),
+        ({"resourceSpans": [{"scopeSpans": []}]}, "calls"),
+        ({"task": "x", "nodes": [], "stop_condition": None}, "verifiers"),
+        ([{"task": "x", "task_images": None}, {"step_number": 1, "model_output": "y"}], "smolagents"),
+        ({"sessionId": "s", "projectHash": "p", "messages": [{"type": "user", "content": "x"}]}, "Gemini"),
+        ({"schema_version": "ATIF-v1.5", "steps": [{"step_id": 1, "source": "user", "message": "x"}]}, "ATIF"),
+        ({"object": "list", "data": [{"role": "assistant", "thread_id": "t", "content": []}]}, "Assistants"),
+    ],
+)
+def test_a_log_that_is_known_and_not_read_is_named(tmp_path: Path, record: Any, words: str) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=words) as error:
+        find_format("auto", path)
+    assert "\n" not in str(error.value)
+    episodes, refusals = items(path, "openai")
+    assert episodes == []
+    assert refusals
+
+
+def test_questions_in_a_row_are_episodes_and_thoughts_are_no_observation(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text(
+        "Question: Who?\nThought 1: I search.\nAction 1: Search[x]\nObservation 1: A man.\nThought 2: Him.\n"
+        "Action 2: Finish[him]\nObservation 2: CORRECT\n\nQuestion: What?\nThought: Easy.\n"
+        "Action: Finish[it]\nObservation: WRONG\n"
+    )
+    (first, second), _ = items(path)
+    assert (first.start, second.start) == ("Question: Who?", "Question: What?")
+    assert steps(first) == [("Search[x]", "A man."), ("Finish[him]", "CORRECT")]
+    assert [turn.info["log.thought"] for turn in first.turns] == ["I search.", "Him."]
+    assert steps(second) == [("Finish[it]", "WRONG")]
+
+
+def test_an_action_that_the_server_blocked_is_nobodys(tmp_path: Path) -> None:
+    history = {"actions": ["ls", "blocked"], "observations": ["a"], "rewards": [0.5, 0], "valid_action": [True]}
+    episode = only_of(
+        tmp_path,
+        {"0": {"environment": "bash", "task_id": 0, "query": "Count.", "turn_history": history}},
+        name="a.json",
+    )
+    assert steps(episode) == [("ls", "a")]
+    assert episode.stop is StopReason.TURN_LIMIT
+    assert left_out(episode) == {"action that was blocked": 1}

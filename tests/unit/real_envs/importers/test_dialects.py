@@ -1,0 +1,231 @@
+"""Messages as other programs write them. If these fail, actions or answers are lost, or read where nobody said them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from real_envs.trajectory import StopReason
+from tests.support.imported import items, left_out, only_of, steps
+
+Step = tuple[str, str]
+
+
+def text(value: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value} | more
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def agent(content: Any = None, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content} | more
+
+
+CALL = {"name": "f", "args": {"x": 1}, "id": "c", "type": "tool_call"}
+OLD_CALL = {"id": "c", "function": {"name": "f", "arguments": '{"x": 1}'}, "type": "function"}
+LANGCHAIN = {
+    "flat": [
+        {"type": "human", "content": "Hi"},
+        {"type": "ai", "content": "", "tool_calls": [CALL], "response_metadata": {"finish_reason": "tool_calls"}},
+        {"type": "tool", "content": "no", "tool_call_id": "c", "status": "error"},
+        {"type": "ai", "content": "Bye"},
+    ],
+    "data": [
+        {"type": "human", "data": {"content": "Hi"}},
+        {"type": "ai", "data": {"content": "", "additional_kwargs": {"tool_calls": [OLD_CALL]}}},
+        {"type": "tool", "data": {"content": "no", "status": "error"}},
+        {"type": "ai", "data": {"content": "Bye"}},
+    ],
+    "constructor": [
+        {"lc": 1, "id": ["langchain", "schema", "messages", kind], "kwargs": kwargs}
+        for kind, kwargs in (
+            ("HumanMessage", {"content": "Hi"}),
+            ("AIMessage", {"content": [CALL | {"type": "tool_use"}], "tool_calls": [CALL]}),
+            ("ToolMessage", {"content": "no", "status": "error"}),
+            ("AIMessage", {"content": "Bye"}),
+        )
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", LANGCHAIN)
+def test_langchain_in_its_three_forms_has_each_call_once(tmp_path: Path, form: str) -> None:
+    episode = only_of(tmp_path, {"messages": LANGCHAIN[form]})
+    assert episode.start == "Hi"
+    assert steps(episode) == [('f({"x": 1})', "no"), ("Bye", "")]
+    assert episode.turns[0].info["log.is_error"] is True
+
+
+def test_a_call_that_langchain_could_not_parse_is_an_action_as_it_was_written(tmp_path: Path) -> None:
+    wrong = {"name": "f", "args": '{"x": 1', "id": "c", "error": "bad"}
+    messages = [{"type": "human", "content": "Hi"}, {"type": "ai", "content": "", "invalid_tool_calls": [wrong]}]
+    assert steps(only_of(tmp_path, {"messages": messages}))[0][0] == 'f({"x": 1)'
+
+
+def test_tools_of_the_server_answer_within_the_message_of_the_agent(tmp_path: Path) -> None:
+    found = {"type": "web_search_result", "url": "u", "title": "News", "encrypted_content": "zz"}
+    episode = only_of(
+        tmp_path,
+        {
+            "messages": [
+                user("Who won?"),
+                agent([
+                    text("I search."),
+                    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "won"}},
+                    {"type": "web_search_tool_result", "tool_use_id": "s", "content": [found]},
+                    {"type": "mcp_tool_use", "id": "m", "name": "get", "input": {}},
+                    {"type": "mcp_tool_result", "tool_use_id": "m", "is_error": True, "content": [text("down")]},
+                    text("Ann won.", citations=[{"url": "u"}]),
+                ]),
+            ]
+        },
+    )  # fmt: skip
+    assert steps(episode) == [
+        ('I search.\nweb_search({"query": "won"})', '[{"url": "u", "title": "News"}]'),
+        ("get({})", "down"),
+        ("Ann won.", ""),
+    ]
+    assert episode.turns[1].info["log.is_error"] is True
+    assert left_out(episode) == {"encrypted content": 1, "citation": 1}
+
+
+def test_a_wrong_part_of_such_a_message_is_named_by_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    use = {"type": "server_tool_use", "name": "web_search", "input": {}}
+    answer = {"type": "web_search_tool_result", "content": []}
+    path.write_text(json.dumps({"messages": [user("Q"), agent([use, answer, {"type": "hologram"}])]}))
+    _, (refused,) = items(path)
+    assert refused.field == "messages[1].content[2].type"
+
+
+def test_items_of_responses_with_hosted_tools_are_actions_and_answers(tmp_path: Path) -> None:
+    items = [
+        user("ls"),
+        {"type": "local_shell_call", "call_id": "c", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "call_id": "c", "output": "a"},
+        {"type": "mcp_list_tools", "tools": []},
+        {"type": "mcp_call", "name": "get", "arguments": "{}", "output": "b"},
+        {"type": "web_search_call", "id": "w", "action": {"query": "q"}},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]},
+    ]
+    episode = only_of(tmp_path, items, name="log.json")
+    assert steps(episode) == [
+        ('local_shell({"command": ["ls"]})', "a"),
+        ("get({})", "b"),
+        ('web_search({"query": "q"})\nok', ""),
+    ]
+    assert left_out(episode) == {"line of type mcp_list_tools": 1, "answer of web_search": 1}
+
+
+def test_gemini_contents_are_read_in_both_spellings(tmp_path: Path) -> None:
+    for call, answer in (("functionCall", "functionResponse"), ("function_call", "function_response")):
+        contents = [
+            {"role": "user", "parts": [{"text": "Weather?"}]},
+            {"role": "model", "parts": [{"text": "hm", "thought": True}, {call: {"name": "w", "args": {"c": "B"}}}]},
+            {"role": "user", "parts": [{answer: {"name": "w", "response": {"t": 21}}}, {"inlineData": {"data": "x"}}]},
+            {"role": "model", "parts": [{"text": "21"}]},
+        ]
+        episode = only_of(tmp_path, {"contents": contents, "systemInstruction": {"parts": [{"text": "Be brief."}]}})
+        assert episode.start == "Be brief.\n\nWeather?"
+        assert steps(episode) == [('w({"c": "B"})', '{"t": 21}'), ("21", "")]
+        assert (episode.turns[0].info["log.thought"], left_out(episode)) == ("hm", {"file": 1})
+
+
+def test_calls_of_a_step_of_the_ai_sdk_are_one_action_and_steps_are_turns(tmp_path: Path) -> None:
+    def tool(name: str, **more: Any) -> dict[str, Any]:
+        return {"type": f"tool-{name}", "state": "output-available", "input": {}} | more
+
+    step = {"type": "step-start"}
+    failed = {"type": "dynamic-tool", "toolName": "c", "state": "output-error", "input": {}, "errorText": "bad"}
+    parts = [step, tool("a", output="1"), tool("b", output="2"), step, failed, step, text("3"), {"type": "data-x"}]
+    messages = [{"role": "user", "parts": [text("Hi")]}, {"role": "assistant", "parts": parts}]
+    episode = only_of(tmp_path, {"messages": messages})
+    assert steps(episode) == [("a({})\nb({})", "1\n2"), ("c({})", "bad"), ("3", "")]
+    assert left_out(episode) == {"data-x": 1}
+
+
+def test_invocations_within_parts_are_read_and_others_are_counted(tmp_path: Path) -> None:
+    invocation = {"toolName": "w", "args": {"c": "B"}, "result": "rain", "state": "result"}
+    parts = [{"type": "tool-invocation", "toolInvocation": invocation}, text("Rain.")]
+    episode = only_of(tmp_path, {"messages": [user("Hi"), agent("Rain.", toolInvocations=[invocation], parts=parts)]})
+    assert steps(episode) == [('w({"c": "B"})', "rain"), ("Rain.", "")]
+    assert left_out(episode) == {}
+    episode = only_of(tmp_path, {"messages": [user("Hi"), agent("Rain.", toolInvocations=[invocation])]})
+    assert left_out(episode) == {"field toolInvocations": 1}
+
+
+EVENTS = [
+    {"source": "agent", "action": "system", "args": {"content": "Help."}},
+    {"source": "user", "action": "message", "args": {"content": "Fix it."}},
+    {"source": "environment", "observation": "recall", "content": "Added workspace context", "extras": {}},
+    {"source": "agent", "action": "run", "args": {"command": "ls", "thought": "look", "blocking": False}},
+    {"source": "agent", "observation": "run", "content": "a.py"},
+    {"source": "agent", "action": "read", "args": {"path": "b"}},
+    {"source": "agent", "observation": "error", "content": "no such file"},
+    {"source": "agent", "action": "finish", "args": {"final_thought": "done"}},
+]
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_events_of_openhands_are_turns_and_what_is_recalled_is_counted(tmp_path: Path, pairs: bool) -> None:
+    history = [EVENTS[i : i + 2] for i in range(0, len(EVENTS), 2)] if pairs else EVENTS
+    episode = only_of(tmp_path, {"instance_id": "i", "history": history, "error": None})
+    assert episode.start == "Help.\n\nFix it."
+    assert steps(episode)[:2] == [('run({"command": "ls"})', "a.py"), ('read({"path": "b"})', "no such file")]
+    assert [turn.info.get("log.is_error") for turn in episode.turns] == [None, True, None]
+    assert (episode.turns[0].info["log.thought"], left_out(episode)) == ("look", {"event recall": 1})
+    assert episode.stop is StopReason.TERMINATED
+
+
+HI, YO = {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yo"}
+TAGGED = 'So:\n<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+SPOKEN: list[Step] = [("Yo", "")]
+OTHERS: dict[str, tuple[Any, list[Step]]] = {
+    "cohere": (
+        {"messages": [{"role": "USER", "message": "Hi"}, {"role": "CHATBOT", "message": "", "tool_calls": [CALL]},
+                      {"role": "TOOL", "tool_results": ["ok"]}, {"role": "CHATBOT", "message": "Yo"}]},
+        [('f({"x": 1})', '["ok"]'), ("Yo", "")],
+    ),
+    "tagged call": (
+        {"conversations": [HI, {"from": "function_call", "value": TAGGED}, {"from": "observation", "value": "ok"}, YO]},
+        [('So:\nf({"x": 1})', "ok"), ("Yo", "")],
+    ),
+    "role and value": ({"conversations": [{"role": "user", "value": "Hi"}, {"role": "ai", "value": "Yo"}]}, SPOKEN),
+    "from in messages": ({"messages": [HI, YO]}, SPOKEN),
+    "ai and text": ({"trajectory": [{"role": "user", "text": "Hi"}, {"role": "ai", "text": "Yo"}]}, SPOKEN),
+    "claude's export": (
+        {"chat_messages": [{"sender": "human", "text": "Hi"},
+                           {"sender": "assistant", "text": "Yo", "content": [text("Yo")]}]},
+        SPOKEN,
+    ),
+    "mistral": (
+        {"messages": [user("Hi"), agent([{"type": "thinking", "thinking": [text("hm")]}, text("Yo")])]},
+        SPOKEN,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHERS)
+def test_other_programs_say_the_same_in_their_words(tmp_path: Path, form: str) -> None:
+    record, expected = OTHERS[form]
+    episode = only_of(tmp_path, record, name="log.json")
+    assert steps(episode) == expected
+    assert left_out(episode) == {}
+    assert episode.stop is StopReason.TERMINATED
+
+
+def test_no_placeholder_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps({"messages": [user("redacted-by-litellm"), agent("Yo")]}))
+    _, (refused,) = items(path)
+    assert refused.field == "messages[0].content"
+
+
+def test_fields_of_a_message_that_nobody_knows_are_counted(tmp_path: Path) -> None:
+    episode = only_of(tmp_path, {"messages": [user("Hi"), agent("Yo", plan=["a", "b"], usage={"tokens": 3})]})
+    assert left_out(episode) == {"field plan": 1}
