@@ -78,11 +78,12 @@ def _options(config: Config) -> dict[str, Any]:
 
 
 async def first_texts(config: Config, run: RunFolder) -> list[str]:
-    """Of the held-out tasks, each of which is reset."""
-    tasks = open_tasks(run, config.env, 1)
+    """Of the held-out tasks, each of which is reset; as sorted words where the order of things is not the task's."""
+    tasks, in_order = open_tasks(run, config.env, 1), world_of_panel(config.env.name).in_order
     env = tasks.make_env()
     try:
-        return [(await env.reset(task, 0)).text for task in tasks.tasks("heldout")]
+        texts = [(await env.reset(task, 0)).text for task in tasks.tasks("heldout")]
+        return texts if in_order else [" ".join(sorted(text.split())) for text in texts]
     finally:
         await env.close()
         await tasks.close()

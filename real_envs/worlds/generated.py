@@ -185,6 +185,7 @@ class GeneratedWorld:
         language: what scripted agents say there.
         package: whose version decides what the tasks are.
         step_timeout, reset_timeout: seconds, see ``WorkerPool``.
+        in_order: whether a task lists its things in the same order each time.
     """
 
     settings: ClassVar[type[Any]]
@@ -192,6 +193,7 @@ class GeneratedWorld:
     language: ClassVar[CommandGrammar] = INFORM
     step_timeout: ClassVar[float] = 5.0
     reset_timeout: ClassVar[float] = 30.0
+    in_order: ClassVar[bool] = True
 
     def draw(
         self, settings: Any, counts: Mapping[str, int], seed: int, progress: Progress, panel: Panel | None = None

@@ -126,6 +126,7 @@ class ScienceWorld(GeneratedWorld):
     package: ClassVar[str] = "scienceworld"
     invalid: ClassVar[str] = INVALID
     language: ClassVar[CommandGrammar] = LANGUAGE
+    in_order: ClassVar[bool] = False
 
     def __init__(self) -> None:
         with_java("scienceworld", EXTRA)
